@@ -55,10 +55,10 @@ for module in ("append_guarantees", "reading_guarantees", "session_guarantees", 
 # How long somebody is kept waiting at most for what can be done without. A machine with other work to do takes longer,
 # and tests are about what comes of it; those about the waiting set a time of their own.
 _PATIENCES = (
-    "threadkeep.history.older_turns.PATIENCE_SECONDS",
-    "threadkeep.history.searching._PATIENCE_SECONDS",
-    "threadkeep.history.embedded_talks._QUERY_SECONDS",
-    "threadkeep.history.learned_factors._PATIENCE_SECONDS",
+    "threadkeep.history.older_turns._TIMEOUT_SECONDS",
+    "threadkeep.history.searching._TIMEOUT_SECONDS",
+    "threadkeep.history.conversation_index._QUERY_SECONDS",
+    "threadkeep.history.stored_values._TIMEOUT_SECONDS",
     "threadkeep.history.manifests._READER_SECONDS",
     "threadkeep.history.manifests._CLOSING_SECONDS",
 )

@@ -201,10 +201,10 @@ async def test_with_embeddings_other_words_of_the_same_meaning_are_found(memory:
     await small_talk(memory, 30)
     source = RecalledTurns(memory, embeddings=_Meanings(), embeddings_name="meanings")
     await ask(memory, "Any hymenoptera?", source)
-    talk = memory.older_turns.talk("session", "room")
-    assert talk is not None
-    assert talk.embedding is not None
-    await talk.embedding
+    index = memory.older_turns.index("session", "room")
+    assert index is not None
+    assert index.embedding is not None
+    await index.embedding
     assert FACT in block(await ask(memory, "Any hymenoptera?", source))
     assert len(await memory.embeddings.of_session("room", "meanings")) >= 62
     broken = RecalledTurns(memory, embeddings=_Broken(), embeddings_name="meanings")

@@ -14,8 +14,8 @@ import pytest
 from tests.runs.chatting import Chats
 from threadkeep.agent.context_view import ContextLook
 from threadkeep.agent.turn_options import ChatOptions
+from threadkeep.cli.chat import Conversation, Notices
 from threadkeep.cli.context import CallChoice
-from threadkeep.cli.conversation import Conversation, Notices
 from threadkeep.cli.terminal import json_chosen
 from threadkeep.errors import StoreUnavailable
 from threadkeep.history.memory import Memory

@@ -57,7 +57,7 @@ def test_an_empty_postgres_is_brought_up_to_date(
 def lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is not only told now and then."""
     monkeypatch.setattr("threadkeep.cli.terminal.LINE_SECONDS", 0.0)
-    monkeypatch.setattr("threadkeep.cli.migrate._SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.cli.database._SLICE_SECONDS", 0.0)
     monkeypatch.setattr("threadkeep.store.search._STEP_MESSAGES", 2)
 
 
@@ -124,7 +124,7 @@ def test_what_others_keep_locked_is_left_out(
     for name in ("a", "b"):
         cli.store(name, "one", "two")
     monkeypatch.setattr("threadkeep.store.search.GROUP_LOCK_SECONDS", 0.01)
-    monkeypatch.setattr("threadkeep.cli.migrate._MOST_IDLE_PASSES", 2)
+    monkeypatch.setattr("threadkeep.cli.database._MOST_IDLE_PASSES", 2)
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT 1 FROM chat_sessions WHERE session_id = 'a' FOR UPDATE")
         outcome = cli("migrate", "--json")

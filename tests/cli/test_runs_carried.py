@@ -219,7 +219,7 @@ def test_a_worker_carries_out_what_others_leave_to_it(sqlite_desk: CommandLine) 
     left = sqlite_desk("workflows", "run", "bot", "Hello", "--background")
     assert "threadkeep worker" in left.err
     with sqlite_desk.fork("worker") as worker:
-        assert "carries out the runs" in worker.stdout.readline()
+        assert "executes the runs" in worker.stdout.readline()
         later = sqlite_desk("workflows", "run", "form", "--background", "--json").json["run_id"]
         _until(sqlite_desk, left.out.strip(), "done")
         _until(sqlite_desk, later, "waiting")

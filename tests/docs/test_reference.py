@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,17 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import threadkeep
-from tests.docs.pages import ROOT, all_pages, page
+from scripts.write_reference import cli_page, python_page, signature
+from tests.docs.pages import ROOT, Page, all_pages, page
 from tests.docs.service import opened_service
 from tests.docs.tables import code_in, row_of, section, table_rows
 from threadkeep.errors import ThreadkeepError
-from threadkeep.history.memory import Memory
-from threadkeep.history.session import Session
-from threadkeep.knowledge.facts import Knowledge
-from threadkeep.knowledge.persons import Persons
-from threadkeep.knowledge.procedures import Procedures
 from threadkeep.observe import events
 from threadkeep.observe.log import LogObserver
 from threadkeep.observe.prometheus import METRICS, PrometheusObserver
 from threadkeep.settings import Settings
 
+CLI = page("docs/reference/cli.md")
 PYTHON = page("docs/reference/python.md")
 ERRORS = page("docs/reference/errors.md")
 SETTINGS = page("docs/reference/settings.md")
@@ -38,34 +35,6 @@ METRICS_PAGE = page("docs/reference/metrics.md")
 HTTP = page("docs/reference/http.md")
 
 ERROR_NAMES = {kind.__name__ for kind in vars(threadkeep.errors).values() if isinstance(kind, type)}
-# What the other rooms ask of a memory; nothing for users.
-INTERNAL = {
-    "finish",
-    "beside",
-    "holding",
-    "besides",
-    "keeps",
-    "start",
-    "forgetting",
-    "before_closing",
-    "leave_work_for_all",
-    "settle",
-    "settle_run",
-    "keep_index",
-    "has_graph_store",
-    "empty_messages",
-    "turn",
-    "patience",
-    "recall",
-    "at",
-    "check_owner",
-    "answers_to",
-    "begin_joined",
-    "belong_to",
-    "record_joined",
-    "tell",
-    "tell_write_failed",
-}
 # Their default is a place on the user's own machine, or no place at all, and is said in words.
 IN_WORDS = {"database_url", "pending_dir", "graph_store_backend", "graph_store_sqlite_path", "postgres_dsn"}
 IN_WORDS |= {
@@ -91,32 +60,6 @@ def subclasses[T](kind: type[T]) -> Iterable[type[T]]:
         yield from subclasses(below)
 
 
-def shown_default(value: object) -> str:
-    """A default as the docs write it."""
-    if inspect.isfunction(value):
-        return value.__name__
-    if dataclasses.is_dataclass(value):
-        return f"{type(value).__name__}()"
-    return "{}" if "factory" in repr(value) else repr(value)
-
-
-def shown_signature(name: str, function: object) -> str:
-    """A signature as the docs write it: names and defaults, without types."""
-    assert callable(function)
-    parameters = [
-        one.replace(annotation=inspect.Parameter.empty) for one in inspect.signature(function).parameters.values()
-    ]
-    words = []
-    star = False
-    for one in parameters:
-        if one.kind is inspect.Parameter.KEYWORD_ONLY and not star:
-            words.append("*")
-            star = True
-        default = "" if one.default is inspect.Parameter.empty else f"={shown_default(one.default)}"
-        words.append(f"{'**' if one.kind is inspect.Parameter.VAR_KEYWORD else ''}{one.name}{default}")
-    return f"{name}({', '.join(word for word in words if word != 'self')})"
-
-
 @pytest.mark.parametrize("name", [name for name in threadkeep.__all__ if name not in ERROR_NAMES])
 def test_every_public_name_has_a_section(name: str) -> None:
     """With its signature as it is, and the names of its fields."""
@@ -130,23 +73,16 @@ def test_every_public_name_has_a_section(name: str) -> None:
         threadkeep.SessionMemory,
         threadkeep.TurnOptions,
     ):
-        assert shown_signature(name, thing) in code_in(text)
+        assert signature(name, thing) in code_in(text)
     if dataclasses.is_dataclass(thing):
         fields = {field.name for field in dataclasses.fields(thing)}
         assert fields <= {word for row in code_in(text) for word in re.findall(r"\w+", row)}
 
 
-@pytest.mark.parametrize("kind", [Memory, Session, Knowledge, Procedures, Persons], ids=lambda kind: str(kind.__name__))
-def test_every_method_for_users_is_described(kind: type) -> None:
-    """With its signature as it is."""
-    named = {code for row in table_rows(PYTHON) for code in code_in(row[0])}
-    methods = {name: made for name, made in vars(kind).items() if inspect.isfunction(made) and not name.startswith("_")}
-    missing = [
-        shown_signature(name, made)
-        for name, made in methods.items()
-        if name not in INTERNAL and shown_signature(name, made) not in named
-    ]
-    assert not missing
+@pytest.mark.parametrize(("one", "write"), [(CLI, cli_page), (PYTHON, python_page)], ids=["cli", "python"])
+def test_the_lists_are_those_of_the_code(one: Page, write: Callable[[str], str]) -> None:
+    """Commands, options, methods and signatures; `python scripts/write_reference.py` brings the pages up to date."""
+    assert write(one.text) == one.text
 
 
 def errors_there_are() -> dict[str, type[ThreadkeepError]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threadkeep import Memory, Message
-from threadkeep.history.pruning import PlannedRemoval
+from threadkeep.history.retention import PlannedRemoval
 from threadkeep.records import Retention, RetentionLimits
 from threadkeep.testing import SettableClock
 

@@ -115,7 +115,7 @@ async def test_retention_passes_over_a_damaged_conversation_of_an_agents_own(
 ) -> None:
     """The others are pruned, and the damaged one is counted as left for later."""
     store = InMemoryStore()
-    keeper = await sqlite_memory.beside(LAYOUT, store)
+    keeper = await sqlite_memory.namespace(LAYOUT, store)
     for session_id in (ROOM, WELL):
         await keeper.session(session_id).append([*said("one"), *said("two")])
     item = await store.aget(LAYOUT.namespace, NOTE)

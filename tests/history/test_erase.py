@@ -154,7 +154,7 @@ async def test_an_erase_that_breaks_off_anywhere_goes_on(
 ) -> None:
     """The repeat erases what belongs to sessions and ids whose own rows are gone, and has the counts of the first."""
     await live(memory)
-    beside = await memory.beside(GraphLayout(("agents",)))
+    beside = await memory.namespace(GraphLayout(("agents",)))
     await beside.session("telegram:1").append([said(f"{CANARY} to an agent")])
     group = [said(f"{CANARY} to all", ANN), Message(role="assistant", content="yes"), said("bob too", BOB)]
     await beside.session("telegram:group").append(group)

@@ -72,24 +72,24 @@ async def test_an_append_does_no_work_of_an_index(shared_url: str, memory_option
     async with open_memory(shared_url, options=options) as memory:
         await say(memory, 20)
         assert query(shared_url, indexed) == [(0, 20)]
-        assert memory.older_turns.talk("session", ROOM) is None
+        assert memory.older_turns.index("session", ROOM) is None
         assert [hit.message.seq for hit in await memory.search("word7")] == [8]
         assert "word7 word7 about cake" in await found(memory, "word7")
-        talk = memory.older_turns.talk("session", ROOM)
-        assert talk is not None
+        index = memory.older_turns.index("session", ROOM)
+        assert index is not None
         await memory.session(ROOM).append([Message(role="user", content="The vault opens with 4711.")])
         assert query(shared_url, indexed) == [(20, 21)]
-        assert talk.read == {ROOM: 20}
+        assert index.read == {ROOM: 20}
         assert [hit.message.seq for hit in await memory.search("4711")] == [21]
         assert "The vault opens with 4711." in await found(memory)
-        assert talk.read == {ROOM: 21}
+        assert index.read == {ROOM: 21}
 
 
 async def test_a_reset_stops_nobody_who_looks(memory: Memory) -> None:
     """One turn waits for the index while another finds that a reset has outdated it: both get an answer."""
     await say(memory, 4_000)
     looking = asyncio.create_task(found(memory, "cake word5"))
-    while memory.older_turns.talk("session", ROOM) is None:  # noqa: ASYNC110 - nothing tells of it
+    while memory.older_turns.index("session", ROOM) is None:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0)
     await memory.session(ROOM).reset()
     await memory.session(ROOM).append([Message(role="user", content="the code of the vault is 4711")])
@@ -106,8 +106,8 @@ async def test_the_index_of_a_user_with_many_sessions_is_kept(sqlite_memory: Mem
         await say(sqlite_memory, 2, f"room:{number}", user_id="u1")
         search = Search(f"room:{number}", "u1", "cake", scope="user")
         assert await sqlite_memory.older_turns.find(search, 1_000)
-        first = first or sqlite_memory.older_turns.talk("user", "u1")
-    assert sqlite_memory.older_turns.talk("user", "u1") is first
+        first = first or sqlite_memory.older_turns.index("user", "u1")
+    assert sqlite_memory.older_turns.index("user", "u1") is first
 
 
 async def test_the_index_of_a_user_forgets_a_deleted_session(sqlite_memory: Memory) -> None:
@@ -128,8 +128,8 @@ async def test_what_was_not_asked_for_longest_goes_when_there_is_too_much(
     for name in ("room:1", "room:2", "room:3", "room:4"):
         await say(sqlite_memory, 20, name)
         assert await found(sqlite_memory, "cake", name)
-    talks = [sqlite_memory.older_turns.talk("session", f"room:{number}") for number in range(1, 5)]
-    assert [talk is not None for talk in talks] == [False, False, True, True]
+    indexes = [sqlite_memory.older_turns.index("session", f"room:{number}") for number in range(1, 5)]
+    assert [index is not None for index in indexes] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("vector", [[math.nan] * 3, [math.inf, 0.0], [0.0, 0.0], [1e308] * 4, []])
@@ -140,20 +140,20 @@ async def test_vectors_without_a_direction_are_like_nothing(memory: Memory, vect
     for _ in range(3):
         turns = await memory.older_turns.find(search, 1_000, Vectors(vector))
         assert [turn.message.seq for turn in turns] == [1]
-        talk = memory.older_turns.talk("session", ROOM)
-        assert talk is not None
-        assert talk.embedding is not None
-        await talk.embedding
+        index = memory.older_turns.index("session", ROOM)
+        assert index is not None
+        assert index.embedding is not None
+        await index.embedding
     assert len(await memory.embeddings.of_session(ROOM, "vectors")) == 1
 
 
 async def look(memory: Memory, embedder: Vectors) -> None:
     """Look for something, and wait until all that can be has its vector."""
     await memory.older_turns.find(Search(ROOM, None, "cake"), 1_000, embedder)
-    talk = memory.older_turns.talk("session", ROOM)
-    assert talk is not None
-    assert talk.embedding is not None
-    await talk.embedding
+    index = memory.older_turns.index("session", ROOM)
+    assert index is not None
+    assert index.embedding is not None
+    await index.embedding
 
 
 async def test_a_text_that_no_model_takes_holds_up_itself_alone(memory: Memory, events: RecordedEvents) -> None:
@@ -200,9 +200,9 @@ async def test_nothing_is_kept_of_a_deleted_session(shared_url: str, memory_opti
             for search in searches:
                 assert await memory.older_turns.find(search, 1_000)
         await here.session(ROOM).delete()
-        assert here.older_turns.talk("session", ROOM) is None
-        assert here.older_turns.talk("user", "u1") is None
+        assert here.older_turns.index("session", ROOM) is None
+        assert here.older_turns.index("user", "u1") is None
         for search in searches:
             assert await elsewhere.older_turns.find(search, 1_000) == []
-        assert elsewhere.older_turns.talk("session", ROOM) is None
-        assert elsewhere.older_turns.talk("user", "u1") is None
+        assert elsewhere.older_turns.index("session", ROOM) is None
+        assert elsewhere.older_turns.index("user", "u1") is None

@@ -16,7 +16,7 @@ from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
 from threadkeep.errors import PendingFolderUnusable, TurnInMemoryOnly
 from threadkeep.history.pending import folder_of
-from threadkeep.history.waiting import unreadable_turns
+from threadkeep.history.pending_files import unreadable_turns
 from threadkeep.records import Turn
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions

@@ -9,7 +9,7 @@ import pytest
 from tests.history.retaining import DAY, deleting, places, planned, say, window_places
 from threadkeep import Memory, Message, SessionNotFound
 from threadkeep.context.manifest import Exclusion
-from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned
+from threadkeep.history.retention import Amount, PlannedRemoval, Pruned
 from threadkeep.records import Retention, RetentionLimits, Summary
 from threadkeep.testing import SettableClock
 

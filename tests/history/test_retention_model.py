@@ -13,8 +13,8 @@ from tests.history.retaining import DAY
 from threadkeep import Memory, Message
 from threadkeep.context.window import Extent, Limits, choose
 from threadkeep.graph_store.layout import GraphLayout
-from threadkeep.history.all_retention import AllRetention
-from threadkeep.history.pruning import Amount
+from threadkeep.history.retention import Amount
+from threadkeep.history.retention_rounds import AllRetention
 from threadkeep.records import Retention, RetentionLimits, Role
 from threadkeep.testing import SettableClock
 
@@ -116,7 +116,7 @@ async def test_of_conversations_in_a_graph_store_the_same_is_deleted(
     memory: Memory, clock: SettableClock, talks: list[Turns], limits: RetentionLimits, reset_after: int | None
 ) -> None:
     """However their chunks lie; nothing is archived in them."""
-    beside = await memory.beside(GraphLayout(chunk_size=3), await memory.graph_store())
+    beside = await memory.namespace(GraphLayout(chunk_size=3), await memory.graph_store())
     held = [await hold(beside, clock, turns, reset_after) for turns in talks]
     names = [talk.name for talk in held]
     rules = Retention(archive=RetentionLimits(max_messages=1), delete=limits)

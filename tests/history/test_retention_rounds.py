@@ -12,8 +12,7 @@ from tests.history.retaining import deleting, places, say
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, SessionNotFound, open_memory
-from threadkeep.history.pruning import Amount, Pruned
-from threadkeep.history.retention import RetentionOptions
+from threadkeep.history.retention import Amount, Pruned, RetentionOptions
 from threadkeep.observe import MessagesPruned, PruningFailed
 from threadkeep.records import Retention, RetentionLimits
 from threadkeep.testing import SettableClock
@@ -47,7 +46,7 @@ async def test_more_sessions_than_a_page_are_all_seen(
 @pytest.fixture
 def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step takes so long that the next one is shorter."""
-    monkeypatch.setattr("threadkeep.history.pruning._LONG_STEP_SECONDS", 1000.0)
+    monkeypatch.setattr("threadkeep.history.retention._LONG_STEP_SECONDS", 1000.0)
 
 
 @pytest.mark.usefixtures("quick_steps")
@@ -56,17 +55,17 @@ async def test_progress_is_told_after_each_step(memory: Memory) -> None:
     await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(500)])
     await memory.session("a").append([Message(role="user", content="y", tokens=1)])
     told: list[Pruned] = []
-    done = await memory.retention.prune(deleting(max_messages=1), told=told.append)
+    done = await memory.retention.prune(deleting(max_messages=1), report=told.append)
     assert [one.deleted.messages for one in told] == [200, 400, 500]
     assert told[-1] == done == Pruned(deleted=Amount(1, 500, 500))
 
 
 async def test_long_steps_become_shorter(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that is slow or busy is held for less at a time, down to some messages."""
-    monkeypatch.setattr("threadkeep.history.pruning._LONG_STEP_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.history.retention._LONG_STEP_SECONDS", 0.0)
     await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(426)])
     told: list[Pruned] = []
-    await memory.retention.prune(deleting(max_messages=1), told=told.append)
+    await memory.retention.prune(deleting(max_messages=1), report=told.append)
     assert [one.deleted.messages for one in told] == [200, 300, 350, 375, 400, 425]
 
 
@@ -79,7 +78,7 @@ async def test_a_round_that_is_broken_off_goes_on_the_next_time(memory: Memory) 
         raise KeyError(done.messages)
 
     with pytest.raises(KeyError):
-        await memory.retention.prune(deleting(max_messages=1), told=stop)
+        await memory.retention.prune(deleting(max_messages=1), report=stop)
     assert await places(memory, "a") == list(range(201, 501))
     assert await memory.session("a").count() == 300
     assert await memory.retention.prune(deleting(max_messages=1)) == Pruned(deleted=Amount(1, 299, 299))
@@ -96,7 +95,7 @@ async def test_who_stops_a_round_is_heard_before_each_step(memory: Memory) -> No
     async def goes_on() -> bool:
         return next(answers)
 
-    done = await memory.retention.prune(deleting(max_messages=1), goes_on=goes_on)
+    done = await memory.retention.prune(deleting(max_messages=1), may_continue=goes_on)
     assert done == Pruned(deleted=Amount(1, 400, 400))
     assert next(answers, None) is None
 

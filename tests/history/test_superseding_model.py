@@ -266,7 +266,7 @@ async def test_a_conversation_is_as_the_plain_model_says(
     memory: Memory, clock: SettableClock, steps: list[tuple[Kind, object]]
 ) -> None:
     """In a graph store, however the chunks lie."""
-    beside = await memory.beside(GraphLayout(chunk_size=3), await memory.graph_store())
+    beside = await memory.namespace(GraphLayout(chunk_size=3), await memory.graph_store())
     session = beside.session(f"room:{next(_NUMBERS)}")
     await run(beside, session, steps, clock, summarises=False)
 

@@ -7,7 +7,7 @@ import pytest
 from tests.history.retaining import DAY, deleting, places, planned, window_places
 from threadkeep import Memory, Message
 from threadkeep.graph_store.layout import GraphLayout
-from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned
+from threadkeep.history.retention import Amount, PlannedRemoval, Pruned
 from threadkeep.records import Retention, RetentionLimits
 from threadkeep.testing import SettableClock
 
@@ -17,7 +17,7 @@ async def keeper(request: pytest.FixtureRequest, memory: Memory) -> Memory:
     """A memory of sessions in the tables, and one of conversations of an agent's own."""
     if request.param == "tables":
         return memory
-    return await memory.beside(GraphLayout(chunk_size=3), await memory.graph_store())
+    return await memory.namespace(GraphLayout(chunk_size=3), await memory.graph_store())
 
 
 async def test_so_many_active_messages_stay(keeper: Memory) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from threadkeep.history.waiting import EntryInUse, drop_waiting, waiting_files
+from threadkeep.history.pending_files import EntryInUse, drop_waiting, waiting_files
 from threadkeep.records import Message, Turn
 from threadkeep.store.spool import PendingTurn, SpoolFile, read_entries
 

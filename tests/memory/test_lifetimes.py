@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from threadkeep import Memory, MemoryOptions, Message, open_memory_sync
-from threadkeep.history.lifetimes import Lifetime
+from threadkeep.memory.memory import Lifetime
 
 
 def test_a_loop_that_ends_before_its_memory_is_closed(shared_url: str) -> None:

@@ -42,7 +42,7 @@ async def live(memory: Memory) -> None:
     store = await memory.graph_store()
     await store.aput(("memories", ANN), "k", {"text": "ann's item"})
     await store.aput(("memories", BOB), "k", {"text": "bob's item"})
-    agents = await memory.beside(GraphLayout(("agents",)))
+    agents = await memory.namespace(GraphLayout(("agents",)))
     await agents.session("telegram:group").append([said("ann to an agent", ANN), said("bob too", BOB)])
 
 

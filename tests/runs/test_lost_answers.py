@@ -250,7 +250,7 @@ async def test_a_person_waits_for_the_try_that_goes_on(
         await listen(turn, live, work)
 
     monkeypatch.setattr("threadkeep.runs.chat.listen", hear)
-    monkeypatch.setattr(Session, "patience", until_it_goes_on)
+    monkeypatch.setattr(Session, "timeout", until_it_goes_on)
     monkeypatch.setattr(sqlite_memory.runs, "run", once_unheard(sqlite_memory.runs.run))
     model = ScriptedModel([StoreUnavailable("down"), [gate, "hello"], "again"])
     chat = make_chat(sqlite_memory, model)

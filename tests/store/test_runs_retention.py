@@ -120,7 +120,7 @@ async def test_nothing_is_left_in_any_table(engine: str, request: pytest.Fixture
             await over(memory, f"r{number}", f"hall{number}", message="m1")
         clock.advance(31 * DAY)
         told: list[PrunedRuns] = []
-        done = await memory.run_retention.prune(told=told.append)
+        done = await memory.run_retention.prune(report=told.append)
     assert done == told[-1] == PrunedRuns(trees=9, runs=10, events=1308)
     assert [one.events for one in told] == [500, 1000, 1300, 1308]
     assert not any(query(url, f"SELECT * FROM {table}") for table in _TABLES)
@@ -181,8 +181,8 @@ async def test_what_goes_on_again_stays(memory: Memory, clock: SettableClock) ->
     async def stopped() -> bool:
         return False
 
-    assert (await memory.run_retention.prune(goes_on=stopped)).runs == 0
-    assert (await memory.run_retention.prune(goes_on=retried)).runs == 1
+    assert (await memory.run_retention.prune(may_continue=stopped)).runs == 0
+    assert (await memory.run_retention.prune(may_continue=retried)).runs == 1
     assert await ids(memory) == {"r2"}
 
 

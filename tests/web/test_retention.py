@@ -58,7 +58,7 @@ async def test_what_has_gone_is_told(client: httpx2.AsyncClient, app: App) -> No
 
 async def test_an_agents_own_conversation_has_none_of_its_own(client: httpx2.AsyncClient, app: App) -> None:
     """It is told of, by the rules; to give it limits is refused, and to take them away."""
-    beside = await app.memory.beside(GraphLayout(), await app.memory.graph_store())
+    beside = await app.memory.namespace(GraphLayout(), await app.memory.graph_store())
     await beside.session("s1", user_id="ann").append([Message(role="user", content="Hi")])
     told = (await client.get(PATH)).json()
     assert told == {"session_id": "s1", "own": None, "rules": NO_LIMITS, "archived_seq": 0, "deleted_seq": 0}

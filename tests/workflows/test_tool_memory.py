@@ -49,7 +49,7 @@ async def talk(desk: Desk, turns: int, **more: Any) -> list[int]:
 
 async def own_session(desk: Desk) -> Session:
     """The conversation of the agent's own."""
-    return (await desk.memory.beside(GraphLayout(), desk.store)).session(KEY)
+    return (await desk.memory.namespace(GraphLayout(), desk.store)).session(KEY)
 
 
 @pytest.mark.parametrize(("fields", "seen"), [("", [0, 1, 1]), ("tool_memory: 0,", [0, 0, 0])])

@@ -116,7 +116,7 @@ class TurnSteps:
         if not self._options.tool_memory or since is None or any(isinstance(one, ToolMessage) for one in before):
             return EarlierSteps()
         try:
-            async with self._session.patience():
+            async with self._session.timeout():
                 rows = await self._memory.contexts.steps(self._session.session_id, self._author, since=since)
         except StoreClosed:
             raise

@@ -182,7 +182,7 @@ class _KnowledgeTools:
         if looks_like_secret(f"{key}: {value}"):
             return _REFUSED
         try:
-            async with session.patience():
+            async with session.timeout():
                 evidence = await _evidence(session, runtime)
                 fact = await self._memory.knowledge.remember(
                     scope, _normalised(key), value, kind=kind, evidence=evidence
@@ -258,7 +258,7 @@ class _KnowledgeTools:
         if scope is None:
             return self._no_scope(session, runtime, about)
         try:
-            async with session.patience():
+            async with session.timeout():
                 gone = [await self._memory.knowledge.forget(scope, name) for name in {key, _normalised(key)}]
         except StoreClosed:
             raise

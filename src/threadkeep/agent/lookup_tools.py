@@ -76,7 +76,7 @@ class _Lookups:
         """
         session = session_for(self._memory, self._options, runtime.config)
         try:
-            async with session.patience():
+            async with session.timeout():
                 info = await session.info()
                 first = max(from_seq, info.reset_seq + 1, info.deleted_seq + 1)
                 page = await session.page(before=min(first + _MOST_MESSAGES, to_seq + 1), limit=_MOST_MESSAGES)
@@ -97,7 +97,7 @@ class _Lookups:
         """
         session = session_for(self._memory, self._options, runtime.config)
         try:
-            async with session.patience():
+            async with session.timeout():
                 after = (await session.info()).reset_seq
                 result = await self._memory.search_result(
                     query, user_id=session.user_id, limit=_MOST_HITS, session_id=session.session_id, after=after

@@ -97,7 +97,7 @@ class NodeTurns:
         if not part.silent:
             part.enter(messages)
         if part.silent:
-            nowhere = memory.forgetting()
+            nowhere = memory.null_memory()
             part.memory, part.session = nowhere, nowhere.session(session.session_id)
             part.root = RootRun(object())
             part.root.begin(question_before(messages))

@@ -122,7 +122,7 @@ async def compare_history(
         return SentHistory(tuple(question))
     limit = min(utterances + _MORE_ROWS, LONGEST_PAGE)
     try:
-        async with session.patience():
+        async with session.timeout():
             page = await session.page(limit=limit, view="history")
             digest = await digest_for(memory, page.messages)
     except StoreClosed:

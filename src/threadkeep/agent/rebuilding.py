@@ -67,7 +67,7 @@ class ContextParts:
     async def read(cls, context: ContextManifest, memory: Memory) -> ContextParts:
         """Read what is there of it."""
         conversation = context.conversation
-        keeper = memory if conversation is None else await memory.holding(conversation)
+        keeper = memory if conversation is None else await memory.memory_of(conversation)
         home = (context.session_id or "") if conversation is None else conversation.key
         digests = [entry.digest for entry in context.entries if entry.digest is not None]
         texts = await memory.manifests.texts(context.session_id, digests, run_id=context.run_id) if digests else {}

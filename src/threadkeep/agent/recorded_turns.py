@@ -236,7 +236,7 @@ class GraphEnds:
             return
         body = dump_json({"answer": answer_id, "values": dict(values)})
         try:
-            async with self._session.patience():
+            async with self._session.timeout():
                 await self._memory.contexts.keep_steps(
                     self._session.session_id,
                     Steps(seq, body),
@@ -255,7 +255,7 @@ class GraphEnds:
         if not turn.earlier or seq is None:
             return None
         try:
-            async with self._session.patience():
+            async with self._session.timeout():
                 kept = await self._memory.contexts.steps(self._session.session_id, self._author, since=seq)
         except StoreClosed:
             raise

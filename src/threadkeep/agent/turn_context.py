@@ -215,7 +215,7 @@ class TurnContext:
         if begin is None and question_seq is None:
             return
         try:
-            async with self._session.patience():
+            async with self._session.timeout():
                 if begin is not None:
                     await self._memory.contexts.move_anchor(
                         self._session.session_id,

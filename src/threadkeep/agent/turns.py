@@ -329,7 +329,7 @@ class OpenTurn:
     async def _read[T](self, reading: Awaitable[T | None]) -> T | None:
         """Return the result of a read; None if the database does not answer in time."""
         try:
-            async with self.session.patience():
+            async with self.session.timeout():
                 return await reading
         except StoreClosed:
             raise

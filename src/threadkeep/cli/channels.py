@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _OPEN: tuple[OutboxStatus, ...] = ("waiting", "ready", "failed")
 _PAGE = 1000
+_NOT_SHOWN = ("content", "address", "run_id", "partial")
 _NUMBERS = ("max_characters", "messages_per_minute")
 
 commands = typer.Typer(help="Bots and their answers to people.", no_args_is_help=True, rich_markup_mode=None)
@@ -92,10 +93,7 @@ def add_channel(
     path = command_settings().channels or default_channels()
     given: dict[str, Json] = {"kind": kind, "name": name, **({"token": token} if token else {}), **_fields(fields)}
     add_bot(path, given, os.environ)
-    if terminal.as_json:
-        terminal.json({"channel": name, "file": str(path)})
-    else:
-        terminal.say(f"{name} is in {path}; start the service with: threadkeep serve")
+    terminal.result({"channel": name, "file": str(path)}, f"{name} is in {path}; start the service with: threadkeep serve")
 
 
 @commands.command("test")
@@ -103,12 +101,9 @@ def check_channel(name: Name) -> None:
     """Show the bot's account and webhook as the platform reports them."""
     bot = _bot(name)
     answer = run(_asked(bot))
-    if terminal.as_json:
-        terminal.json(answer)
-    else:
-        terminal.say("\n".join(f"{key}: {value}" for key, value in answer.items() if value not in (None, "")))
-        if hint := _hint(bot, answer):
-            terminal.note(hint)
+    terminal.result(answer, "\n".join(f"{key}: {value}" for key, value in answer.items() if value not in (None, "")))
+    if hint := _hint(bot, answer):
+        terminal.note(hint)
 
 
 @commands.command("webhook")
@@ -122,10 +117,10 @@ def set_webhook(
         raise WrongUse("Give the public https address of the bot, or --delete.")
     bot = _bot(name)
     run(_set_webhook(bot, url))
-    if terminal.as_json:
-        terminal.json({"channel": name, "url": url})
-    else:
-        terminal.say(f"The webhook of {name} is removed." if delete else f"{name} receives its messages at {url}.")
+    terminal.result(
+        {"channel": name, "url": url},
+        f"The webhook of {name} is removed." if delete else f"{name} receives its messages at {url}.",
+    )
 
 
 @commands.command("send")
@@ -137,10 +132,10 @@ def send_text(
 ) -> None:
     """Send a person a message that is not a reply, and store it in the transcript."""
     sent_id = run(_send(name, session, text, message_id))
-    if terminal.as_json:
-        terminal.json({"session_id": session, "message_id": sent_id})
-    else:
-        terminal.say("The message is in the outbox; a running service sends it.")
+    terminal.result(
+        {"session_id": session, "message_id": sent_id},
+        "The message is in the outbox; a running service sends it.",
+    )
 
 
 @outbox_commands.callback()
@@ -154,24 +149,29 @@ def list_outbox(
     if status and status not in OUTBOX_STATUSES:
         raise WrongUse(f"--status is one of {', '.join(OUTBOX_STATUSES)}.")
     entries = run(_entries([known for known in OUTBOX_STATUSES if status == known or (not status and known in _OPEN)]))
-    if terminal.as_json:
-        terminal.json({"entries": [_values(entry) for entry in entries]})
-    elif not entries:
-        terminal.note("There are no undelivered answers.")
-    else:
-        rows = [
-            (
-                str(entry.number),
-                entry.channel,
-                entry.session_id,
-                entry.status,
-                relative(entry.created_at),
-                str(entry.tries),
-                entry.error or "",
-            )
-            for entry in entries
-        ]
-        terminal.table(["number", "channel", "session", "status", "since", "tries", "error"], rows, right=["tries"])
+    rows = [
+        (
+            str(entry.number),
+            entry.channel,
+            entry.session_id,
+            entry.status,
+            relative(entry.created_at),
+            str(entry.tries),
+            entry.error or "",
+        )
+        for entry in entries
+    ]
+    terminal.listing(
+        {
+            "entries": [
+                {name: value for name, value in vars(entry).items() if name not in _NOT_SHOWN} for entry in entries
+            ]
+        },
+        ["number", "channel", "session", "status", "since", "tries", "error"],
+        rows,
+        right=["tries"],
+        nothing="There are no undelivered answers.",
+    )
 
 
 @outbox_commands.command("retry")
@@ -179,10 +179,7 @@ def retry_answer(number: Number) -> None:
     """Retry an answer that has failed."""
     if not run(_retry(number)):
         raise NotDone("No failed answer has this number; list them with: threadkeep channels outbox --status failed")
-    if terminal.as_json:
-        terminal.json({"retried": number})
-    else:
-        terminal.say(f"Answer {number} is sent again.")
+    terminal.result({"retried": number}, f"Answer {number} is sent again.")
 
 
 @outbox_commands.command("drop")
@@ -192,10 +189,7 @@ def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
     terminal.confirm(f"Drop answer {number}?", refusal, confirmed=confirmed)
     if not run(_drop(number)):
         raise NotDone("No undelivered answer has this number; list them with: threadkeep channels outbox")
-    if terminal.as_json:
-        terminal.json({"dropped": number})
-    else:
-        terminal.say(f"Answer {number} is dropped.")
+    terminal.result({"dropped": number}, f"Answer {number} is dropped.")
 
 
 def _file() -> ChannelsFile:
@@ -348,19 +342,3 @@ async def _send(name: str, session_id: str, text: str, message_id: str) -> str:
         await session.append([Message(role="assistant", content=text, id=sent_id)])
         await outbox.send(session_id, sent_id, text)
         return sent_id
-
-
-def _values(entry: Outgoing) -> dict[str, object]:
-    return {
-        "number": entry.number,
-        "channel": entry.channel,
-        "session_id": entry.session_id,
-        "message_id": entry.message_id,
-        "status": entry.status,
-        "parts_sent": entry.parts_sent,
-        "tries": entry.tries,
-        "uncertain": entry.uncertain,
-        "error": entry.error,
-        "created_at": entry.created_at,
-        "next_try_at": entry.next_try_at,
-    }

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
-from typing import Annotated
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated
 from uuid import uuid4
 
 import typer
 
+from threadkeep.cli.answers import Answer, LineInput, PipedLines, PromptedLines
+from threadkeep.cli.context import CallChoice, look_of, show_now
 from threadkeep.cli.opening import command_settings, opened_app
 from threadkeep.cli.options import session_ids
-from threadkeep.cli.terminal import terminal
+from threadkeep.cli.problems import Problem, problem_of
+from threadkeep.cli.terminal import counted, terminal
+from threadkeep.errors import Interrupted, SessionNotFound, ThreadkeepError
+from threadkeep.observe import Event, ReadFailed, WriteDeferred, WriteRecovered
+
+if TYPE_CHECKING:
+    from threadkeep.agent.context_view import ContextLook
+    from threadkeep.history.memory import Memory
+    from threadkeep.runs.chat import Chat
+    from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatTurn
+
+COMMANDS = {
+    "/help": "what can be typed here",
+    "/context": "what the model saw last and would see now, and what not",
+    "/stats": "how much was said, here and in the whole session",
+    "/reset": "start afresh; the transcript stays",
+    "/quit": "leave (so do Ctrl-C and Ctrl-D)",
+}
 
 
 async def chat(
@@ -35,12 +61,6 @@ async def chat(
     """
     settings = command_settings(model=model, system_prompt=system)
     session_id = str(uuid4()) if session is None else session
-    with terminal.waiting("Opening"):
-        # This imports LangChain and LangGraph, which takes some seconds on a slow machine.
-        from threadkeep.cli.answers import PipedLines, PromptedLines
-        from threadkeep.cli.context import CallChoice, look_of
-        from threadkeep.cli.conversation import COMMANDS, Conversation, Notices
-
     notices = Notices()
     async with opened_app(settings, works=False, observers=[notices]) as app:
         app.runs.open_soon()
@@ -54,3 +74,187 @@ async def chat(
             terminal.note(f"Go on with: threadkeep chat --session {shlex.quote(session_id)}")
     if not succeeded:
         raise typer.Exit(1)
+
+
+@dataclass
+class _Statistics:
+    """The counts since the chat was opened."""
+
+    turns: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    estimated: bool = False
+    seconds: list[float] = field(default_factory=list)
+    last: ChatContext | None = None
+
+    def count(self, answer: ChatAnswer, seconds: float) -> None:
+        self.turns += 1
+        self.input_tokens += answer.usage.input_tokens
+        self.output_tokens += answer.usage.output_tokens
+        self.estimated = self.estimated or answer.usage.estimated
+        self.seconds.append(seconds)
+        self.last = answer.context
+
+
+class Notices:
+    """An observer that collects notices about the memory until the end of the turn."""
+
+    def __init__(self) -> None:
+        self._sentences: list[str] = []
+
+    def notify(self, event: Event, /) -> None:
+        """Record events that change the visible or the stored messages."""
+        if isinstance(event, ReadFailed) and event.outcome == "fallback":
+            self._sentences.append("The memory could not be read: this was answered without what was said before.")
+        elif isinstance(event, WriteDeferred):
+            self._sentences.append("The database did not take this: it is kept on disk, and written when it can be.")
+        elif isinstance(event, WriteRecovered):
+            self._sentences.append("What waited to be written is written now.")
+
+    def take(self) -> list[str]:
+        """Return the notices since the last call, each once."""
+        sentences, self._sentences = list(dict.fromkeys(self._sentences)), []
+        return sentences
+
+
+class Conversation:
+    """A user (or a pipe) with one session of a chat. It opens and closes nothing."""
+
+    def __init__(self, chat: Chat, memory: Memory, choice: CallChoice, *, look: ContextLook, notices: Notices) -> None:
+        self._chat = chat
+        self._memory = memory
+        self._choice = choice
+        self._session = memory.session(choice.session_id or "", user_id=choice.user_id)
+        self._look = look
+        self._notices = notices
+        self._answer = Answer()
+        self._statistics = _Statistics()
+        self._turn: ChatTurn | None = None
+        self._stopped = False
+
+    async def run(self, lines: LineInput, *, keep_on: bool) -> bool:
+        """Answer line after line; return False if a turn failed.
+
+        Ctrl-C stops the current answer; without one, or without `keep_on`, it ends the chat. SIGTERM and SIGHUP
+        always end the chat. The part of an answer that was already shown is stored.
+        """
+        with self._signal_handlers():
+            while keep_on or not self._stopped:
+                line = await lines.next_line()
+                if line is None or (line.startswith("/") and not await self._command(line)):
+                    break
+                if line.strip() and not line.startswith("/"):
+                    await self._show_answer(line)
+                    for sentence in self._notices.take():
+                        terminal.note(sentence)
+        return keep_on or not (self._statistics.failed or self._stopped)
+
+    async def _show_answer(self, text: str) -> None:
+        from threadkeep.runs.chat_turns import ChatRequest
+
+        started = time.perf_counter()
+        self._answer.begin()
+        try:
+            session_id, user_id = self._session.session_id, self._session.user_id
+            self._turn = self._chat.begin(ChatRequest(text, session_id=session_id, user_id=user_id, trigger="cli"))
+            if (answer := await self._answer.show(self._turn)) is not None:
+                self._statistics.count(answer, time.perf_counter() - started)
+        except Interrupted:
+            self._answer.fail(Problem("interrupted", "Stopped; what was said so far is kept as interrupted."))
+        except ThreadkeepError as error:
+            self._statistics.failed += 1
+            self._answer.fail(problem_of(error))
+        except asyncio.CancelledError:
+            if self._turn is not None:
+                self._chat.stop(self._turn)
+            raise
+        finally:
+            self._turn = None
+
+    @contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        """Install signal handlers for the whole chat: reinstalling them in each turn would lose signals in between."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def interrupt() -> None:
+            self._stopped = True
+            if self._turn is not None:
+                self._chat.stop(self._turn)
+            else:
+                end()
+
+        def end() -> None:
+            if task is not None:
+                task.cancel()
+
+        handlers = {signal.SIGINT: interrupt, signal.SIGTERM: end, signal.SIGHUP: end}
+        before = {number: signal.getsignal(number) for number in handlers}
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+                signal.signal(number, before[number])
+
+    async def _command(self, text: str) -> bool:
+        """Execute a slash command; return False to leave."""
+        name = text.split(maxsplit=1)[0].lower()
+        try:
+            match name:
+                case "/quit" | "/exit":
+                    return False
+                case "/reset":
+                    await self._reset()
+                case "/stats":
+                    await self._show_statistics()
+                case "/context":
+                    await show_now(self._memory, self._choice, self._look)
+                case "/help" if terminal.as_json:
+                    terminal.json({"commands": COMMANDS})
+                case "/help":
+                    terminal.table(["command", ""], list(COMMANDS.items()))
+                case _:
+                    terminal.error(f"There is no command {name}; /help lists those there are.")
+        except SessionNotFound:
+            values = {"session_id": self._session.session_id}
+            terminal.result(values, "Nothing was said in this session yet.", style="dim")
+        except ThreadkeepError as error:
+            self._answer.fail(problem_of(error))
+        return True
+
+    async def _reset(self) -> None:
+        await self._session.info()
+        await self._chat.reset(self._session.session_id)
+        info = await self._session.info()
+        terminal.result(
+            {"session_id": info.session_id, "reset_seq": info.reset_seq},
+            f"From here on the model sees nothing of messages 1 to {info.reset_seq}; the transcript stays.",
+            style="dim",
+        )
+
+    async def _show_statistics(self) -> None:
+        here, info = self._statistics, await self._session.info()
+        median = statistics.median(here.seconds) if here.seconds else 0.0
+        values = {
+            "session_id": info.session_id,
+            "messages": info.message_count,
+            "reset_seq": info.reset_seq,
+            "turns": here.turns,
+            "failed": here.failed,
+            "input_tokens": here.input_tokens,
+            "output_tokens": here.output_tokens,
+            **({"estimated": True} if here.estimated else {}),
+            "median_seconds": median,
+            "last_context": here.last and asdict(here.last),
+        }
+        tokens = f"{counted(here.input_tokens, 'token')} in, {here.output_tokens:,} out"
+        tokens += " (estimated)" if here.estimated else ""
+        sentence = f"{info.session_id}: {counted(info.message_count, 'message')} in all. "
+        sentence += f"Here: {counted(here.turns, 'turn')}, {tokens}, {median:.1f} s a turn."
+        if here.last is not None:
+            seen = f"{counted(here.last.messages, 'message')} of {counted(here.last.tokens, 'token')}"
+            sentence += f" The last call saw {seen}; left out: {here.last.dropped:,}."
+        terminal.result(values, sentence, style="dim")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from copy import copy
 from functools import lru_cache
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -29,45 +29,37 @@ _COMMANDS: Mapping[str, str] = {
     "chat": "chat.chat",
     "explain-key": "workflows.explain_keys",
     "doctor": "doctor.doctor",
-    "migrate": "migrate.migrate_schema",
-    "backup": "backup.backup_database",
-    "restore": "backup.restore_database",
+    "migrate": "database.migrate_schema",
+    "backup": "database.backup_database",
+    "restore": "database.restore_database",
     "bench": "serve.bench",
-    "mcp": "mcp.serve_mcp",
+    "mcp": "serve.serve_mcp",
 }
-# Modules with the verbs of a noun, in their `commands`.
+# Modules with the verbs of a noun.
 _NOUNS: Mapping[str, str] = {
-    "sessions": "sessions",
-    "import": "imports",
-    "context": "context",
-    "workflows": "workflows",
-    "runs": "runs",
-    "facts": "facts",
-    "persons": "persons",
-    "knowledge": "knowledge",
-    "pending": "pending",
-    "erase": "erase",
-    "keys": "keys",
-    "channels": "channels",
+    "sessions": "sessions.commands",
+    "import": "imports.commands",
+    "context": "context.commands",
+    "workflows": "workflows.commands",
+    "runs": "runs.commands",
+    "facts": "facts.commands",
+    "persons": "persons.commands",
+    "knowledge": "knowledge.commands",
+    "pending": "database.pending_commands",
+    "erase": "persons.erase_commands",
+    "keys": "keys.commands",
+    "channels": "channels.commands",
 }
 # Verbs from other modules.
 _VERBS: Mapping[str, Mapping[str, str]] = {
     "sessions": {
         "export": "transfer.export_sessions",
         "import": "imports.import_sessions",
-        "take-back": "superseding.take_back_messages",
-        "edit": "superseding.edit_message",
-        "regenerate": "superseding.regenerate_answer",
-        "branch": "superseding.branch_session",
         "prune": "prune.prune_sessions",
     },
     "facts": {
         "export": "transfer.export_facts",
         "import": "transfer.import_facts",
-        "proposals": "fact_proposals.list_proposals",
-        "accept": "fact_proposals.accept_proposal",
-        "reject": "fact_proposals.reject_proposal",
-        "undo": "fact_proposals.undo_proposal",
     },
     "workflows": {"run": "runs.run_workflow"},
     "runs": {"prune": "prune.prune_runs"},
@@ -89,7 +81,7 @@ def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
     application.callback()(_root)
     for name, path in _COMMANDS.items():
         if noun in (None, name):
-            application.command(name)(synchronous(_function(path)))
+            application.command(name)(synchronous(_attribute(path)))
     for name in _NOUNS:
         if noun in (None, name):
             application.add_typer(_verbs_of(name, verb), name=name)
@@ -98,8 +90,8 @@ def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
 
 def _verbs_of(noun: str, verb: str | None) -> typer.Typer:
     """Return the commands of a noun, or only the given verb if it exists."""
-    module = import_module(f"threadkeep.cli.{_NOUNS[noun]}")
-    group: typer.Typer = copy(module.commands)
+    group = copy(_attribute(_NOUNS[noun]))
+    assert isinstance(group, typer.Typer)  # noqa: S101 - for the type checker
     own = [command for command in group.registered_commands if command.name == verb]
     elsewhere = _VERBS.get(noun, {})
     if own or verb in elsewhere:
@@ -108,7 +100,7 @@ def _verbs_of(noun: str, verb: str | None) -> typer.Typer:
     else:
         group.registered_commands = [*group.registered_commands]
     for name, path in elsewhere.items():
-        group.command(name)(_function(path))
+        group.command(name)(_attribute(path))
     group.registered_commands = [copy(command) for command in group.registered_commands]
     for command in group.registered_commands:
         if command.callback is not None:
@@ -116,10 +108,10 @@ def _verbs_of(noun: str, verb: str | None) -> typer.Typer:
     return group
 
 
-def _function(path: str) -> Callable[..., object]:
+def _attribute(path: str) -> Any:
+    """Return a function or a group of commands of a module of this package, which is imported now."""
     module, _, name = path.partition(".")
-    function: Callable[..., object] = getattr(import_module(f"threadkeep.cli.{module}"), name)
-    return function
+    return getattr(import_module(f"threadkeep.cli.{module}"), name)
 
 
 def _commands_for(arguments: Sequence[str]) -> TyperGroup:

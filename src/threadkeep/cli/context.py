@@ -138,7 +138,7 @@ async def show_call(memory: Memory, call: StoredManifest) -> None:
 
 async def _compare(memory: Memory, choice: CallChoice, number: int | None, other: int | None) -> None:
     from threadkeep.agent.context_view import Difference, look_back
-    from threadkeep.cli.context_difference import show_difference
+    from threadkeep.cli.context_output import show_difference
 
     later = await choice.find(memory, number)
     earlier = await (choice.before(memory, later) if other is None else choice.find(memory, other))

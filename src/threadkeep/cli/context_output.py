@@ -1,4 +1,4 @@
-"""Drawing of a context: a bar for each section of the budget, and the included and excluded messages."""
+"""Drawing of a context: a bar for each section of the budget, the included and excluded messages, and a difference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.text import Text
 
-from threadkeep.agent.context_view import ContextView, SeenMessage
+from threadkeep.agent.context_view import ContextView, Difference, SeenMessage
 from threadkeep.agent.explanations import in_words, join_ranges, recall_in_words
 from threadkeep.cli.terminal import counted, first_words, terminal
 from threadkeep.context.manifest import (
@@ -19,7 +19,6 @@ from threadkeep.context.manifest import (
 from threadkeep.context.tokens import TokenFactor
 
 type Row = tuple[str, ...]
-
 _COLORS = {
     "system": "magenta",
     "summary": "yellow",
@@ -231,3 +230,39 @@ def _of_sessions(seqs: Mapping[str, Sequence[int]], home: str | None) -> Iterato
     for session_id, found in seqs.items():
         if found:
             yield ranges(found) if session_id == home else f"{ranges(found)} of {session_id}"
+
+
+def show_difference(difference: Difference) -> None:
+    """Show the shared messages, then the added and the removed ones."""
+    before, after = difference.before.manifest, difference.after.manifest
+    show_title(before, "from  ")
+    show_title(after, "to    ")
+    terminal.say()
+    for line in _sharing(difference):
+        terminal.labelled("", line)
+    terminal.say()
+    if not difference.came and not difference.went:
+        terminal.say("Nothing came and nothing went.")
+        return
+    came = [row_of(message, after) for message in difference.came]
+    gone = {why: [row_of(message, before) for message in went] for why, went in difference.gone.items()}
+    show_rows([("+", "", came), *(("-", f"- {why}:", rows) for why, rows in gone.items())], marked=True)
+
+
+def _sharing(difference: Difference) -> list[str]:
+    before, after = difference.before.manifest, difference.after.manifest
+    share = 100 * difference.shared_tokens / max(after.tokens, 1)
+    tokens = f"{difference.shared_tokens:,} of {counted(after.tokens, 'token')} ({share:.0f} %)"
+    same = f"Both begin with the same {counted(difference.shared, 'message')}"
+    lines = [f"{same}: {tokens}, which a provider's prompt cache can reuse."]
+    if after.reported is not None:
+        lines.append(f"The provider took {counted(after.reported.cached_tokens, 'token')} from its cache.")
+    if difference.stable:
+        lines.append("All that did not depend on the earlier input is at the beginning of the later call too.")
+    elif before.anchor_seq != after.anchor_seq:
+        lines.append(
+            f"The window was cut back: it began at message {max(before.anchor_seq, 1)}, then at {after.anchor_seq}."
+        )
+    else:
+        lines.append("What did not depend on the earlier input changed; the first line below says what.")
+    return lines

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from threadkeep.cli.machine_checks import Finding
+from threadkeep.cli.problems import Finding
 from threadkeep.cli.terminal import counted, duration, file_size
 from threadkeep.context.tokens import GREATEST_FACTOR, LEAST_FACTOR
 from threadkeep.errors import SchemaTooNew, SessionDamaged, StoreError

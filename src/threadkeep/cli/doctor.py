@@ -2,20 +2,215 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from threadkeep.cli.opening import command_settings
-from threadkeep.cli.terminal import terminal
-from threadkeep.errors import InvalidSettings
+from threadkeep.cli.problems import Finding, Level
+from threadkeep.cli.terminal import counted, duration, file_size, terminal
+from threadkeep.errors import InvalidSettings, PendingFolderUnusable
 
 if TYPE_CHECKING:
-    from threadkeep.cli.machine_checks import Finding, Level
+    from langchain_core.language_models import BaseChatModel
+
+    from threadkeep.history.pending_files import WaitingFile
     from threadkeep.settings import Settings
 
+_FULL_BYTES = 100 * 1024**2
+_NEARLY_FULL_BYTES = 1024**3
+_OLD_SECONDS = 60.0
+_CALL_SECONDS = 30.0
+
 _MARKS: dict[Level, tuple[str, str]] = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
+
+
+def check_settings(settings: Settings) -> list[Finding]:
+    """Return findings about the settings."""
+    keys = len(settings.api_keys)
+    access = counted(keys, "API key") if keys else "no API key, this machine only"
+    history = f"{settings.history_max_messages} messages and {settings.history_max_tokens:,} tokens of history"
+    if not settings.history_enabled or 0 in (settings.history_max_messages, settings.history_max_tokens):
+        cure = "Set THREADKEEP_HISTORY_ENABLED=true and both THREADKEEP_HISTORY_MAX_… above 0, unless that is meant."
+        return [Finding("settings", "warn", "Chats see nothing of earlier turns.", cure), *_no_room(settings)]
+    if trouble := _no_room(settings):
+        return trouble
+    return [Finding("settings", "ok", f"{history}; service on {settings.host}:{settings.port}, {access}.")]
+
+
+def check_variables() -> list[Finding]:
+    """Return a finding for each variable with the settings' prefix that is not a setting."""
+    from threadkeep.settings import unknown_variables
+
+    cure = "Correct its name, or take it out of the environment and .env."
+    return [Finding("settings", "warn", sentence, cure) for sentence in unknown_variables()]
+
+
+def _no_room(settings: Settings) -> list[Finding]:
+    """Return findings about budgets too small for a question, which prevent a start, and about unusable models."""
+    from threadkeep.app import chat_options
+
+    try:
+        chat_options(settings).check_room(_made(settings))
+    except InvalidSettings as error:
+        cure = f"Change {error.variable}, or one of the others that are named."
+        return [Finding("settings", "fail", str(error), cure)]
+    return []
+
+
+def _made(settings: Settings) -> BaseChatModel | None:
+    """Return the model; None if it cannot be created, which is reported by another finding."""
+    from threadkeep.agent.models import make_model
+
+    try:
+        return make_model(settings.model)
+    except InvalidSettings:
+        return None
+
+
+def check_disk(settings: Settings) -> list[Finding]:
+    """Check the free space for the database and the pending writes; PostgreSQL's disk cannot be checked."""
+    from threadkeep.history.pending import default_folder
+
+    folders = {"pending writes": settings.pending_dir or default_folder()}
+    if (path := settings.database.path) is not None:
+        folders = {"database": path.parent, **folders}
+    found: dict[int, Finding] = {}
+    for name, folder in folders.items():
+        there = _existing(folder)
+        there = there if there.is_dir() else there.parent
+        device = there.stat().st_dev
+        if device not in found:
+            found[device] = _room(name, there)
+    return list(found.values())
+
+
+async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
+    """Check that the model can be created; with `call`, also that it answers."""
+    from threadkeep.agent.models import make_model
+
+    cure = "Correct THREADKEEP_MODEL, install the provider's package, and put its key into the environment."
+    try:
+        model = make_model(settings.model)
+    except InvalidSettings as error:
+        return [Finding("model", "fail", str(error), cure)]
+    if not call:
+        hint = "; name a real one in THREADKEEP_MODEL" if settings.model == "demo" else "; --call-model asks it"
+        return [Finding("model", "ok", f"{settings.model} can be made{hint}.")]
+    started = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(min(settings.model_timeout_seconds, _CALL_SECONDS)):
+            await model.ainvoke("Answer with one word: are you there?")
+    except Exception as error:  # noqa: BLE001 - each provider has its own errors, and some sentences quote the key
+        detail = f"{settings.model} does not answer ({type(error).__name__})."
+        return [Finding("model", "fail", detail, "Check the key, the model's name, the network and the provider.")]
+    seconds = asyncio.get_running_loop().time() - started
+    return [Finding("model", "ok", f"{settings.model} answers in {seconds:.1f} s.")]
+
+
+def check_summary_model(settings: Settings) -> list[Finding]:
+    """Check that the summary model can be created and that it is used."""
+    from threadkeep.agent.models import make_model
+
+    if not settings.summary_model:
+        return []
+    if not settings.summary_trigger:
+        cure = "Set THREADKEEP_SUMMARY_TRIGGER, to tokens:20000 say, if summaries are wanted."
+        return [Finding("summary model", "warn", f"{settings.summary_model} is named, and never asked.", cure)]
+    try:
+        make_model(settings.summary_model, variable="THREADKEEP_SUMMARY_MODEL")
+    except InvalidSettings as error:
+        cure = "Correct THREADKEEP_SUMMARY_MODEL, install the provider's package, and put its key into the environment."
+        return [Finding("summary model", "fail", str(error), cure)]
+    return [Finding("summary model", "ok", f"{settings.summary_model} can be made.")]
+
+
+def check_pending(settings: Settings) -> list[Finding]:
+    """Return findings about turns that wait to be written, to this database or to earlier ones."""
+    from threadkeep.history.pending import folder_of
+
+    own = folder_of(settings.database, settings.pending_dir)
+    try:
+        return _pending_findings(own)
+    except OSError as error:
+        detail = f"The pending turns in {own} cannot be read ({error.strerror})."
+        return [Finding("pending writes", "fail", detail, "Correct the owner and the permissions of its files.")]
+
+
+def _pending_findings(own: Path) -> list[Finding]:
+    from threadkeep.history.pending_files import waiting_files
+
+    elsewhere = sum(len(file.entries) for folder in _siblings(own) for file in waiting_files(folder))
+    found = [_waiting(waiting_files(own)), *_unusable(own), *_unreadable(own)]
+    if elsewhere:
+        detail = f"{counted(elsewhere, 'turn')} to be written to other databases, below {own.parent}."
+        cure = "Open those databases once more with this user, or drop the turns there."
+        found.append(Finding("other databases", "warn", detail, cure))
+    return found
+
+
+def _waiting(files: list[WaitingFile]) -> Finding:
+    entries = [entry for file in files for entry in file.entries]
+    if not entries:
+        return Finding("pending writes", "ok", "Nothing waits to be written.")
+    left = sum(len(file.entries) for file in files if not file.live)
+    age = (datetime.now(UTC) - min(entry.kept_at for entry in entries)).total_seconds()
+    errors = sorted({entry.error for entry in entries if entry.error})
+    detail = f"{counted(len(entries), 'turn')} to be written, the oldest for {duration(age)}"
+    detail += f", {left} of them left by processes that are gone" if left else ""
+    detail += f"; last error: {', '.join(errors)}" if errors else ""
+    refused = [error for error in errors if error != "StoreUnavailable"]
+    cure = "They are written when the database takes them again" + ("; start the service or a chat." if left else ".")
+    if refused:
+        cure += " What is refused for good stays until somebody drops it: threadkeep pending list"
+    return Finding("pending writes", "fail" if age > _OLD_SECONDS else "warn", f"{detail}.", cure)
+
+
+def _unusable(own: Path) -> list[Finding]:
+    """Return a finding if the next turn could not be kept in the folder; the folder is not created for that."""
+    from threadkeep.history.pending_files import check_folder
+
+    try:
+        check_folder(_existing(own))
+    except PendingFolderUnusable as error:
+        detail, _, cure = str(error).partition("). ")
+        return [Finding("pending writes", "fail", f"{detail}).", cure)]
+    return []
+
+
+def _unreadable(own: Path) -> list[Finding]:
+    from threadkeep.history.pending_files import unreadable_turns
+
+    turns = unreadable_turns(own)
+    if not turns:
+        return []
+    detail = f"{counted(len(turns), 'line')} of pending files cannot be read: turns that are not written anywhere else."
+    cure = "See them with `threadkeep pending list`: repair the files and start again, or drop them there."
+    return [Finding("pending writes", "fail", detail, cure)]
+
+
+def _siblings(own: Path) -> Iterator[Path]:
+    if own.parent.is_dir():
+        yield from (folder for folder in sorted(own.parent.iterdir()) if folder.is_dir() and folder != own)
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or its nearest existing parent."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _room(name: str, folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    detail = f"{file_size(free)} are free where the {name} {'are' if name.endswith('s') else 'is'} ({folder})."
+    if free < _NEARLY_FULL_BYTES:
+        cure = "Make room: a turn that finds no room anywhere is kept in memory only."
+        return Finding("disk", "fail" if free < _FULL_BYTES else "warn", detail, cure)
+    return Finding("disk", "ok", detail)
 
 
 async def doctor(
@@ -27,8 +222,6 @@ async def doctor(
     store, what was learned of models' tokens, the disk, the models and the pending writes. Exits with 1 if any of them
     fails.
     """
-    from threadkeep.cli.machine_checks import Finding, check_variables
-
     try:
         settings = command_settings()
     except InvalidSettings as error:
@@ -47,20 +240,20 @@ async def doctor(
 
 
 async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:
-    from threadkeep.cli import database_checks, machine_checks
+    from threadkeep.cli import database_checks
 
     database = await database_checks.check_database(settings)
     reachable = not any(finding.check == "database" and finding.level == "fail" for finding in database)
     return [
-        *machine_checks.check_settings(settings),
-        *machine_checks.check_variables(),
+        *check_settings(settings),
+        *check_variables(),
         *database,
         *await database_checks.check_all_integrity(settings, reachable=reachable),
         *await database_checks.check_graph_store(settings),
-        *machine_checks.check_disk(settings),
-        *machine_checks.check_pending(settings),
-        *await machine_checks.check_model(settings, call=call_model),
-        *machine_checks.check_summary_model(settings),
+        *check_disk(settings),
+        *check_pending(settings),
+        *await check_model(settings, call=call_model),
+        *check_summary_model(settings),
     ]
 
 

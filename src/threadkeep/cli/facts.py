@@ -1,9 +1,10 @@
-"""`threadkeep facts`: lists, shows, adds and deletes facts that outlive a session."""
+"""`threadkeep facts`: lists, shows, adds and deletes facts that outlive a session, and decides on proposed facts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+import getpass
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,16 +21,17 @@ from threadkeep.cli.options import (
 )
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, first_words, relative, terminal
-from threadkeep.records.knowledge import FACT_KINDS, Fact, FactKind, Scope
+from threadkeep.records.knowledge import FACT_KINDS, PROPOSAL_STATUSES, Fact, FactKind, Proposal, ProposalQuery, Scope
+
+if TYPE_CHECKING:
+    from threadkeep.knowledge.proposals import Proposals
 
 commands = typer.Typer(
     help="List, show, add, forget, export or import what is known beyond one session.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
 _WORDS = 60
-
 OfSession = Annotated[
     str | None, typer.Option("--session", metavar="ID", help="Of this session.", autocompletion=session_ids)
 ]
@@ -37,6 +39,9 @@ OfWorkspace = Annotated[str | None, typer.Option("--workspace", metavar="NAME", 
 OfUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Of this person, under any id.")]
 _Key = Annotated[str, typer.Argument(metavar="KEY", help="What the fact is about, such as home_city.")]
 _Kind = Annotated[str | None, typer.Option("--kind", help=f"One of {', '.join(FACT_KINDS)}.")]
+
+_Id = Annotated[str, typer.Argument(metavar="PROPOSAL", help="The id of the proposal, as the list names it.")]
+_By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides; by default the user's login.")]
 
 
 def scope_named(session: str | None, workspace: str | None, user: str | None) -> Scope | None:
@@ -74,14 +79,26 @@ async def list_facts(
     async with opened_memory() as memory:
         facts, following = await memory.knowledge.facts_page(query)
     next_cursor = write_cursor(following)
-    if terminal.as_json:
-        values = [FactView.of(fact) for fact in facts]
-        terminal.json({"facts": values, "next_cursor": next_cursor})
-    elif not facts:
-        terminal.note("No such fact is known.")
-    else:
-        _show_facts(facts)
-        terminal.more("threadkeep facts list --cursor", next_cursor)
+    rows = [
+        (
+            _owner(fact),
+            fact.key,
+            first_words(fact.text.removeprefix(f"{fact.key}: "), _WORDS),
+            fact.kind,
+            str(fact.confirmed),
+            relative(fact.updated_at) + ("" if fact.valid_to is None else ", past"),
+        )
+        for fact in facts
+    ]
+    terminal.listing(
+        {"facts": [FactView.of(fact) for fact in facts], "next_cursor": next_cursor},
+        ["of", "key", "value", "kind", "confirmed", "changed"],
+        rows,
+        right=["confirmed"],
+        nothing="No such fact is known.",
+        more="threadkeep facts list --cursor",
+        following=next_cursor,
+    )
 
 
 @commands.command("show")
@@ -185,21 +202,6 @@ def _owner(fact: Fact) -> str:
     return f"{fact.scope.kind} {fact.scope.owner}"
 
 
-def _show_facts(facts: Sequence[Fact]) -> None:
-    rows = [
-        (
-            _owner(fact),
-            fact.key,
-            first_words(fact.text.removeprefix(f"{fact.key}: "), _WORDS),
-            fact.kind,
-            str(fact.confirmed),
-            relative(fact.updated_at) + ("" if fact.valid_to is None else ", past"),
-        )
-        for fact in facts
-    ]
-    terminal.table(["of", "key", "value", "kind", "confirmed", "changed"], rows, right=["confirmed"])
-
-
 def _show_fact(fact: Fact) -> None:
     until = "now" if fact.valid_to is None else f"{fact.valid_to:%Y-%m-%d %H:%M}"
     terminal.say(fact.text, style="bold" if fact.valid_to is None else "")
@@ -211,3 +213,80 @@ def _show_fact(fact: Fact) -> None:
         session = "" if origin.session_id is None else f"{message}{origin.session_id}"
         run_id = "" if origin.run_id is None else f"run {origin.run_id}"
         terminal.say(f"  from {', '.join(filter(None, (session, run_id)))}")
+
+
+@commands.command("proposals")
+async def list_proposals(
+    *,
+    status: Annotated[str | None, typer.Option(help=f"Only those that are {', '.join(PROPOSAL_STATUSES)}.")] = None,
+    session: OfSession = None,
+    workspace: OfWorkspace = None,
+    user: OfUser = None,
+    limit: Limit = 50,
+    cursor: CursorOption = None,
+) -> None:
+    """List facts that were proposed from messages, the last changed first."""
+    from threadkeep.knowledge.views import ProposalView
+
+    wanted = one_of("--status", status, PROPOSAL_STATUSES)
+    scope = scope_named(session, workspace, user)
+    async with opened_memory() as memory:
+        query = ProposalQuery(wanted, scope, limit=limit, cursor=read_cursor(cursor))
+        found, following = await memory.proposals.page(query)
+    next_cursor = write_cursor(following)
+    rows = [
+        (
+            proposal.id,
+            f"{proposal.scope.kind} {proposal.scope.owner}",
+            proposal.key,
+            first_words(str(proposal.value), _WORDS),
+            f"{proposal.confidence:.2f}",
+            proposal.status,
+            proposal.origin,
+            relative(proposal.updated_at),
+        )
+        for proposal in found
+    ]
+    terminal.listing(
+        {"proposals": [ProposalView.of(proposal) for proposal in found], "next_cursor": next_cursor},
+        ["proposal", "of", "key", "value", "sure", "status", "origin", "changed"],
+        rows,
+        right=["sure"],
+        nothing="No fact is proposed; THREADKEEP_LEARNING=true has a model propose facts.",
+        more="threadkeep facts proposals --cursor",
+        following=next_cursor,
+    )
+
+
+@commands.command("accept")
+async def accept_proposal(proposal: _Id, by: _By = None) -> None:
+    """Accept a proposed fact: it is remembered with its message as evidence."""
+    await _decide(lambda proposals: proposals.accept(proposal, by=_name(by)))
+
+
+@commands.command("reject")
+async def reject_proposal(proposal: _Id, by: _By = None) -> None:
+    """Reject a proposed fact for good."""
+    await _decide(lambda proposals: proposals.reject(proposal, by=_name(by)))
+
+
+@commands.command("undo")
+async def undo_proposal(proposal: _Id, by: _By = None) -> None:
+    """Undo an accepted proposal: the value before it is valid again."""
+    await _decide(lambda proposals: proposals.undo(proposal, by=_name(by)))
+
+
+async def _decide(work: Callable[[Proposals], Awaitable[Proposal]]) -> None:
+    from threadkeep.knowledge.views import ProposalView
+
+    async with opened_memory() as memory:
+        decided = await work(memory.proposals)
+    if terminal.as_json:
+        terminal.json(ProposalView.of(decided))
+    else:
+        owner = f"{decided.scope.kind} {decided.scope.owner}"
+        terminal.say(f"{decided.key} of {owner}, {decided.origin}, is {decided.status}.")
+
+
+def _name(by: str | None) -> str:
+    return by or getpass.getuser()

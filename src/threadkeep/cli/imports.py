@@ -71,7 +71,7 @@ async def import_openai_agents(
     user: Owner = None,
 ) -> None:
     """Store the sessions of the OpenAI Agents SDK (SQLiteSession, AdvancedSQLiteSession, SQLAlchemySession)."""
-    from threadkeep.cli.from_openai_agents import open_agent_sessions
+    from threadkeep.cli.from_databases import open_agent_sessions
 
     await _import_source(open_agent_sessions(source, branch=branch, user_id=user))
 
@@ -99,7 +99,7 @@ async def import_graph_store(
     ] = False,
 ) -> None:
     """Store histories that a LangGraph store keeps as one item each: {"version", "messages"}."""
-    from threadkeep.cli.from_graph_store import open_histories
+    from threadkeep.cli.from_databases import open_histories
     from threadkeep.graph_store.layout import GraphLayout
 
     layout = GraphLayout(tuple(namespace.split(".")), value_field=value_field)

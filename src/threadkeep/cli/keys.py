@@ -43,36 +43,29 @@ async def list_keys() -> None:
     """List all keys with their last use, revoked ones included. The last use is up to a minute late."""
     async with opened_memory() as memory:
         keys, now = await memory.api_keys.all(), memory.clock()
-    if terminal.as_json:
-        values = [
-            {
-                "name": key.name,
-                "scope": key.scope,
-                "user_id": key.user_id,
-                "valid": key.is_valid(now),
-                "created_at": key.created_at,
-                "expires_at": key.expires_at,
-                "revoked_at": key.revoked_at,
-                "last_used_at": key.last_used_at,
-            }
-            for key in keys
-        ]
-        terminal.json({"keys": values})
-    elif not keys:
-        terminal.note("There is no key; add one with: threadkeep keys add NAME")
-    else:
-        rows = [
-            (
-                key.name,
-                key.scope,
-                key.user_id or "",
-                "valid" if key.is_valid(now) else "revoked" if key.revoked_at else "expired",
-                relative(key.created_at),
-                "never" if key.last_used_at is None else relative(key.last_used_at),
-            )
-            for key in keys
-        ]
-        terminal.table(["key", "scope", "user", "state", "created", "last used"], rows)
+    names = ("created_at", "expires_at", "revoked_at", "last_used_at")
+    values = [
+        {"name": key.name, "scope": key.scope, "user_id": key.user_id, "valid": key.is_valid(now)}
+        | {name: getattr(key, name) for name in names}
+        for key in keys
+    ]
+    rows = [
+        (
+            key.name,
+            key.scope,
+            key.user_id or "",
+            "valid" if key.is_valid(now) else "revoked" if key.revoked_at else "expired",
+            relative(key.created_at),
+            "never" if key.last_used_at is None else relative(key.last_used_at),
+        )
+        for key in keys
+    ]
+    terminal.listing(
+        {"keys": values},
+        ["key", "scope", "user", "state", "created", "last used"],
+        rows,
+        nothing="There is no key; add one with: threadkeep keys add NAME",
+    )
 
 
 @commands.command("rotate")
@@ -90,10 +83,7 @@ async def revoke_key(name: _Name) -> None:
     """Revoke all keys of this name. A running service refuses them within seconds."""
     async with opened_memory() as memory:
         count = await memory.api_keys.revoke(name)
-    if terminal.as_json:
-        terminal.json({"revoked": count})
-    else:
-        terminal.say("Revoked.")
+    terminal.result({"revoked": count}, "Revoked.")
 
 
 def _show(key: NewKey) -> None:

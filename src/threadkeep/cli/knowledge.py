@@ -100,10 +100,7 @@ async def trust_workspace(
         return await graphiti.consents.trusted()
 
     trusted = await _with_graphiti(trusting)
-    if terminal.as_json:
-        terminal.json({"trusted": trusted})
-    else:
-        terminal.say(f"Trusted: {_workspaces(trusted)}.")
+    terminal.result({"trusted": trusted}, f"Trusted: {_workspaces(trusted)}.")
 
 
 @commands.command("test")
@@ -238,10 +235,10 @@ async def list_deliveries(
         changed = await _with_graphiti(lambda graphiti: graphiti.retry(number))
     else:
         changed = await _with_graphiti(lambda graphiti: graphiti.drop(number, status=wanted))
-    if terminal.as_json:
-        terminal.json({"changed": changed})
-    else:
-        terminal.say(f"{counted(changed, 'message')} {'will be sent again' if action == 'retry' else 'given up'}.")
+    terminal.result(
+        {"changed": changed},
+        f"{counted(changed, 'message')} {'will be sent again' if action == 'retry' else 'given up'}.",
+    )
 
 
 @commands.command("purge")
@@ -292,13 +289,6 @@ async def _list(status: DeliveryStatus | None, after: int, limit: int) -> None:
 
     found = await _with_graphiti(lambda graphiti: graphiti.deliveries(status=status, after=after, limit=limit))
     following = found[-1].number if len(found) == limit else None
-    if terminal.as_json:
-        values = [DeliveryView.of(one) for one in found]
-        terminal.json({"deliveries": values, "next_after": following})
-        return
-    if not found:
-        terminal.note("There are no such messages.")
-        return
     rows = [
         (
             str(one.number),
@@ -312,10 +302,15 @@ async def _list(status: DeliveryStatus | None, after: int, limit: int) -> None:
         )
         for one in found
     ]
-    head = ["number", "scope", "session", "role", "status", "sent", "again", "queued at"]
-    terminal.table(head, rows, right=["number", "sent", "again"])
-    if following is not None:
-        terminal.note(f"More: threadkeep knowledge deliveries --after {following}")
+    terminal.listing(
+        {"deliveries": [DeliveryView.of(delivery) for delivery in found], "next_after": following},
+        ["number", "scope", "session", "role", "status", "sent", "again", "queued at"],
+        rows,
+        right=["number", "sent", "again"],
+        nothing="There are no such messages.",
+        more="threadkeep knowledge deliveries --after",
+        following=following,
+    )
 
 
 def _status_lines(status: GraphitiStatus) -> list[tuple[str, str]]:

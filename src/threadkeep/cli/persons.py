@@ -1,7 +1,8 @@
-"""`threadkeep persons`: lists, exports, merges and unmerges persons."""
+"""`threadkeep persons` and `erase`: lists, exports, merges and erases persons, and erases sessions."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,19 +10,28 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import CursorOption, Limit, read_cursor, write_cursor
-from threadkeep.cli.problems import WrongUse
+from threadkeep.cli.opening import opened_memory, run
+from threadkeep.cli.options import Confirmed, CursorOption, Limit, read_cursor, write_cursor
+from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, relative, terminal
 
 if TYPE_CHECKING:
+    from threadkeep.history.erase import Verification
+    from threadkeep.records.erasure import EraseReceipt
     from threadkeep.records.knowledge import Person
 
 commands = typer.Typer(
     help="List persons, export one, merge two of them, or undo a merge.", no_args_is_help=True, rich_markup_mode=None
 )
-
 _Person = Annotated[str, typer.Argument(metavar="PERSON", help="Any id of the person, such as telegram:123.")]
+
+erase_commands = typer.Typer(help="Erase a person or a session for good.", no_args_is_help=True, rich_markup_mode=None)
+_REFUSAL = "Erasing cannot be undone: say --yes to do it without being asked, or --dry-run."
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and write nothing.")]
+Vacuum = Annotated[
+    bool, typer.Option("--vacuum", help="Rewrite the tables: also what went long ago. Nobody can write meanwhile.")
+]
+ReceiptFile = Annotated[Path | None, typer.Option("--receipt", help="Write the receipt to this file.")]
 
 
 @commands.command("list")
@@ -39,23 +49,18 @@ async def list_persons(
     async with opened_memory() as memory:
         persons, following = await memory.persons.page(query)
     next_cursor = write_cursor(following)
-    if terminal.as_json:
-        values = [PersonView.of(person) for person in persons]
-        terminal.json({"persons": values, "next_cursor": next_cursor})
-    elif not persons:
-        terminal.note("No such person is known.")
-    else:
-        rows = [
-            (
-                person.id,
-                ", ".join(person.names),
-                ", ".join(person.aliases[1:]),
-                relative(person.last_seen_at),
-            )
-            for person in persons
-        ]
-        terminal.table(["person", "names", "also", "last seen"], rows)
-        terminal.more("threadkeep persons list --cursor", next_cursor)
+    rows = [
+        (person.id, ", ".join(person.names), ", ".join(person.aliases[1:]), relative(person.last_seen_at))
+        for person in persons
+    ]
+    terminal.listing(
+        {"persons": [PersonView.of(person) for person in persons], "next_cursor": next_cursor},
+        ["person", "names", "also", "last seen"],
+        rows,
+        nothing="No such person is known.",
+        more="threadkeep persons list --cursor",
+        following=next_cursor,
+    )
 
 
 @commands.command("merge")
@@ -104,10 +109,7 @@ async def export_person(
             async for part in archive(_read(file), now):
                 target.write(part)
     partial.unlink()
-    if terminal.as_json:
-        terminal.json({"file": str(output), "lines": count})
-    else:
-        terminal.say(f"{counted(count, 'line')} are in {output}.")
+    terminal.result({"file": str(output), "lines": count}, f"{counted(count, 'line')} are in {output}.")
 
 
 async def _read(file: BinaryIO) -> AsyncIterator[str]:
@@ -118,7 +120,85 @@ async def _read(file: BinaryIO) -> AsyncIterator[str]:
 def _show(person: Person) -> None:
     from threadkeep.knowledge.views import PersonView
 
+    terminal.result(PersonView.of(person), f"{person.id} is known as {', '.join(person.aliases)}.")
+
+
+@erase_commands.command("user")
+def erase_user(
+    user_id: Annotated[str, typer.Argument(metavar="USER", help="The person, by any id.")],
+    *,
+    dry_run: DryRun = False,
+    vacuum: Vacuum = False,
+    receipt: ReceiptFile = None,
+    confirmed: Confirmed = False,
+) -> None:
+    """Erase a person with all ids. Broken off, it can simply be begun again."""
+    terminal.confirm("Erase this person, for good?", _REFUSAL, confirmed=confirmed or dry_run)
+    _show_receipt(run(_erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum)), receipt)
+
+
+@erase_commands.command("session")
+def erase_session(
+    session_id: Annotated[str, typer.Argument(metavar="SESSION", help="The session.")],
+    *,
+    dry_run: DryRun = False,
+    vacuum: Vacuum = False,
+    receipt: ReceiptFile = None,
+    confirmed: Confirmed = False,
+) -> None:
+    """Erase a session. Broken off, it can simply be begun again."""
+    terminal.confirm("Erase this session, for good?", _REFUSAL, confirmed=confirmed or dry_run)
+    _show_receipt(run(_erase(session_id=session_id, dry_run=dry_run, vacuum=vacuum)), receipt)
+
+
+@erase_commands.command("verify")
+def verify_receipt(receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="The file of a receipt.")]) -> None:
+    """Check that a receipt is of this database, and that the person or session is still gone."""
+    from threadkeep.records.erasure import EraseReceipt
+
+    try:
+        values = json.loads(receipt.read_text(encoding="utf-8"))
+        values.pop("complete", None)
+        known = EraseReceipt.from_dict(values)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise WrongUse(f"{receipt} is no receipt; name a file that `threadkeep erase … --receipt` wrote.") from None
+    found = run(_verify(known))
     if terminal.as_json:
-        terminal.json(PersonView.of(person))
+        terminal.json({"result": found})
+    if found == "unsigned":
+        raise NotDone("The receipt was not signed by this database, or it was changed; check --database.")
+    if found == "there":
+        raise NotDone("The receipt is genuine, and there is something of the person or session (again): erase it.")
+    if not terminal.as_json:
+        terminal.say("The receipt is genuine, and nothing of the person or session is there.")
+
+
+async def _erase(
+    *, session_id: str | None = None, user_id: str | None = None, dry_run: bool, vacuum: bool
+) -> EraseReceipt:
+    async with opened_memory() as memory:
+        return await memory.erase(session_id=session_id, user_id=user_id, dry_run=dry_run, vacuum=vacuum)
+
+
+async def _verify(receipt: EraseReceipt) -> Verification:
+    async with opened_memory() as memory:
+        return await memory.verify_erased(receipt)
+
+
+def _show_receipt(receipt: EraseReceipt, file: Path | None) -> None:
+    values = {**receipt.to_dict(), "complete": receipt.complete}
+    if file is not None:
+        file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    if terminal.as_json:
+        terminal.json(values)
     else:
-        terminal.say(f"{person.id} is known as {', '.join(person.aliases)}.")
+        after = "now" if receipt.dry_run else "after"
+        rows = [(store.name, str(store.before), str(store.after)) for store in receipt.stores]
+        terminal.table(["store", "before", after], rows, right=["before", after])
+        terminal.note(f"Not reached: {', '.join(receipt.not_reached)}.")
+        if receipt.dry_run:
+            terminal.note("Nothing was written.")
+        elif receipt.complete:
+            terminal.say("Erased.")
+    if not receipt.dry_run and not receipt.complete:
+        raise NotDone("Something was read back: a process still writes, or keeps pending turns. Repeat it.")

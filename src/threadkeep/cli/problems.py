@@ -1,10 +1,11 @@
-"""Conversion of errors: a sentence with its cure for people, a problem object for programs, and an exit code."""
+"""Errors and findings: a sentence with its cure for people, an object for programs, and an exit code."""
 
 from __future__ import annotations
 
 import re
 import traceback
 from dataclasses import dataclass
+from typing import Literal
 
 import typer
 
@@ -20,6 +21,19 @@ class WrongUse(Exception):
 
 class NotDone(Exception):
     """A command could not do its work; the sentence names an alternative."""
+
+
+type Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. Every finding that is not ok has a cure."""
+
+    check: str
+    level: Level
+    detail: str
+    cure: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from threadkeep.records import Retention, RetentionLimits
 
 if TYPE_CHECKING:
     from threadkeep.history.memory import Memory
-    from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned
+    from threadkeep.history.retention import Amount, PlannedRemoval, Pruned
     from threadkeep.history.run_retention import PrunedRuns, RunRetention
     from threadkeep.store.runs.retention import FinishedTree
 
@@ -49,8 +49,8 @@ async def prune_sessions(
 
     Sessions that have limits of their own keep to those. Broken off, it can simply be begun again.
     """
-    from threadkeep.history.all_retention import AllRetention
-    from threadkeep.history.pruning import Pruned
+    from threadkeep.history.retention import Pruned
+    from threadkeep.history.retention_rounds import AllRetention
 
     rules = _rules(delete, RetentionLimits(max_age_days, max_messages, max_idle_days))
     async with opened_memory() as memory:
@@ -64,7 +64,7 @@ async def prune_sessions(
         _confirm_deletion(f"{_amount(total.deleted)}{_whole(total)}", confirmed or not total.deleted.sessions)
         with _pruning(total.messages, _words(Pruned())) as reach:
             done = await retention.prune(
-                rules, session_ids=chosen, user_id=user, told=lambda done: reach(done.messages, _words(done))
+                rules, session_ids=chosen, user_id=user, report=lambda done: reach(done.messages, _words(done))
             )
         vacuumed = False
         if vacuum:
@@ -106,7 +106,7 @@ async def prune_runs(
             return
         _confirm_deletion(_run_words(total), confirmed or not plan)
         with _pruning(total.runs, _run_words(PrunedRuns())) as reach:
-            done = await memory.run_retention.prune(rules, told=lambda done: reach(done.runs, _run_words(done)))
+            done = await memory.run_retention.prune(rules, report=lambda done: reach(done.runs, _run_words(done)))
         with terminal.waiting("Removing their checkpoints"):
             await _remove_checkpoints(memory, rules)
     if terminal.as_json:
@@ -182,7 +182,7 @@ def _pruning(total: int, nothing: str) -> Iterator[Reach]:
 
 
 def _total(plan: Sequence[PlannedRemoval]) -> Pruned:
-    from threadkeep.history.pruning import Amount, Pruned
+    from threadkeep.history.retention import Amount, Pruned
 
     total = Pruned()
     for removal in plan:

@@ -30,6 +30,7 @@ _STYLES: Mapping[RunStatus, str] = {
     "cancelled": "magenta",
     "interrupted": "magenta",
 }
+RUN_COLUMNS = ("run", "workflow", "status", "session", "user", "asked for", "took")
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}
 _CALLS = ("tool_use", "tool_call", "function_call")
 _LABEL = 11
@@ -38,21 +39,11 @@ _ROLE = 9
 _LEAST_WORDS = 20
 
 
-def show_runs(runs: Sequence[Run]) -> None:
-    """Show a row for each run; a failed run has the kind of its error after the status."""
-    rows = [
-        (
-            run.run_id,
-            run.workflow,
-            (run.status + (f" ({run.error})" if run.error else ""), _STYLES[run.status]),
-            run.session_id or "",
-            run.user_id or "",
-            relative(run.created_at),
-            _duration(run),
-        )
-        for run in runs
-    ]
-    terminal.table(["run", "workflow", "status", "session", "user", "asked for", "took"], rows, right=["took"])
+def run_row(run: Run) -> Sequence[Styled]:
+    """Return a row of `RUN_COLUMNS`; a failed run has the kind of its error after the status."""
+    status = run.status + (f" ({run.error})" if run.error else "")
+    about = (run.session_id or "", run.user_id or "", relative(run.created_at), _duration(run))
+    return run.run_id, run.workflow, (status, _STYLES[run.status]), *about
 
 
 def show_run(run: Run, usages: Sequence[TokenUsage]) -> None:
@@ -144,7 +135,7 @@ async def show_queued(service: RunService, run_id: str, user_id: str | None) -> 
     if not run.over:
         # A child waits until its parent passes it the answer.
         state = "It has its answer" if run.status == "waiting" else f"It is {run.status}"
-        terminal.note(f"{state}: `threadkeep serve` or `threadkeep worker` on this database carries it out.")
+        terminal.note(f"{state}: `threadkeep serve` or `threadkeep worker` on this database executes it.")
     terminal.note(f"How it stands: threadkeep runs show {run_id}")
 
 

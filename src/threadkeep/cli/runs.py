@@ -38,7 +38,7 @@ commands = typer.Typer(
 
 RunIdArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 RunUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only if this user asked for it.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Carry it out here, and show what it says.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Execute it here, and show its output.")]
 
 
 class _Payload(NamedTuple):
@@ -63,7 +63,7 @@ async def list_runs(
     cursor: CursorOption = None,
 ) -> None:
     """List runs, the newest first, children among them."""
-    from threadkeep.cli.run_output import show_runs
+    from threadkeep.cli.run_output import RUN_COLUMNS, run_row
     from threadkeep.runs.views import RunSummary
 
     query = RunQuery(
@@ -77,15 +77,16 @@ async def list_runs(
     )
     async with opened_memory() as memory:
         found, following = await memory.runs.records.runs(query)
-    if terminal.as_json:
-        runs = [RunSummary.of(run).model_dump() for run in found]
-        terminal.json({"runs": runs, "next_cursor": write_cursor(following)})
-    elif not found:
-        chosen = status or workflow or session or user or set_aside
-        terminal.note("There are no such runs." if chosen else "There are no runs yet.")
-    else:
-        show_runs(found)
-        terminal.more("threadkeep runs list --cursor", write_cursor(following))
+    chosen = status or workflow or session or user or set_aside
+    terminal.listing(
+        {"runs": [RunSummary.of(run).model_dump() for run in found], "next_cursor": write_cursor(following)},
+        RUN_COLUMNS,
+        [run_row(run) for run in found],
+        right=["took"],
+        nothing="There are no such runs." if chosen else "There are no runs yet.",
+        more="threadkeep runs list --cursor",
+        following=write_cursor(following),
+    )
 
 
 @commands.command("show")
@@ -135,7 +136,8 @@ async def show_trace(
     run_output.show_trace(found, events)
     if not events:
         terminal.note(f"Nothing happened in it{' after that' if after else ' yet'}: it is {found.status}.")
-    terminal.more(f"threadkeep runs trace {run_id} --after", following)
+    if following is not None:
+        terminal.note(f"More: threadkeep runs trace {run_id} --after {following}")
 
 
 @commands.command("cancel")

@@ -1,4 +1,4 @@
-"""`threadkeep serve` and `worker`: the HTTP service and the worker, which run until Ctrl-C or SIGTERM; and `bench`."""
+"""Servers that run until Ctrl-C or SIGTERM: `threadkeep serve`, `worker` and `mcp`; and `bench`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from uuid import uuid4
 import typer
 
 from threadkeep.cli.opening import check_others_see, command_settings, opened_app, opened_memory
+from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import Reach, terminal
 from threadkeep.records import Message
 from threadkeep.version import __version__
 
 if TYPE_CHECKING:
     from threadkeep.history.session import Session
+    from threadkeep.memory import Memory
+    from threadkeep.settings import Settings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WARM_UP = 5
 _QUESTION = "Which of the two trains arrives earlier, and from which platform does it leave? "
 _ANSWER = "The one at nine arrives earlier, a quarter of an hour before the other; it leaves from platform seven. " * 3
-
 type _Measured = tuple[str, float, float]
 """An operation, and its median and 95th percentile in milliseconds."""
 
@@ -76,11 +78,8 @@ async def work() -> None:
     with _stop_signals() as stop:
         async with opened_app(settings, works=True, observers=[LogObserver()]) as app:
             await app.runs.service()
-            started = f"Threadkeep {__version__} carries out the runs of {settings.database} (Ctrl+C stops it)"
-            if terminal.as_json:
-                terminal.json({"announcement": [started]})
-            else:
-                terminal.say(started)
+            started = f"Threadkeep {__version__} executes the runs of {settings.database} (Ctrl+C stops it)"
+            terminal.result({"announcement": [started]}, started)
             await stop.wait()
             seconds = f"{settings.shutdown_timeout:g} seconds"
             terminal.note(f"It stops: runs at work get {seconds} to end, then others go on with them.")
@@ -150,3 +149,53 @@ async def _measure(session: Session, turns: int, reach: Reach) -> list[_Measured
             reach(number * turns + done + 1, name)
         results.append((name, statistics.median(times), statistics.quantiles(times, n=20)[-1]))
     return results
+
+
+async def serve_mcp(
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="ID", help="Over stdio: the user for whom the client speaks.")
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Offer tools that store messages and delete sessions.")
+    ] = False,
+    http: Annotated[bool, typer.Option("--http", help="Serve streamable HTTP at /mcp instead of stdio.")] = False,
+    host: Annotated[str, typer.Option(help="Over HTTP: the address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Over HTTP: the port to listen on.")] = 8701,
+) -> None:
+    """Serve the memory to clients of the Model Context Protocol; read-only without --write.
+
+    Over stdio the user is --user; without it all sessions can be read. Over HTTP each request needs a key of the
+    service, whose user is the user.
+    """
+    if http and user is not None:
+        raise WrongUse("Over HTTP the user is that of the key; leave --user out, or serve stdio.")
+    try:
+        from threadkeep.adapters import mcp as _  # noqa: F401 - says at once if it is not installed
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("threadkeep"):
+            raise
+        raise WrongUse("The extra `mcp` is not installed; install it with: pip install 'threadkeep[mcp]'") from None
+    from threadkeep.memory import open_memory
+
+    settings = command_settings()
+    url = settings.database_url.get_secret_value()
+    async with open_memory(url, options=settings.memory_options()) as memory:
+        if http:
+            await _serve_http(memory, settings, host, port, write=write)
+        else:
+            await _serve_stdio(memory, user, write=write)
+
+
+async def _serve_stdio(memory: Memory, user: str | None, *, write: bool) -> None:
+    from threadkeep.adapters.mcp import McpCaller, memory_server
+
+    caller = McpCaller(user, writes=write)
+    await memory_server(memory, lambda: caller, writes=write).run_stdio_async()
+
+
+async def _serve_http(memory: Memory, settings: Settings, host: str, port: int, *, write: bool) -> None:
+    from threadkeep.web.mcp_keys import keyed_server
+
+    server = await keyed_server(memory, settings, f"http://{host}:{port}", writes=write)
+    terminal.note(f"Threadkeep serves MCP at http://{host}:{port}/mcp (Ctrl+C stops it)")
+    await server.run_streamable_http_async(host=host, port=port, stateless_http=True, json_response=True)

@@ -1,13 +1,21 @@
-"""`threadkeep sessions`: lists, shows, searches, resets and deletes sessions."""
+"""`threadkeep sessions`: lists, shows, searches, changes, resets and deletes sessions."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import opened_session, opened_sessions, opened_tables
+from threadkeep.cli.opening import (
+    command_settings,
+    naming_the_database,
+    opened_app,
+    opened_session,
+    opened_sessions,
+    opened_tables,
+)
 from threadkeep.cli.options import (
     Confirmed,
     CursorOption,
@@ -19,15 +27,17 @@ from threadkeep.cli.options import (
     session_ids,
     write_cursor,
 )
+from threadkeep.cli.problems import WrongUse, problem_of
 from threadkeep.cli.terminal import counted, escape, first_words, relative, terminal, typed
+from threadkeep.errors import ThreadkeepError
 
 if TYPE_CHECKING:
+    from threadkeep.history.session import Session
     from threadkeep.records import Message, SessionInfo
 
 commands = typer.Typer(
     help="List, show, search, export, import, prune, reset or delete them.", no_args_is_help=True, rich_markup_mode=None
 )
-
 _WORDS = 40
 _STYLES = {"user": "bold cyan", "assistant": "bold green", "system": "bold magenta"}
 
@@ -54,25 +64,28 @@ async def list_sessions(
             page = await sessions.page(wanted)
             damaged = sorted({error.session_id for error in await sessions.damaged(user)})
     infos, following = page
-    if terminal.as_json:
-        values = {"sessions": [session_values(info) for info in infos], "next_cursor": write_cursor(following)}
-        terminal.json({**values, **({"damaged": damaged} if damaged else {})})
-    elif not infos:
-        terminal.note("There are no such sessions." if user or query or cursor else "There are no sessions yet.")
-    else:
-        rows = [
-            (
-                info.session_id,
-                info.user_id or "",
-                first_words(info.title or "", _WORDS),
-                first_words(info.last_message or "", _WORDS),
-                f"{info.message_count:,}",
-                relative(info.updated_at) + ("" if info.active else ", inactive"),
-            )
-            for info in infos
-        ]
-        terminal.table(["session", "user", "title", "last message", "messages", "activity"], rows, right=["messages"])
-        terminal.more("threadkeep sessions list --cursor", write_cursor(following))
+    next_cursor = write_cursor(following)
+    rows = [
+        (
+            info.session_id,
+            info.user_id or "",
+            first_words(info.title or "", _WORDS),
+            first_words(info.last_message or "", _WORDS),
+            f"{info.message_count:,}",
+            relative(info.updated_at) + ("" if info.active else ", inactive"),
+        )
+        for info in infos
+    ]
+    values: dict[str, object] = {"sessions": [session_values(info) for info in infos], "next_cursor": next_cursor}
+    terminal.listing(
+        values | ({"damaged": damaged} if damaged else {}),
+        ["session", "user", "title", "last message", "messages", "activity"],
+        rows,
+        right=["messages"],
+        nothing="There are no such sessions." if user or query or cursor else "There are no sessions yet.",
+        more="threadkeep sessions list --cursor",
+        following=next_cursor,
+    )
     _name_damaged(damaged)
 
 
@@ -117,20 +130,19 @@ async def search_messages(
     """Find messages by their words, best first."""
     async with opened_sessions() as sessions:
         result = await sessions.search(query, user_id=user, limit=limit)
-    if terminal.as_json:
-        found = [
-            {"session_id": key, "score": score, "message": message.to_dict()} for key, message, score in result.hits
-        ]
-        damaged = {"damaged": result.damaged} if result.damaged else {}
-        terminal.json({"hits": found, "unindexed": result.unindexed, **damaged})
-    elif not result.hits:
-        terminal.note("No message has all these words.")
-    else:
-        rows = [
-            (key, str(message.seq), message.role, _around(message.content, query), relative(message.created_at))
-            for key, message, _ in result.hits
-        ]
-        terminal.table(["session", "seq", "role", "message", "when"], rows, right=["seq"])
+    found = [{"session_id": key, "score": score, "message": message.to_dict()} for key, message, score in result.hits]
+    damaged = {"damaged": result.damaged} if result.damaged else {}
+    rows = [
+        (key, str(message.seq), message.role, _around(message.content, query), relative(message.created_at))
+        for key, message, _ in result.hits
+    ]
+    terminal.listing(
+        {"hits": found, "unindexed": result.unindexed, **damaged},
+        ["session", "seq", "role", "message", "when"],
+        rows,
+        right=["seq"],
+        nothing="No message has all these words.",
+    )
     if result.unindexed:
         missing = counted(result.unindexed, "message")
         terminal.note(f"Not all was searched: the index still lacks {missing}. `threadkeep migrate` fills it.")
@@ -143,10 +155,9 @@ async def reset_session(session: SessionIdArgument, user: UserId = None) -> None
     async with opened_session(session, user) as (handle, _):
         await handle.reset()
         info = await handle.info()
-    if terminal.as_json:
-        terminal.json(session_values(info))
-    else:
-        terminal.say(f"{session} starts afresh after message {info.reset_seq}; its transcript stays.")
+    terminal.result(
+        session_values(info), f"{session} starts afresh after message {info.reset_seq}; its transcript stays."
+    )
 
 
 @commands.command("delete")
@@ -209,3 +220,99 @@ def _around(content: str, query: str) -> str:
     position = content.lower().find(query.lower().split()[0]) if query.split() else 0
     start = max(position - _WORDS // 2, 0)
     return ("…" if start else "") + first_words(content[start:], 2 * _WORDS)
+
+
+@commands.command("take-back")
+async def take_back_messages(
+    session: SessionIdArgument,
+    number: Annotated[int, typer.Option("-n", min=1, max=10_000, help="How many of the newest messages.")] = 1,
+    user: UserId = None,
+) -> None:
+    """Take back the newest messages of a session: they stay in its history, but are not active any more."""
+    async with opened_session(session, user) as (handle, _):
+        taken = await handle.take_back(number)
+    if terminal.as_json:
+        terminal.json({"session_id": session, "messages": [message.to_dict() for message in taken]})
+        return
+    for message in taken:
+        terminal.say(f"#{message.seq}  {message.role}: {first_words(message.content, _WORDS)}")
+    terminal.note(f"Took {counted(len(taken), 'message')} back." if taken else "There is no message to take back.")
+
+
+@commands.command("edit")
+async def edit_message(
+    session: SessionIdArgument,
+    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="The message's id, or its number.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The new text.")],
+    new_id: Annotated[str | None, typer.Option(metavar="ID", help="The id of the new version.")] = None,
+    user: UserId = None,
+) -> None:
+    """Replace a message with a new version; later messages stay in the history, but are not active any more."""
+    async with opened_session(session, user) as (handle, _):
+        edited = await handle.edit(await _id_of(handle, message), text, new_id=new_id)
+    terminal.result(
+        {"session_id": session, "message": edited.to_dict()},
+        f"The new version is message {edited.seq}, with the id {edited.id}.",
+    )
+
+
+@commands.command("branch")
+async def branch_session(
+    session: SessionIdArgument,
+    at: Annotated[
+        int | None, typer.Option(min=1, metavar="SEQ", help="The number of its last message; the newest else.")
+    ] = None,
+    branch_id: Annotated[
+        str | None, typer.Option("--as", metavar="ID", help="The id of the branch; a new one else.")
+    ] = None,
+    user: UserId = None,
+) -> None:
+    """Create a session with the messages of another one, up to a position. Both continue independently."""
+    async with opened_session(session, user) as (handle, _):
+        info = await (await handle.branch(at, session_id=branch_id)).info()
+    if terminal.as_json:
+        known = {"parent_session_id": info.parent_session_id, "parent_seq": info.parent_seq}
+        terminal.json({"session_id": info.session_id, "message_count": info.message_count, **known})
+        return
+    terminal.say(f"{info.session_id} begins with {counted(info.message_count, 'message')} of {session}.")
+    terminal.note(f"Go on with: threadkeep chat --session {shlex.quote(info.session_id)}")
+
+
+@commands.command("regenerate")
+async def regenerate_answer(
+    session: SessionIdArgument,
+    *,
+    run_id: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The run whose question it is.")] = None,
+    message: Annotated[
+        str | None, typer.Option("--message", metavar="ID", help="The question's id; the newest question else.")
+    ] = None,
+    user: UserId = None,
+) -> None:
+    """Answer a question again; later messages stay in the history, but are not active any more."""
+    if run_id is not None and message is not None:
+        raise WrongUse("Name the run or the message, not both.")
+    settings = command_settings()
+    async with opened_app(settings, works=False) as app:
+        from threadkeep.cli.answers import Answer
+        from threadkeep.history.all_sessions import AllSessions
+        from threadkeep.runs.chat import Again, RegenerationRequest
+
+        with naming_the_database(settings):
+            handle, _ = await AllSessions(app.memory).find(session, user_id=user)
+            request = RegenerationRequest(run_id, message, trigger="cli")
+            turn = await Again(app.chat, app.memory, app.workflows).begin(handle, request)
+        answer = Answer()
+        answer.begin()
+        try:
+            await answer.show(turn)
+        except ThreadkeepError as error:
+            answer.fail(problem_of(error))
+            raise typer.Exit(1) from None
+
+
+async def _id_of(session: Session, message: str) -> str:
+    """Return the id of a message that is named by its id or its number."""
+    if message.isdecimal() and await session.find(message) is None:
+        for found in await session.at([int(message)]):
+            return found.id or message
+    return message

@@ -74,6 +74,37 @@ class Terminal:
         """Print a JSON document on one line."""
         print(dump(value, sys.stdout), flush=True)  # noqa: T201 - rich would wrap it
 
+    def result(self, value: object, sentence: str, *, style: str = "") -> None:
+        """Print the result of a command: the value as JSON, or else the sentence."""
+        if self.as_json:
+            self.json(value)
+        else:
+            self.say(sentence, style=style)
+
+    def listing(
+        self,
+        value: object,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Styled]],
+        *,
+        nothing: str,
+        right: Sequence[str] = (),
+        more: str = "",
+        following: object = None,
+    ) -> None:
+        """Print a page of a list: the value as JSON, or else a table and the command for the next page.
+
+        Without rows it prints a note that says that there is `nothing`.
+        """
+        if self.as_json:
+            self.json(value)
+        elif not rows:
+            self.note(nothing)
+        else:
+            self.table(columns, rows, right=right)
+            if following is not None:
+                self.note(f"More: {more} {following}")
+
     def say(self, *parts: Styled, style: str = "", end: str = "\n") -> None:
         """Print a line on stdout without wrapping it."""
         self._print(parts, style, sys.stdout, end)
@@ -86,11 +117,6 @@ class Terminal:
     def error(self, sentence: str) -> None:
         """Print an error sentence on stderr."""
         self._print([sentence], "red", sys.stderr)
-
-    def more(self, command: str, following: object) -> None:
-        """Print the command for the next page, if there is one."""
-        if following is not None:
-            self.note(f"More: {command} {following}")
 
     def labelled(self, label: str, text: str, *, style: str = "") -> None:
         """Print a line with a label; on a terminal, the text is wrapped in a column beside the label."""

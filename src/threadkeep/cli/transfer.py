@@ -109,10 +109,7 @@ async def import_facts(
                     raise NotDone(f"{lines}: {error} Nothing of these lines is stored.") from None
                 read += len(batch)
                 reach(read, counted(read, "value"))
-    if terminal.as_json:
-        terminal.json({"read": read, "stored": stored})
-    else:
-        terminal.say(f"{counted(stored, 'value')} stored of {read:,}.")
+    terminal.result({"read": read, "stored": stored}, f"{counted(stored, 'value')} stored of {read:,}.")
 
 
 def _words(done: Exported) -> str:

@@ -8,17 +8,85 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import chain, zip_longest
 
+from threadkeep.context.manifest import ContextManifest, ConversationPlace
 from threadkeep.errors import InvalidInput, SessionDamaged, SessionNotFound
 from threadkeep.graph_store.layout import GraphLayout
-from threadkeep.history.conversation_calls import calls_in, runs_in
 from threadkeep.history.graph_conversations import order_name, place_in
+from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory
-from threadkeep.history.session import Session
+from threadkeep.history.session import LONGEST_PAGE, Session
 from threadkeep.records import SearchResult, SessionInfo
 from threadkeep.store.manifests import Cursor, StoredManifest
 from threadkeep.store.transcripts import SessionQuery
 
 type _Cursor = tuple[datetime, str]
+
+
+async def runs_in(
+    session: Session, *, page_size: int = LONGEST_PAGE, since: datetime | None = None
+) -> AsyncIterator[list[str]]:
+    """Yield the runs that spoke in a session, in groups, each once, the run with the newest message first.
+
+    The first page has `page_size` messages, including superseded ones, and each further page twice as many. Messages
+    stored before `since` are not read. The first messages of a branch belong to another session.
+    """
+    try:
+        info = await session.info()
+    except SessionNotFound:
+        return
+    begun = info.created_at if info.parent_session_id is not None else None
+    seen: set[str] = set()
+    before: int | None = None
+    while True:
+        page = await session.page(before, min(page_size, LONGEST_PAGE), view="history")
+        newest_first = [
+            message.run_id
+            for message in reversed(page.messages)
+            if message.run_id is not None and not (begun and message.created_at and message.created_at < begun)
+        ]
+        if found := [run_id for run_id in dict.fromkeys(newest_first) if run_id not in seen]:
+            seen.update(found)
+            yield found
+        oldest = page.messages[0].created_at if page.messages else None
+        if page.next_before is None or (since is not None and oldest is not None and oldest < since):
+            return
+        before, page_size = page.next_before, page_size * 2
+
+
+async def calls_in(
+    session: Session, place: ConversationPlace, manifests: Manifests, *, limit: int, before: Cursor | None = None
+) -> list[StoredManifest]:
+    """Return the calls that saw a conversation, before a cursor: newest run first, newest call first.
+
+    It reads only as much of the conversation as the page needs.
+    """
+    if limit < 1:
+        raise InvalidInput("A page of manifests has at least one.")
+    found: list[StoredManifest] = []
+    last_run = None if before is None else before[1]
+    async for runs in runs_in(session, page_size=2 * limit, since=manifests.kept_since()):
+        if last_run is not None and last_run not in runs:
+            continue
+        wanted = runs if last_run is None else runs[runs.index(last_run) :]
+        last_run = None
+        rank = {run_id: number for number, run_id in enumerate(wanted)}
+        calls = [call for call in await manifests.of_runs(wanted) if _saw(call, place)]
+        calls.sort(key=lambda call: call.cursor, reverse=True)
+        calls.sort(key=lambda call: rank[call.run_id])
+        if before is not None:
+            calls = [call for call in calls if call.run_id != before[1] or call.cursor < before]
+        found += calls
+        if len(found) >= limit:
+            break
+    return found[:limit]
+
+
+def _saw(call: StoredManifest, place: ConversationPlace) -> bool:
+    """Return whether a call was made in a conversation."""
+    conversation = call.manifest.get("conversation")
+    if not isinstance(conversation, dict) or conversation.get("key") != place.key:
+        return False
+    return ContextManifest.from_dict(call.manifest).conversation == place
 
 
 class AllSessions:
@@ -39,29 +107,31 @@ class AllSessions:
         if query.limit < 1:
             raise InvalidInput("A page of sessions has at least one.")
         found, more = await self._memory.sessions_page(query)
-        async for layout, memory in self._beside():
+        async for layout, memory in self._namespaces():
             infos, further = await memory.sessions_page(query)
             found += [replace(info, namespace=layout.namespace) for info in infos]
             more = more or further
-        found.sort(key=_place, reverse=True)
+        found.sort(key=_cursor_of, reverse=True)
         cut = query.limit
         # A cursor cannot separate two entries with the same id and time, so they stay on one page.
-        while 0 < cut < len(found) and _place(found[cut]) == _place(found[cut - 1]):
+        while 0 < cut < len(found) and _cursor_of(found[cut]) == _cursor_of(found[cut - 1]):
             cut += 1
         if len(found) <= cut and more is None:
             return found, None
-        return found[:cut], _place(found[:cut][-1])
+        return found[:cut], _cursor_of(found[:cut][-1])
 
-    async def places(self) -> list[tuple[GraphLayout | None, Memory]]:
+    async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
         """Return every location of sessions: the memory's own first, then the conversations with their layouts."""
-        return [(None, self._memory), *[place async for place in self._beside()]]
+        return [(None, self._memory), *[one async for one in self._namespaces()]]
 
-    async def keeper(self, layout: GraphLayout | None) -> Memory:
+    async def memory_of(self, layout: GraphLayout | None) -> Memory:
         """Return the memory of the sessions, or of a layout's conversations in the graph store, which it registers."""
         if layout is None:
             return self._memory
         store = await self._memory.graph_store()
-        return self._memory if self._memory.keeps(store, layout) else await self._memory.beside(layout, store)
+        if self._memory.has_namespace(store, layout):
+            return self._memory
+        return await self._memory.namespace(layout, store)
 
     async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> SearchResult:
         """Return messages that contain all words of a query; results alternate between the locations.
@@ -70,7 +140,7 @@ class AllSessions:
         """
         own = await self._memory.search_result(query, user_id=user_id, limit=limit)
         found, damaged = [own.hits], [*own.damaged]
-        async for _, memory in self._beside():
+        async for _, memory in self._namespaces():
             result = await memory.search_result(query, user_id=user_id, limit=limit)
             found.append(result.hits)
             damaged += result.damaged
@@ -80,7 +150,7 @@ class AllSessions:
     async def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
         """Return the damaged items that this process has found in all locations, of one user or of all."""
         found = self._memory.damaged(user_id)
-        async for _, memory in self._beside():
+        async for _, memory in self._namespaces():
             found += memory.damaged(user_id)
         return found
 
@@ -118,12 +188,12 @@ class AllSessions:
         gone = await self._memory.session(session_id, user_id=user_id).delete()
         if gone:
             await self._memory.runs.places.forget(session_id)
-        return await self.erase_beside(session_id, user_id=user_id) or gone
+        return await self.erase_conversations(session_id, user_id=user_id) or gone
 
-    async def erase_beside(self, session_id: str, *, user_id: str | None = None) -> bool:
+    async def erase_conversations(self, session_id: str, *, user_id: str | None = None) -> bool:
         """Delete only the conversations with an id; the session is deleted separately."""
         gone = False
-        for _, layout, memory in await self._memory.besides():
+        for _, layout, memory in await self._memory.namespaces():
             session = memory.session(session_id, user_id=user_id)
             runs: list[str] = []
             with contextlib.suppress(SessionDamaged):  # its other runs are deleted by their own retention
@@ -141,7 +211,7 @@ class AllSessions:
         Raises:
             SessionNotFound: there is none, or not for this user.
         """
-        for layout, memory in await self.places():
+        for layout, memory in await self.locations():
             with contextlib.suppress(SessionNotFound):
                 with contextlib.suppress(SessionDamaged):
                     await memory.session(session_id, user_id=user_id).info()
@@ -154,21 +224,21 @@ class AllSessions:
         try:
             return None, session, await session.info()
         except SessionNotFound:
-            async for layout, memory in self._beside():
+            async for layout, memory in self._namespaces():
                 other = memory.session(session_id, user_id=user_id)
                 with contextlib.suppress(SessionNotFound):
                     return layout, other, replace(await other.info(), namespace=layout.namespace)
             raise
 
-    async def _beside(self) -> AsyncIterator[tuple[GraphLayout, Memory]]:
+    async def _namespaces(self) -> AsyncIterator[tuple[GraphLayout, Memory]]:
         """Yield the memories of conversations with their layouts, each location once."""
         seen: set[object] = set()
-        for store, layout, memory in await self._memory.besides():
-            place = (store, replace(layout, chunk_size=1))
-            if place not in seen:
-                seen.add(place)
+        for store, layout, memory in await self._memory.namespaces():
+            location = (store, replace(layout, chunk_size=1))
+            if location not in seen:
+                seen.add(location)
                 yield layout, memory
 
 
-def _place(info: SessionInfo) -> _Cursor:
+def _cursor_of(info: SessionInfo) -> _Cursor:
     return info.updated_at, info.session_id

@@ -19,8 +19,7 @@ from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreError
 from threadkeep.history.compression import Compression, CompressionFailed, Summarizer
 from threadkeep.history.keys import channel_of
-from threadkeep.history.summary_range import CompressionRequest, RangeReader
-from threadkeep.history.summary_writer import SummaryWriter
+from threadkeep.history.summary_writer import CompressionRequest, RangeReader, SummaryWriter
 from threadkeep.observe import Observer, SummaryFailed, SummaryFailure
 from threadkeep.records import Summary
 from threadkeep.store.summaries import Summaries
@@ -105,7 +104,7 @@ class Compressor:
         self._put(CompressionRequest(session_id, compression, summarizer, budget, left_out_upto_seq, window))
         if len(self._waiting) > _MOST_SESSIONS:
             crowded_out, _ = self._waiting.popitem(last=False)
-            self._tell(crowded_out, "crowded")
+            self._report(crowded_out, "crowded")
         self._idle.clear()
         self._wake.set()
         if self._task is None:
@@ -194,7 +193,7 @@ class Compressor:
         return SummaryWriter(request, self._reader, self._summaries, observer=self._observer, counter=self._counter)
 
     def _failed(self, session_id: str, reason: SummaryFailure, error: str | None) -> None:
-        self._tell(session_id, reason, error)
+        self._report(session_id, reason, error)
         if reason == "outdated":
             return  # another process did it, or nothing is due any more
         before = self._troubles.pop(session_id, _Trouble(0, 0, self._clock()))
@@ -204,7 +203,7 @@ class Compressor:
         if len(self._troubles) > _MOST_SESSIONS:
             self._troubles.popitem(last=False)
 
-    def _tell(self, session_id: str, reason: SummaryFailure, error: str | None = None) -> None:
+    def _report(self, session_id: str, reason: SummaryFailure, error: str | None = None) -> None:
         self._observer.notify(
             SummaryFailed(channel=channel_of(session_id), reason=reason, error=error, session_id=session_id)
         )

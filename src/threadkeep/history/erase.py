@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from threadkeep.errors import InvalidInput, SessionDamaged, StoreUnavailable
 from threadkeep.history.memory import Memory
+from threadkeep.history.pending_files import discard_waiting, waiting_files
 from threadkeep.history.session import Session
-from threadkeep.history.waiting import discard_waiting, waiting_files
 from threadkeep.records import Message, Turn
 from threadkeep.records.erasure import ErasedKind, ErasedStore, EraseReceipt
 from threadkeep.store.erasing import Erasable, TableErasing
@@ -208,7 +208,7 @@ class Eraser:
     async def _others(self) -> list[Memory]:
         """Return the memories of conversations that agents keep, each location once."""
         places = {
-            (store, replace(layout, chunk_size=1)): other for store, layout, other in await self._memory.besides()
+            (store, replace(layout, chunk_size=1)): other for store, layout, other in await self._memory.namespaces()
         }
         return list(places.values())
 

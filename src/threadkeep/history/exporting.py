@@ -136,7 +136,7 @@ async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: st
     Raises:
         SessionNotFound: an id has nothing; then nothing is yielded.
     """
-    locations = await AllSessions(memory).places()
+    locations = await AllSessions(memory).locations()
     found = [each for session_id in dict.fromkeys(session_ids) for each in await _named(locations, session_id, user_id)]
     for each in found:
         yield each
@@ -149,7 +149,7 @@ async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[Ex
     again until it has nothing new.
     """
     started = memory.clock()
-    for layout, home in await AllSessions(memory).places():
+    for layout, home in await AllSessions(memory).locations():
         given: set[str] = set()
         missed = True
         while missed:
@@ -167,7 +167,7 @@ async def count_messages(
     memory: Memory, session_ids: Sequence[str], user_id: str | None, *, view: View = "active"
 ) -> int:
     """Return the number of messages to export."""
-    locations = await AllSessions(memory).places()
+    locations = await AllSessions(memory).locations()
     if session_ids:
         sessions = [home.session(one, user_id=user_id) for _, home in locations for one in set(session_ids)]
         return sum([await session.count(view=view) for session in sessions])

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
 
-_NOTING_SECONDS = 5.0
+_REGISTER_SECONDS = 5.0
 _OWN = "own"
 _NO_SESSION = "\x1f"
 """The first character of names in the order of turns that are no session ids, which have no control characters."""
@@ -74,7 +74,7 @@ class GraphConversations:
         self._observer = observer
         self._store = None if isinstance(given, DatabaseAddress) else given
         self._opening = asyncio.Lock()
-        self._noted: set[GraphLayout] = set()
+        self._registered: set[GraphLayout] = set()
 
     async def store(self) -> BaseStore:
         """Return the store, which closes with the memory. Raises `StoreUnavailable` if its database does not answer."""
@@ -118,18 +118,18 @@ class GraphConversations:
         """Return whether a store is the memory's own."""
         return self.name_of(store) == _OWN
 
-    def is_news(self, store: BaseStore, layout: GraphLayout) -> bool:
+    def is_unregistered(self, store: BaseStore, layout: GraphLayout) -> bool:
         """Return whether other processes may not yet know this layout of conversations."""
-        return layout not in self._noted and self.is_own(store)
+        return layout not in self._registered and self.is_own(store)
 
-    async def note(self, layout: GraphLayout) -> None:
+    async def register(self, layout: GraphLayout) -> None:
         """Register a layout in the memory's own store for other processes; a failure is retried the next time."""
-        self._noted.add(layout)
+        self._registered.add(layout)
         try:
-            async with asyncio.timeout(_NOTING_SECONDS):
+            async with asyncio.timeout(_REGISTER_SECONDS):
                 await self.layouts.add(layout)
         except (StoreError, TimeoutError):
-            self._noted.discard(layout)
+            self._registered.discard(layout)
 
     def transcripts(self, store: BaseStore, layout: GraphLayout) -> GraphTranscripts:
         """Return the conversations of a layout in a store."""

@@ -112,7 +112,7 @@ class Importer:
         """Store the lines taken since the last call."""
         waiting, self._parts, self._waiting = self._parts, [], 0
         for layout in dict.fromkeys(part.line.layout for part in waiting):
-            home = await self._everything.keeper(layout)
+            home = await self._everything.memory_of(layout)
             await self._store(home, [part for part in waiting if part.line.layout == layout])
 
     async def _store(self, home: Memory, parts: Sequence[_Part]) -> None:

@@ -30,7 +30,7 @@ from threadkeep.history.retention import Pruner
 from threadkeep.history.searching import Searching
 from threadkeep.history.session import Session
 from threadkeep.history.session_rows import SessionCache
-from threadkeep.history.text_digests import TextDigests
+from threadkeep.history.stored_values import TextDigests
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored
@@ -98,8 +98,8 @@ class Memory:
         self.work_for_all: list[asyncio.Task[None]] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._speakers: WeakSet[LastWords] = WeakSet()
-        self._nowhere: Self | None = None
-        self._others: dict[tuple[object, GraphLayout], Self] = {}
+        self._null: Self | None = None
+        self._namespaces: dict[tuple[object, GraphLayout], Self] = {}
         self._opening = asyncio.Lock()
         self.loop = MemoryLoop()
         self.lifetime = AsyncExitStack()
@@ -136,27 +136,27 @@ class Memory:
         """Return whether the LangGraph store is open, or was ever created in its database."""
         return await self._conversations.exists()
 
-    async def beside(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
+    async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
         """Return the memory of the conversations that agents keep in a store; by default in `graph_store()`.
 
         It is opened on first use and closes with this one. The tables have no rows for these conversations: there are
         no anchors and no summaries, and steps of earlier turns are in the store. Turns that cannot be written wait in a
         separate folder below this memory's.
         """
-        told = store is not None
+        given = store is not None
         store = await self.graph_store() if store is None else store
-        if told and self._conversations.is_news(store, layout):
-            _ = self._begin(self._conversations.note(layout))
+        if given and self._conversations.is_unregistered(store, layout):
+            _ = self._begin(self._conversations.register(layout))
         key = (self._conversations.name_of(store), layout)
         async with self._opening:
-            if key not in self._others:
+            if key not in self._namespaces:
                 transcripts, options = self._conversations.transcripts(store, layout), self.pending.options
                 if options.folder is not None:
                     options = replace(options, folder=options.folder / folder_of(layout))
-                pending = self.pending.beside(transcripts, options, namespace=layout.namespace)
+                pending = self.pending.of_namespace(transcripts, options, namespace=layout.namespace)
                 await pending.start()
                 rows = self._conversations.retention(transcripts, self.runs.records.forget_runs_at_rest)
-                self._others[key] = self._at(
+                self._namespaces[key] = self._at(
                     Backend(
                         transcripts=transcripts,
                         index=Searching(self._conversations.search(transcripts), self.observers),
@@ -165,21 +165,21 @@ class Memory:
                         contexts=self._conversations.contexts(transcripts),
                         older_turns=OlderTurns(transcripts, self.embeddings, self.observers),
                         pending=pending,
-                        retention=self.retention.beside(rows, pending),
+                        retention=self.retention.of_namespace(rows, pending),
                     )
                 )
-            return self._others[key]
+            return self._namespaces[key]
 
-    async def besides(self) -> list[tuple[object, GraphLayout, Self]]:
+    async def namespaces(self) -> list[tuple[object, GraphLayout, Self]]:
         """Return the memories of all known conversations of agents, with their stores and layouts.
 
         Raises:
             StoreUnavailable: the graph store's database does not answer, or this memory's.
         """
         for layout in await self._conversations.layouts.all():
-            if not self.keeps(await self.graph_store(), layout):
-                await self.beside(layout)
-        return [(store, layout, memory) for (store, layout), memory in self._others.items()]
+            if not self.has_namespace(await self.graph_store(), layout):
+                await self.namespace(layout)
+        return [(store, layout, memory) for (store, layout), memory in self._namespaces.items()]
 
     async def start(self) -> None:
         """Take over pending turns of dead processes, here and in conversations of agents, and start delivery."""
@@ -190,14 +190,14 @@ class Memory:
         for layout in await self._conversations.layouts.all():
             if spool_files(folder / folder_of(layout)):
                 with contextlib.suppress(StoreError):  # the next start or the next turn retries it
-                    await self.beside(layout)
+                    await self.namespace(layout)
 
     @property
     def in_graph_store(self) -> bool:
         """True if the messages of this memory's sessions are in a graph store."""
         return isinstance(self._backend.transcripts, GraphTranscripts | IndexedTranscripts)
 
-    def keeps(self, store: BaseStore, layout: GraphLayout) -> bool:
+    def has_namespace(self, store: BaseStore, layout: GraphLayout) -> bool:
         """Return whether this memory's own sessions are the conversations of a layout in a store."""
         return self.in_graph_store and layout.lies_as(GraphLayout()) and self._conversations.is_own(store)
 
@@ -209,18 +209,18 @@ class Memory:
             self.older_turns.forget(session_id)
             self.session_cache.forget(session_id)
 
-    async def holding(self, place: ConversationPlace) -> Self:
+    async def memory_of(self, place: ConversationPlace) -> Self:
         """Return the memory that has a conversation; an empty one if none has it.
 
         Raises:
             StoreUnavailable: the graph store's database does not answer.
         """
         wanted = GraphLayout(place.namespace, place.meta_key_suffix, value_field=place.value_field)
-        opened = [memory for (_, layout), memory in self._others.items() if layout.lies_as(wanted)]
+        opened = [memory for (_, layout), memory in self._namespaces.items() if layout.lies_as(wanted)]
         for memory in opened:
             if await memory.session(place.key).count():
                 return memory
-        return await self.beside(wanted)
+        return await self.namespace(wanted)
 
     def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
         """Return the damaged items of sessions that this process has found, of one user or of all.
@@ -238,11 +238,11 @@ class Memory:
         other.session_cache = SessionCache(0)
         return other
 
-    def forgetting(self) -> Self:
+    def null_memory(self) -> Self:
         """Return a memory that stores nothing, for runs that belong to no session."""
-        if self._nowhere is None:
+        if self._null is None:
             nothing = NullTranscripts()
-            self._nowhere = self._at(
+            self._null = self._at(
                 replace(
                     self._backend,
                     transcripts=nothing,
@@ -253,7 +253,7 @@ class Memory:
                     pending=PendingTurns(nothing, PendingOptions(), observer=self.observers, clock=self.clock),
                 )
             )
-        return self._nowhere
+        return self._null
 
     async def finish[**P, T](self, work: Callable[P, Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
         """Finish work even if its caller is cancelled; closing the memory waits for it."""
@@ -290,8 +290,8 @@ class Memory:
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         while self._unfinished:
             await asyncio.wait(self._unfinished)
-        nowhere = [] if self._nowhere is None else [self._nowhere]
-        for other in (*nowhere, *self._others.values()):
+        null = [] if self._null is None else [self._null]
+        for other in (*null, *self._namespaces.values()):
             await other.pending.close()
         for error in filter(None, results):
             raise error

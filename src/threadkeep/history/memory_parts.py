@@ -9,7 +9,6 @@ from datetime import datetime
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations
-from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.older_turns import OlderTurns
@@ -17,6 +16,7 @@ from threadkeep.history.pending import PendingTurns
 from threadkeep.history.retention import Pruner
 from threadkeep.history.run_retention import RunPruner
 from threadkeep.history.searching import Searching
+from threadkeep.history.stored_values import LearnedFactors
 from threadkeep.observe import Observers
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.store.address import DatabaseAddress

@@ -19,8 +19,7 @@ from typing import Any, Literal
 from threadkeep.context.recall import Passage, passage_of, select
 from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import SessionDamaged
-from threadkeep.history.embedded_talks import EmbeddedTalks
-from threadkeep.history.talk_index import TalkIndex, id_at, place_of
+from threadkeep.history.conversation_index import ConversationIndex, TurnVectors, id_at, position_of
 from threadkeep.observe import Observer
 from threadkeep.records import Message, SessionInfo
 from threadkeep.store.context_tables import EmbeddingRows
@@ -28,8 +27,8 @@ from threadkeep.store.transcripts import SessionQuery, Transcripts
 
 type RecallScope = Literal["session", "user"]
 
-PATIENCE_SECONDS = 0.3
-_MOST_TALKS = 200
+_TIMEOUT_SECONDS = 0.3
+_MOST_INDEXES = 200
 _MOST_INDEXED = 200_000  # messages of all conversations, about two kilobytes each
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
@@ -77,8 +76,8 @@ class OlderTurns:
 
     def __init__(self, transcripts: Transcripts, embeddings: EmbeddingRows, observer: Observer) -> None:
         self._transcripts = transcripts
-        self._embedded = EmbeddedTalks(transcripts, embeddings, observer)
-        self._talks: OrderedDict[tuple[RecallScope, str], TalkIndex] = OrderedDict()
+        self._vectors = TurnVectors(transcripts, embeddings, observer)
+        self._indexes: OrderedDict[tuple[RecallScope, str], ConversationIndex] = OrderedDict()
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
@@ -92,15 +91,15 @@ class OlderTurns:
         if not infos:
             self._drop(key)
             return []
-        talk = self._talk(key, infos)
-        await self._wait_for(key, lambda: self._catch_up(talk, infos))
-        if self._talks.get(key) is not talk:
+        index = self._index_of(key, infos)
+        await self._wait_for(key, lambda: self._catch_up(index, infos))
+        if self._indexes.get(key) is not index:
             return []  # another query found it outdated meanwhile
-        semantic = await self._embedded.likeness(talk, search.query, embedder) if embedder else None
+        semantic = await self._vectors.similarities(index, search.query, embedder) if embedder else None
         known = {id_at(search.session_id, seq) for seq in search.known}
         ranked = [
             entry
-            for entry in talk.index.rank(
+            for entry in index.words.rank(
                 search.query,
                 recent=search.recent,
                 asker=search.asker,
@@ -113,33 +112,33 @@ class OlderTurns:
         ]
         chosen = select(
             ranked,
-            lambda turn_id: _quoted_tokens(talk.tokens[turn_id]) + _FRAME_TOKENS,
+            lambda turn_id: _quoted_tokens(index.tokens[turn_id]) + _FRAME_TOKENS,
             budget + budget // _MORE,
-            group_of=talk.days.__getitem__,
+            group_of=index.days.__getitem__,
             group_cost=_DAY_TOKENS,
         )
-        terms = talk.index.weights_of(search.query)
-        found = await self._read([place_of(entry.id) for entry in chosen])
+        terms = index.words.weights_of(search.query)
+        found = await self._read([position_of(entry.id) for entry in chosen])
         return [replace(turn, part=_part_of(turn.message, terms)) for turn in found]
 
-    def talk(self, scope: RecallScope, name: str) -> TalkIndex | None:
+    def index(self, scope: RecallScope, name: str) -> ConversationIndex | None:
         """Return the current index of a session or of a user; None if there is none."""
-        return self._talks.get((scope, name))
+        return self._indexes.get((scope, name))
 
     def forget(self, session_id: str) -> None:
         """Remove a deleted session from the indexes of this process."""
-        for key in [key for key, talk in self._talks.items() if key[1] == session_id or talk.holds(session_id)]:
+        for key in [key for key, index in self._indexes.items() if key[1] == session_id or index.holds(session_id)]:
             self._drop(key)
 
     def _drop(self, key: tuple[RecallScope, str]) -> None:
-        talk, task = self._talks.pop(key, None), self._tasks.pop(key, None)
-        for work in (task, talk.embedding if talk else None):
+        index, task = self._indexes.pop(key, None), self._tasks.pop(key, None)
+        for work in (task, index.embedding if index else None):
             if work is not None:
                 work.cancel()
 
     async def close(self) -> None:
         """Stop background work; the next query builds a new index."""
-        embedding = [talk.embedding for talk in self._talks.values() if talk.embedding is not None]
+        embedding = [index.embedding for index in self._indexes.values() if index.embedding is not None]
         tasks = [*self._tasks.values(), *embedding]
         for task in tasks:
             task.cancel()
@@ -152,26 +151,26 @@ class OlderTurns:
         info = await self._transcripts.session(search.session_id, user_id=search.user_id)
         return {search.session_id: info} if info is not None else {}
 
-    def _talk(self, key: tuple[RecallScope, str], infos: dict[str, SessionInfo]) -> TalkIndex:
-        talk = self._talks.get(key)
-        if talk is None or talk.is_outdated(infos, complete=len(infos) < _MOST_SESSIONS):
+    def _index_of(self, key: tuple[RecallScope, str], infos: dict[str, SessionInfo]) -> ConversationIndex:
+        index = self._indexes.get(key)
+        if index is None or index.is_outdated(infos, complete=len(infos) < _MOST_SESSIONS):
             if task := self._tasks.pop(key, None):
                 task.cancel()
-            talk = self._talks[key] = TalkIndex()
-        self._talks.move_to_end(key)
-        while len(self._talks) > _MOST_TALKS or (len(self._talks) > 1 and self._indexed > _MOST_INDEXED):
-            self._talks.popitem(last=False)
-        return talk
+            index = self._indexes[key] = ConversationIndex()
+        self._indexes.move_to_end(key)
+        while len(self._indexes) > _MOST_INDEXES or (len(self._indexes) > 1 and self._indexed > _MOST_INDEXED):
+            self._indexes.popitem(last=False)
+        return index
 
     @property
     def _indexed(self) -> int:
-        return sum(len(talk.tokens) for talk in self._talks.values())
+        return sum(len(index.tokens) for index in self._indexes.values())
 
-    async def _catch_up(self, talk: TalkIndex, infos: dict[str, SessionInfo]) -> None:
+    async def _catch_up(self, index: ConversationIndex, infos: dict[str, SessionInfo]) -> None:
         for info in infos.values():
-            if info.last_seq > talk.read.get(info.session_id, 0):
+            if info.last_seq > index.read.get(info.session_id, 0):
                 with contextlib.suppress(SessionDamaged):  # the other sessions are still found
-                    await talk.catch_up(info, self._transcripts)
+                    await index.catch_up(info, self._transcripts)
 
     async def _wait_for(self, key: tuple[RecallScope, str], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Update the index of a conversation, and wait a moment for it; each has one task at a time."""
@@ -179,28 +178,28 @@ class OlderTurns:
         if task is None or task.done():
             # A context of its own: otherwise the task would keep the first caller's run alive.
             task = asyncio.create_task(work(), context=Context(), name="threadkeep-older-turns")
-            task.add_done_callback(_retrieved)
+            task.add_done_callback(_retrieve_exception)
             self._tasks[key] = task
-        await asyncio.wait([task], timeout=PATIENCE_SECONDS)
+        await asyncio.wait([task], timeout=_TIMEOUT_SECONDS)
         if task.done():
             if self._tasks.get(key) is task:
                 del self._tasks[key]
             if not task.cancelled():
                 task.result()
 
-    async def _read(self, places: Sequence[tuple[str, int]]) -> list[FoundTurn]:
+    async def _read(self, positions: Sequence[tuple[str, int]]) -> list[FoundTurn]:
         """Return the messages at these locations that exist and are active, in the same order."""
         found: dict[tuple[str, int], FoundTurn] = {}
-        for session_id in dict.fromkeys(session_id for session_id, _ in places):
-            seqs = [seq for place, seq in places if place == session_id]
+        for session_id in dict.fromkeys(session_id for session_id, _ in positions):
+            seqs = [seq for key, seq in positions if key == session_id]
             with contextlib.suppress(SessionDamaged):
                 for message in await self._transcripts.at(session_id, seqs):
                     if message.superseded_at is None:
                         found[session_id, message.seq or 0] = FoundTurn(session_id, message)
-        return [found[place] for place in places if place in found]
+        return [found[position] for position in positions if position in found]
 
 
-def _retrieved(task: asyncio.Task[None]) -> None:
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
     """Retrieve the exception of a task without a waiter; the next query retries."""
     if not task.cancelled():
         task.exception()
@@ -220,6 +219,6 @@ def _part_of(message: Message, terms: Mapping[str, float]) -> Passage | None:
 
 def _counts(turn_id: str, search: Search, infos: Collection[str]) -> bool:
     """Return whether a turn is in a requested session and before the input."""
-    session_id, seq = place_of(turn_id)
+    session_id, seq = position_of(turn_id)
     later = session_id == search.session_id and search.before is not None and seq >= search.before
     return session_id in infos and not later

@@ -15,10 +15,8 @@ from threadkeep.graph_store.indexed import NOT_AVAILABLE
 from threadkeep.graph_store.items import ConversationChanged
 from threadkeep.graph_store.layout import ConversationLayouts
 from threadkeep.graph_store.opening import open_graph_backend
-from threadkeep.history.all_retention import AllRetention
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations, Opening
-from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
@@ -26,10 +24,11 @@ from threadkeep.history.memory_parts import Backend, MemoryParts
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
-from threadkeep.history.retention_schedule import Prunes, RetentionSchedule
+from threadkeep.history.retention_rounds import AllRetention, Prunes, RetentionSchedule
 from threadkeep.history.run_retention import RunPruner
 from threadkeep.history.searching import Searching
 from threadkeep.history.session_events import SessionEvents
+from threadkeep.history.stored_values import LearnedFactors
 from threadkeep.observe import Backend as BackendLabel
 from threadkeep.observe import Observer, Observers, Outcome
 from threadkeep.store.address import DatabaseAddress

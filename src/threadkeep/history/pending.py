@@ -81,7 +81,7 @@ class PendingTurns:
         self._clock = clock
         self.database_fails = False
         """True if the newest call found no database; other calls then wait only briefly."""
-        self._kept: list[PendingTurn] = []
+        self._turns: list[PendingTurn] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._withheld: set[str] = set()
         self._delivering = asyncio.Lock()
@@ -97,7 +97,7 @@ class PendingTurns:
         seconds = self._options.write_timeout_seconds
         return min(seconds, WAIT_SECONDS_IN_AN_OUTAGE) if self.database_fails else seconds
 
-    def beside(
+    def of_namespace(
         self, transcripts: Transcripts, options: PendingOptions, *, namespace: tuple[str, ...] = ()
     ) -> PendingTurns:
         """Return the pending turns of a graph store namespace; they are listed and counted with these."""
@@ -120,7 +120,7 @@ class PendingTurns:
     @property
     def own(self) -> tuple[PendingTurn, ...]:
         """The pending turns of these transcripts alone, in their order."""
-        return tuple(self._kept)
+        return tuple(self._turns)
 
     @property
     def count(self) -> int:
@@ -140,9 +140,9 @@ class PendingTurns:
         """
         for entry in await self._files.take_over():
             entry.namespace = self._namespace
-            self._kept.append(entry)
-        if self._kept:
-            self._tell_count()
+            self._turns.append(entry)
+        if self._turns:
+            self._report_count()
             self._ensure_delivery()
 
     async def adopt(self, session_id: str) -> None:
@@ -187,7 +187,7 @@ class PendingTurns:
             return None
         except (StoreError, TimeoutError) as error:
             self.database_fails = isinstance(error, TimeoutError) or _is_outage(error)
-            self._tell_failure(turn, error)
+            self._report_failure(turn, error)
         return None
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
@@ -207,7 +207,7 @@ class PendingTurns:
                 raise
             except (StoreError, TimeoutError) as error:
                 self.database_fails = isinstance(error, TimeoutError) or _is_outage(error)
-                self._tell_failure(turn, error)
+                self._report_failure(turn, error)
         if earlier := self._answer_at(turn):
             return Receipt(0, 0, adopted=earlier.id)
         # A waiting caller gets the answer now, although no database has it.
@@ -218,13 +218,13 @@ class PendingTurns:
         """Return the pending answer that has the place of the turn's answer, but not its id."""
         if len(turn.messages) != 1 or (place := turn.messages[0].place) is None:
             return None
-        entries = (each for each in self._kept if each.turn.session_id == turn.session_id and not each.refused)
+        entries = (each for each in self._turns if each.turn.session_id == turn.session_id and not each.refused)
         pending = (message for each in entries for message in each.turn.messages)
         return next((one for one in pending if one.place == place and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
         """Mark a pending answer as told to a caller, and return it: no answer that nobody was told may replace it."""
-        for entry in self._kept:
+        for entry in self._turns:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
                 await self._files.renew(entry)
@@ -240,7 +240,7 @@ class PendingTurns:
 
     async def _drop(self, entry_id: str) -> bool:
         async with self._delivering:  # a turn that is being written cannot be dropped
-            entry = next((entry for entry in self._kept if entry.entry_id == entry_id), None)
+            entry = next((entry for entry in self._turns if entry.entry_id == entry_id), None)
             if entry is None:
                 return await self._files.drop_damaged(entry_id)
             await self._forget(entry)
@@ -270,7 +270,7 @@ class PendingTurns:
     async def _delete(self, session_id: str) -> bool:
         async with self._delivering:
             self._withheld.add(session_id)
-        waiting = [entry for entry in self._kept if entry.turn.session_id == session_id]
+        waiting = [entry for entry in self._turns if entry.turn.session_id == session_id]
         try:
             was_there = await self._transcripts.delete(session_id)
             for entry in waiting:
@@ -306,13 +306,13 @@ class PendingTurns:
                     blocked.add(entry.turn.session_id)
             else:
                 self.database_fails = self.database_fails and not delivered
-        if not self._kept:
+        if not self._turns:
             self.database_fails = False
-        return not any(session_id in (None, entry.turn.session_id) for entry in self._kept)
+        return not any(session_id in (None, entry.turn.session_id) for entry in self._turns)
 
     def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> PendingTurn | None:
         """Return the oldest turn that a pass has not tried, and that is not behind a failed one."""
-        for entry in self._kept:
+        for entry in self._turns:
             wanted = session_id in (None, entry.turn.session_id)
             if wanted and entry.turn.session_id not in blocked and entry.entry_id not in tried:
                 return entry
@@ -321,7 +321,7 @@ class PendingTurns:
     async def _deliver(self, entry: PendingTurn) -> bool:
         """Write one pending turn; return False if it no longer waits or must not be written now."""
         async with self._delivering:
-            if entry not in self._kept or entry.turn.session_id in self._withheld:
+            if entry not in self._turns or entry.turn.session_id in self._withheld:
                 return False
             async with asyncio.timeout(self._options.write_timeout_seconds):
                 turn = entry.turn
@@ -369,37 +369,37 @@ class PendingTurns:
 
     def _waits(self, session_id: str) -> bool:
         """Return whether the session has pending turns that block later ones."""
-        return any(entry.turn.session_id == session_id and not entry.refused for entry in self._kept)
+        return any(entry.turn.session_id == session_id and not entry.refused for entry in self._turns)
 
     async def _keep(self, turn: Turn) -> None:
         _check_turn(turn)
         entry = PendingTurn(str(uuid7()), turn, self._clock(), namespace=self._namespace)
-        self._kept.append(entry)
+        self._turns.append(entry)
         await self._spool_the_rest()
         self._events(turn).deferred(len(turn.messages))
-        self._tell_count()
+        self._report_count()
         self._ensure_delivery()
-        if self._files.on_disk and entry.file is None and entry in self._kept:
+        if self._files.on_disk and entry.file is None and entry in self._turns:
             raise TurnInMemoryOnly(turn.session_id)
 
     async def _spool_the_rest(self) -> None:
         """Write pending turns to disk. If that fails too, they wait in memory, and the failure is reported."""
-        await self._files.keep(self._kept, self._tell_failure)
+        await self._files.keep(self._turns, self._report_failure)
 
     async def _note_failure(self, entry: PendingTurn, error: Exception) -> None:
         """Report that a turn still waits; record each kind of error on disk once."""
-        self._tell_failure(entry.turn, error)
+        self._report_failure(entry.turn, error)
         kind = type(error).__name__
         if kind != entry.error:
             entry.error = kind
             await self._files.note(entry)
 
     async def _forget(self, entry: PendingTurn) -> None:
-        if entry not in self._kept:
+        if entry not in self._turns:
             return  # it was dropped during its delivery
-        self._kept.remove(entry)
+        self._turns.remove(entry)
         await self._files.done(entry)
-        self._tell_count()
+        self._report_count()
 
     def _ensure_delivery(self) -> None:
         self._wake.set()
@@ -414,15 +414,15 @@ class PendingTurns:
             await self._wake.wait()
             self._wake.clear()
             pause = self._options.first_pause_seconds
-            while self._kept:
+            while self._turns:
                 await self._pause(pause * random.uniform(0.5, 1.5))
                 self._wake.clear()
                 pause = min(pause * 2, self._options.longest_pause_seconds)
                 try:
                     await self._deliver_own()
                 except Exception as error:  # noqa: BLE001 - the loop outlives a disk that fails; the turns are kept
-                    for entry in self._kept[:1]:
-                        self._tell_failure(entry.turn, error)
+                    for entry in self._turns[:1]:
+                        self._report_failure(entry.turn, error)
 
     async def _pause(self, seconds: float) -> None:
         """Wait for the next try, and not for long once another turn is kept: each that is may be told out of order."""
@@ -432,15 +432,15 @@ class PendingTurns:
             async with asyncio.timeout(seconds - soon):
                 await self._wake.wait()
 
-    def _tell_failure(self, turn: Turn, error: Exception) -> None:
+    def _report_failure(self, turn: Turn, error: Exception) -> None:
         self._events(turn).write_failed(error, "fallback")
 
     def _events(self, turn: Turn) -> SessionEvents:
         return SessionEvents(self._observer, self._transcripts.backend, turn.session_id)
 
-    def _tell_count(self) -> None:
+    def _report_count(self) -> None:
         backend = self._transcripts.backend
-        count = sum(len(each._kept) for each in self._all if each._transcripts.backend == backend)  # noqa: SLF001 - ours
+        count = sum(len(each._turns) for each in self._all if each._transcripts.backend == backend)  # noqa: SLF001 - ours
         self._observer.notify(PendingWrites(backend=backend, count=count))
 
 

@@ -1,27 +1,175 @@
-"""Retention of messages: limits for all sessions or for one, and the removals that they require.
+"""Retention of messages: limits for all sessions or for one, and the removal of messages beyond them.
 
-Removals always start at the beginning of a session, so that the rest has no gaps.
+Removals start at the beginning of a session, so that the rest has no gaps. Work is done in short steps, with an equally
+long pause after each: a concurrent append waits for one step at most. An interrupted round has completed whole steps
+only, and the next round continues from there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from threadkeep.errors import InvalidInput, SessionDamaged, SessionNotFound
 from threadkeep.history.keys import check_session_id
-from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned, PruningRound
 from threadkeep.observe import MessagesPruned, Observer
-from threadkeep.records import Retention, RetentionLimits
-from threadkeep.store.retention import Action, Prunable, Removal, Retaining
+from threadkeep.records import Json, Retention, RetentionLimits
+from threadkeep.store.driver import RowLocked
+from threadkeep.store.retention import STEP_MESSAGES, Action, Prunable, Removal, Retaining
 
 if TYPE_CHECKING:
     from threadkeep.history.pending import PendingTurns
 
+_LONGEST_PAUSE_SECONDS = 0.25
+# A slow or busy database gets shorter steps, because appends wait for them.
+_LONG_STEP_SECONDS = 0.03
+_LEAST_MESSAGES = 25
+
 _PAGE_SESSIONS = 500
+
+
+@dataclass(frozen=True)
+class PlannedRemoval:
+    """Messages to remove now, both ends included; with `whole_session` the session itself is deleted too."""
+
+    session_id: str
+    action: Action
+    first_seq: int
+    last_seq: int
+    messages: int
+    tokens: int
+    whole_session: bool = False
+
+
+@dataclass(frozen=True)
+class Amount:
+    """An amount of removed messages: the messages, their tokens, and the number of sessions."""
+
+    sessions: int = 0
+    messages: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.sessions + other.sessions, self.messages + other.messages, self.tokens + other.tokens)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The result of a round, or of its plan.
+
+    `whole_sessions` of the deleted ones were deleted entirely. `busy` sessions were left for the next round: one of
+    their turns waits to be written, another transaction locks them, or an item of them is damaged.
+    """
+
+    archived: Amount = Amount()
+    deleted: Amount = Amount()
+    whole_sessions: int = 0
+    busy: int = 0
+
+    def __add__(self, other: Pruned) -> Pruned:
+        return Pruned(
+            self.archived + other.archived,
+            self.deleted + other.deleted,
+            self.whole_sessions + other.whole_sessions,
+            self.busy + other.busy,
+        )
+
+    @property
+    def messages(self) -> int:
+        """The number of archived and deleted messages."""
+        return self.archived.messages + self.deleted.messages
+
+    def to_dict(self) -> dict[str, Json]:
+        """Return the numbers as JSON values."""
+        return asdict(self)
+
+
+@dataclass
+class Round[R]:
+    """A round of removals in short steps, and its result so far.
+
+    `report` is called with the result after each step. `may_continue` is called before each step; False stops the
+    round.
+    """
+
+    done: R
+    report: Callable[[R], object] | None = None
+    may_continue: Callable[[], Awaitable[bool]] | None = None
+
+    async def continues(self) -> bool:
+        """Return whether the round was not stopped."""
+        return self.may_continue is None or await self.may_continue()
+
+    def count(self, done: R) -> None:
+        """Replace the result by the one after a step, and report it."""
+        self.done = done
+        if self.report is not None:
+            self.report(done)
+
+    async def pause(self, seconds: float) -> None:
+        """Pause for as long as a step took, so that other writers are not held up."""
+        await asyncio.sleep(min(seconds, _LONGEST_PAUSE_SECONDS))
+
+
+class MessageRound:
+    """The removals of a round, session by session."""
+
+    def __init__(self, rows: Retaining, work: Round[Pruned]) -> None:
+        self._rows = rows
+        self._work = work
+        self._messages = STEP_MESSAGES
+
+    def skip(self) -> None:
+        """Count a session that is left for the next round."""
+        self._work.done = replace(self._work.done, busy=self._work.done.busy + 1)
+
+    async def remove(self, removals: Sequence[Removal]) -> None:
+        """Remove messages of a session, until it is locked or damaged."""
+        try:
+            for removal in removals:
+                if not await self._remove(removal):
+                    break
+        except (RowLocked, SessionDamaged):
+            self.skip()
+
+    async def _remove(self, removal: Removal) -> bool:
+        """Remove in steps; return False if the session has changed or the round is stopped."""
+        sessions = 1
+        after = removal.after_seq
+        while after < removal.upto_seq:
+            if not await self._work.continues():
+                return False
+            started = time.perf_counter()
+            removed = await self._rows.step(replace(removal, after_seq=after), messages=self._messages)
+            if removed is None:
+                return False
+            after = removed.upto_seq
+            self._count(removal.action, Amount(sessions, removed.messages, removed.tokens))
+            sessions = 0
+            await self._pause(time.perf_counter() - started)
+        if removal.idle_before is not None and removal.whole_session:
+            if not await self._rows.delete_session(removal.session_id, idle_before=removal.idle_before):
+                return False
+            self._work.done = replace(self._work.done, whole_sessions=self._work.done.whole_sessions + 1)
+            self._count("delete", Amount(sessions))
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        """Pause for as long as a step took, and adapt the size of the next step."""
+        if seconds > _LONG_STEP_SECONDS:
+            self._messages = max(self._messages // 2, _LEAST_MESSAGES)
+        elif seconds < _LONG_STEP_SECONDS / 2:
+            self._messages = min(self._messages * 2, STEP_MESSAGES)
+        await self._work.pause(seconds)
+
+    def _count(self, action: Action, amount: Amount) -> None:
+        added = Pruned(archived=amount) if action == "archive" else Pruned(deleted=amount)
+        self._work.count(self._work.done + added)
 
 
 @dataclass(frozen=True)
@@ -63,7 +211,7 @@ class Pruner:
         self._observer = observer
         self._clock = clock
 
-    def beside(self, rows: Retaining, pending: PendingTurns) -> Pruner:
+    def of_namespace(self, rows: Retaining, pending: PendingTurns) -> Pruner:
         """Return the pruner of another location, with the same rules."""
         return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
@@ -121,8 +269,8 @@ class Pruner:
         *,
         session_ids: Sequence[str] = (),
         user_id: str | None = None,
-        told: Callable[[Pruned], object] | None = None,
-        goes_on: Callable[[], Awaitable[bool]] | None = None,
+        report: Callable[[Pruned], object] | None = None,
+        may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
         """Archive and delete messages beyond the limits. An interrupted call can simply be repeated.
 
@@ -130,30 +278,31 @@ class Pruner:
             rules: replaces the rules that the memory was opened with.
             session_ids: only these sessions; all if empty.
             user_id: only this user's sessions.
-            told: called after each step with the result so far.
-            goes_on: called before each step; False stops the round.
+            report: called after each step with the result so far.
+            may_continue: called before each step; False stops the round.
 
         Raises:
             StoreError: the database is not available; completed steps stay done.
         """
         now = self._clock()
         rules = self.rules if rules is None else rules
-        work = PruningRound(self._rows, told=told, goes_on=goes_on)
+        work = Round(Pruned(), report, may_continue)
+        messages = MessageRound(self._rows, work)
         try:
             async for session in self._sessions(rules, session_ids, user_id):
-                if not await work.goes_on():
+                if not await work.continues():
                     break
                 try:
                     removals = await self._removals(session, rules, now)
                 except SessionDamaged:
-                    work.leave()
+                    messages.skip()
                     continue
                 if any(removal.idle_before for removal in removals) and self._waits(session.session_id):
-                    work.leave()  # a new message has arrived there
+                    messages.skip()  # a new message has arrived there
                 elif removals:
-                    await work.take(removals)
+                    await messages.remove(removals)
         finally:
-            self._tell(work.done)
+            self._notify(work.done)
         await self._rows.forget_ids()
         return work.done
 
@@ -226,7 +375,7 @@ class Pruner:
     def _waits(self, session_id: str) -> bool:
         return any(entry.turn.session_id == session_id for entry in self._pending.own)
 
-    def _tell(self, done: Pruned) -> None:
+    def _notify(self, done: Pruned) -> None:
         amounts: dict[Action, Amount] = {"archive": done.archived, "delete": done.deleted}
         for action, amount in amounts.items():
             if amount.sessions:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 
 from threadkeep.errors import InvalidInput
+from threadkeep.history.retention import Round
 from threadkeep.observe import Observer, RunsPruned
 from threadkeep.records import Json
 from threadkeep.store.driver import RowLocked
@@ -17,7 +17,6 @@ from threadkeep.store.runs.retention import Cutoffs, FinishedTree, RemovedRuns
 
 _PAGE_TREES = 200
 _STEP_ROWS = 500
-_LONGEST_PAUSE_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -97,15 +96,15 @@ class RunPruner:
         self,
         rules: RunRetention | None = None,
         *,
-        told: Callable[[PrunedRuns], object] | None = None,
-        goes_on: Callable[[], Awaitable[bool]] | None = None,
+        report: Callable[[PrunedRuns], object] | None = None,
+        may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> PrunedRuns:
         """Delete expired runs. An interrupted call can simply be repeated.
 
         Args:
             rules: replaces the rules that the memory was opened with.
-            told: called after each step with the result so far.
-            goes_on: called before each step; False stops the round.
+            report: called after each step with the result so far.
+            may_continue: called before each step; False stops the round.
 
         Raises:
             StoreError: the database is not available; completed steps stay done.
@@ -113,13 +112,14 @@ class RunPruner:
         cutoffs = (rules or self.rules).cutoffs(self._clock())
         if cutoffs is None:
             return PrunedRuns()
-        work = _Round(self._runs, cutoffs, told=told, goes_on=goes_on)
+        work = Round(PrunedRuns(), report, may_continue)
+        trees = _TreeRound(self._runs, cutoffs, work)
         try:
             page = await self._page(cutoffs, None)
-            while page and await work.take(page):
+            while page and await trees.remove(page):
                 page = await self._page(cutoffs, page[-1]) if len(page) == _PAGE_TREES else []
             if not page:
-                await work.forget_versions()
+                await trees.forget_versions()
         finally:
             done = work.done
             if done.runs or done.versions:
@@ -131,31 +131,22 @@ class RunPruner:
         return await self._runs.finished.trees(cutoffs, after=after, limit=_PAGE_TREES)
 
 
-class _Round:
-    """A round of deletions over groups of trees, and its result so far."""
+class _TreeRound:
+    """The deletions of a round, over groups of trees."""
 
-    def __init__(
-        self,
-        runs: Runs,
-        cutoffs: Cutoffs,
-        *,
-        told: Callable[[PrunedRuns], object] | None,
-        goes_on: Callable[[], Awaitable[bool]] | None,
-    ) -> None:
-        self.done = PrunedRuns()
+    def __init__(self, runs: Runs, cutoffs: Cutoffs, work: Round[PrunedRuns]) -> None:
         self._runs = runs
         self._cutoffs = cutoffs
-        self._told = told
-        self._goes_on = goes_on
+        self._work = work
 
-    async def take(self, trees: Sequence[FinishedTree]) -> bool:
+    async def remove(self, trees: Sequence[FinishedTree]) -> bool:
         """Delete trees; return False if the round was stopped."""
         for group in _groups(trees):
             try:
-                if not await self._take_group(group):
+                if not await self._remove_group(group):
                     return False
             except RowLocked:
-                self.done = replace(self.done, busy=self.done.busy + len(group))
+                self._work.done = replace(self._work.done, busy=self._work.done.busy + len(group))
         return True
 
     async def forget_versions(self) -> None:
@@ -167,45 +158,41 @@ class _Round:
             if not forgotten:
                 return
 
-    async def _take_group(self, group: Sequence[FinishedTree]) -> bool:
+    async def _remove_group(self, group: Sequence[FinishedTree]) -> bool:
         if len(group) == 1:
             (large,) = group
             while large.events > _STEP_ROWS:
-                if not await self._may_go_on():
+                if not await self._work.continues():
                     return False
                 started = time.perf_counter()
-                taken = await self._runs.finished.delete_some_events(large, self._cutoffs, limit=_STEP_ROWS)
-                large = replace(large, events=max(0, large.events - taken.events))
-                await self._rest(taken, started)
-                if taken.events < _STEP_ROWS:
+                removed = await self._runs.finished.delete_some_events(large, self._cutoffs, limit=_STEP_ROWS)
+                large = replace(large, events=max(0, large.events - removed.events))
+                await self._finish_step(removed, started)
+                if removed.events < _STEP_ROWS:
                     # The rest is in few rows: the events of a run that is over are in one.
                     break
             group = [large]
-        if not await self._may_go_on():
+        if not await self._work.continues():
             return False
         started = time.perf_counter()
-        await self._rest(await self._runs.finished.delete(group, self._cutoffs), started)
+        await self._finish_step(await self._runs.finished.delete(group, self._cutoffs), started)
         return True
 
-    async def _may_go_on(self) -> bool:
-        return self._goes_on is None or await self._goes_on()
+    async def _finish_step(self, removed: RemovedRuns, started: float) -> None:
+        self._count(removed)
+        await self._work.pause(time.perf_counter() - started)
 
-    async def _rest(self, taken: RemovedRuns, started: float) -> None:
-        """Pause for as long as a step took."""
-        self._count(taken)
-        await asyncio.sleep(min(time.perf_counter() - started, _LONGEST_PAUSE_SECONDS))
-
-    def _count(self, taken: RemovedRuns, *, versions: int = 0) -> None:
-        done = self.done
-        self.done = replace(
-            done,
-            trees=done.trees + taken.trees,
-            runs=done.runs + taken.runs,
-            events=done.events + taken.events,
-            versions=done.versions + versions,
+    def _count(self, removed: RemovedRuns, *, versions: int = 0) -> None:
+        done = self._work.done
+        self._work.count(
+            replace(
+                done,
+                trees=done.trees + removed.trees,
+                runs=done.runs + removed.runs,
+                events=done.events + removed.events,
+                versions=done.versions + versions,
+            )
         )
-        if self._told is not None:
-            self._told(self.done)
 
 
 def _groups(trees: Sequence[FinishedTree]) -> list[list[FinishedTree]]:

@@ -11,7 +11,7 @@ from threadkeep.observe import IndexingBegan, IndexingDone, Observer
 from threadkeep.records import SearchResult
 from threadkeep.store.search import MUCH_UNINDEXED, Search
 
-_PATIENCE_SECONDS = 2.0
+_TIMEOUT_SECONDS = 2.0
 _PAUSE_SECONDS = 5.0
 
 
@@ -33,7 +33,7 @@ class Searching:
         complete = False
         # A database that accepts no writes (full disk, locked file) can still be searched.
         with contextlib.suppress(StoreUnavailable):
-            complete = await self._index.catch_up(seconds=_PATIENCE_SECONDS, user_id=user_id, session_id=session_id)
+            complete = await self._index.catch_up(seconds=_TIMEOUT_SECONDS, user_id=user_id, session_id=session_id)
         unindexed = 0 if complete else await self._index.unindexed(user_id=user_id, session_id=session_id)
         hits = await self._index.search(query, limit=limit, user_id=user_id, session_id=session_id, after=after)
         return SearchResult(hits, unindexed)

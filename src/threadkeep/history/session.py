@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from threadkeep.history.pending import Join, PendingTurns
 
 LONGEST_PAGE = 10_000
-PATIENCE_SECONDS = 5.0
+_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Session:
                 yield turn
 
     @asynccontextmanager
-    async def patience(self, seconds: float = PATIENCE_SECONDS) -> AsyncIterator[None]:
+    async def timeout(self, seconds: float = _TIMEOUT_SECONDS) -> AsyncIterator[None]:
         """Limit the time to wait for the database; the limit is short while the database is known to fail.
 
         Raises:
@@ -303,7 +303,7 @@ class Session:
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
         found = Recollection((), failed=True)
         try:
-            async with self.patience(), self._reading("fallback"):
+            async with self.timeout(), self._reading("fallback"):
                 window, found = await self._windows.recollect(past)
             self._events.truncated(window.manifest)
         except StoreClosed:

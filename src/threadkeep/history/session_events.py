@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TypedDict
 
 from threadkeep.context.manifest import WindowManifest
 from threadkeep.errors import StoreError
@@ -11,6 +12,7 @@ from threadkeep.history.keys import channel_of
 from threadkeep.observe import (
     AnswerDiscarded,
     Backend,
+    Channel,
     HistoryTruncated,
     Observer,
     Outcome,
@@ -24,94 +26,61 @@ from threadkeep.observe import (
 )
 
 
+class _Labels(TypedDict):
+    backend: Backend
+    channel: Channel
+    session_id: str
+
+
 class SessionEvents:
     """A reporter of a session's events to an observer; `started` is a `time.perf_counter()`."""
 
     def __init__(self, observer: Observer, backend: Backend, session_id: str) -> None:
         self._observer = observer
-        self._backend = backend
-        self._session_id = session_id
-        self._channel = channel_of(session_id)
+        self._labels = _Labels(backend=backend, channel=channel_of(session_id), session_id=session_id)
 
     def read(self, started: float, outcome: Outcome) -> None:
         """Report the end of a read."""
-        self._observer.notify(
-            StoreRead(
-                backend=self._backend,
-                channel=self._channel,
-                outcome=outcome,
-                milliseconds=(time.perf_counter() - started) * 1000,
-                session_id=self._session_id,
-            )
-        )
+        self._observer.notify(StoreRead(**self._labels, outcome=outcome, milliseconds=_since(started)))
 
     def written(self, started: float, outcome: Outcome) -> None:
         """Report the end of a write."""
-        self._observer.notify(
-            StoreWrite(
-                backend=self._backend,
-                channel=self._channel,
-                outcome=outcome,
-                milliseconds=(time.perf_counter() - started) * 1000,
-                session_id=self._session_id,
-            )
-        )
+        self._observer.notify(StoreWrite(**self._labels, outcome=outcome, milliseconds=_since(started)))
 
     def read_failed(self, error: Exception, outcome: Outcome) -> None:
         """Report that a read failed."""
-        self._observer.notify(
-            ReadFailed(
-                backend=self._backend,
-                channel=self._channel,
-                outcome=outcome,
-                error=type(error).__name__,
-                session_id=self._session_id,
-            )
-        )
+        self._observer.notify(ReadFailed(**self._labels, outcome=outcome, error=type(error).__name__))
 
     def write_failed(self, error: Exception, outcome: Outcome) -> None:
         """Report that an attempt to write a turn failed."""
-        self._observer.notify(
-            WriteFailed(
-                backend=self._backend,
-                channel=self._channel,
-                outcome=outcome,
-                error=type(error).__name__,
-                session_id=self._session_id,
-            )
-        )
+        self._observer.notify(WriteFailed(**self._labels, outcome=outcome, error=type(error).__name__))
 
     def deferred(self, messages: int) -> None:
         """Report that a turn became pending."""
-        self._observer.notify(
-            WriteDeferred(backend=self._backend, channel=self._channel, messages=messages, session_id=self._session_id)
-        )
+        self._observer.notify(WriteDeferred(**self._labels, messages=messages))
 
     def recovered(self, tries: int) -> None:
         """Report that a pending turn was written."""
-        self._observer.notify(
-            WriteRecovered(backend=self._backend, channel=self._channel, tries=tries, session_id=self._session_id)
-        )
+        self._observer.notify(WriteRecovered(**self._labels, tries=tries))
 
     def dropped(self) -> None:
         """Report that a pending turn was dropped."""
-        self._observer.notify(WriteDropped(backend=self._backend, channel=self._channel, session_id=self._session_id))
+        self._observer.notify(WriteDropped(**self._labels))
 
     def discarded(self) -> None:
         """Report that an answer was not stored."""
-        self._observer.notify(
-            AnswerDiscarded(backend=self._backend, channel=self._channel, session_id=self._session_id)
-        )
+        self._observer.notify(AnswerDiscarded(**self._labels))
 
     def truncated(self, manifest: WindowManifest) -> None:
         """Report a window that leaves out or cuts messages."""
         if manifest.dropped or manifest.cuts:
+            labels = self._labels
             self._observer.notify(
                 HistoryTruncated(
-                    channel=self._channel,
+                    channel=labels["channel"],
                     dropped=manifest.dropped,
                     cut=bool(manifest.cuts),
-                    session_id=self._session_id,
+                    session_id=labels["session_id"],
                 )
             )
 
@@ -135,3 +104,8 @@ class ReportedRead:
             self._events.read(self._started, self._on_failure)
             if isinstance(error, StoreError):
                 self._events.read_failed(error, self._on_failure)
+
+
+def _since(started: float) -> float:
+    """Return the milliseconds since a `time.perf_counter()`."""
+    return (time.perf_counter() - started) * 1000

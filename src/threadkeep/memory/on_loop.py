@@ -34,12 +34,12 @@ class OnLoop[M: history.Memory, H]:
         self._memory = cast("M", memory.asynchronous) if isinstance(memory, SyncMemory) else memory
         self._make = make
         self._own = make(self._memory)
-        self._beside: H | None = None
+        self._second: H | None = None
 
     @property
     def made(self) -> list[H]:
         """The existing objects: the memory's, then its companion's."""
-        return [self._own] if self._beside is None else [self._own, self._beside]
+        return [self._own] if self._second is None else [self._own, self._second]
 
     async def call[T](self, verb: Callable[[H], Coroutine[Any, Any, T]]) -> T:
         """Run a method of the object on its loop and await the result.
@@ -51,7 +51,7 @@ class OnLoop[M: history.Memory, H]:
         try:
             companion = _companions.get(self._memory)
             if companion is not None and companion.loop.is_own_thread:
-                return await verb(self._made_beside(companion))
+                return await verb(self._of_companion(companion))
             return await self._memory.loop.run_from_any_loop(verb(self._own))
         finally:
             _caller_loop.reset(token)
@@ -73,7 +73,7 @@ class OnLoop[M: history.Memory, H]:
 
     def _wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None) -> T:
         loop = self._memory.loop
-        if of is not None and of is self._beside:
+        if of is not None and of is self._second:
             return _companions[self._memory].wait_for(verb(of))
         if of is not None or loop.dedicated:
             return loop.run(verb(self._own))
@@ -81,13 +81,13 @@ class OnLoop[M: history.Memory, H]:
             return loop.run_unless_blocked(verb(self._own), _BLOCKED_SECONDS[self._memory in _companions])
         except LoopBlocked:
             companion = _companion_of(self._memory)
-        return companion.wait_for(verb(self._made_beside(companion)))
+        return companion.wait_for(verb(self._of_companion(companion)))
 
-    def _made_beside(self, companion: SyncMemory) -> H:
+    def _of_companion(self, companion: SyncMemory) -> H:
         with _making:
-            if self._beside is None:
-                self._beside = self._make(cast("M", companion.asynchronous))
-            return self._beside
+            if self._second is None:
+                self._second = self._make(cast("M", companion.asynchronous))
+            return self._second
 
 
 def caller_loop() -> asyncio.AbstractEventLoop | None:
@@ -111,5 +111,5 @@ def _companion_of(memory: history.Memory) -> SyncMemory:
     with _making:
         companion = _companions.get(memory)
         if companion is None:
-            companion = _companions[memory] = SyncMemory.beside(memory)
+            companion = _companions[memory] = SyncMemory.companion_of(memory)
         return companion

@@ -14,7 +14,7 @@ from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
 from threadkeep.history.archive_lines import message_line, session_line, summary_line
 from threadkeep.history.erase import Eraser, belongs
 from threadkeep.history.memory import Memory
-from threadkeep.history.waiting import waiting_files
+from threadkeep.history.pending_files import waiting_files
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.persons import Persons
 from threadkeep.knowledge.procedures import Procedures

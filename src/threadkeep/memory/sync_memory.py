@@ -129,7 +129,7 @@ class SyncMemory(Wrapper[Memory]):
         return cls(thread.start(), thread.close)
 
     @classmethod
-    def beside(cls, memory: history.Memory) -> Self:
+    def companion_of(cls, memory: history.Memory) -> Self:
         """Open the database of an asynchronous memory again; it closes with that memory.
 
         Raises:

@@ -165,7 +165,7 @@ class Chat:
             runs = await self._service(session)
             if runs is None:
                 return None
-            async with session.patience(_SUBMIT_SECONDS):
+            async with session.timeout(_SUBMIT_SECONDS):
                 submitted = await runs.submit(turn.run_request)
         turn.session_id, turn.run_id = submitted.session_id or turn.session_id, submitted.run_id
         ended = await self._end_of(turn, runs, submitted)
@@ -182,10 +182,10 @@ class Chat:
         pending = self._memory.pending
         if not self._runs.is_open:
             # Opening waits for locks as long as a start may; a person waits no longer than for a turn.
-            async with session.patience(pending.wait_seconds):
+            async with session.timeout(pending.wait_seconds):
                 with waiting_until(time.monotonic() + pending.wait_seconds):
                     await self._memory.runs.take_lock()
-        limit = session.patience() if pending.database_fails else contextlib.nullcontext()
+        limit = session.timeout() if pending.database_fails else contextlib.nullcontext()
         try:
             async with limit:
                 runs = await self._runs.service()
@@ -223,7 +223,7 @@ class Chat:
     async def _recorded(self, turn: ChatTurn, outcome: Outcome, ending: asyncio.Task[Run]) -> Run | Outcome:
         """Return the recorded end of a run executed here; return the outcome if there is no record."""
         try:
-            async with self._memory.session(turn.session_id).patience():
+            async with self._memory.session(turn.session_id).timeout():
                 return await asyncio.shield(ending)
         except (RunNotFound, StoreError, TimeoutError):
             return outcome

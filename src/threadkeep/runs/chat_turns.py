@@ -323,7 +323,7 @@ class ChatAnswers:
     async def _optional(self, turn: ChatTurn) -> AsyncIterator[None]:
         """Give up what the database does not return in time, and what went with its session."""
         with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
-            async with self._memory.session(turn.session_id).patience():
+            async with self._memory.session(turn.session_id).timeout():
                 yield
 
     async def _tell(self, turn: ChatTurn, ended: Run | Outcome, hold: RunHold | None) -> Message | None:

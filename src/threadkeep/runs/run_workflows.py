@@ -160,7 +160,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
     caller = _Caller(run.session_id, run.user_id, metadata_of(run), run.trigger)
     found = []
     for layout, key in _keys(keeping, begin_state(run), caller):
-        other = memory if memory.keeps(store, layout) else await memory.beside(layout, store)
+        other = memory if memory.has_namespace(store, layout) else await memory.namespace(layout, store)
         found.append(other.session(key, user_id=run.user_id))
     return found
 
@@ -174,7 +174,7 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
             found.append(memory.session(place, user_id=run.user_id))
         elif store is not None:
             layout, key = conversation
-            found.append((await memory.beside(layout, store)).session(key, user_id=run.user_id))
+            found.append((await memory.namespace(layout, store)).session(key, user_id=run.user_id))
     return found
 
 

@@ -24,7 +24,7 @@ class RunSettings(BaseSettings):
         description="What a chat message does that comes while a turn of its session goes on: enqueue, interrupt, "
         "reject, coalesce or rollback.",
     )
-    run_concurrency: int = Field(8, ge=1, le=64, description="Queued runs that a process carries out at a time.")
+    run_concurrency: int = Field(8, ge=1, le=64, description="Queued runs that a process executes at a time.")
     run_poll_seconds: float = Field(
         0.25, ge=0.01, le=60, description="Seconds between two looks of a process for queued runs."
     )

@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from threadkeep.app import App
-from threadkeep.history.all_retention import AllRetention
 from threadkeep.history.all_sessions import AllSessions
+from threadkeep.history.retention_rounds import AllRetention
 from threadkeep.records import Retention, RetentionLimits, SessionInfo
 from threadkeep.web.api.parameters import AppInUse, SessionId, UserId
 from threadkeep.web.problems import documented

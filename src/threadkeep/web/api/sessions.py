@@ -80,7 +80,7 @@ async def delete_session(session_id: SessionId, app: AppInUse, user_id: UserId =
     everything = AllSessions(app.memory)
     if await everything.where(session_id, user_id=user_id) is None:
         await app.chat.delete(session_id)
-    await everything.erase_beside(session_id, user_id=user_id)
+    await everything.erase_conversations(session_id, user_id=user_id)
 
 
 @router.post("/{session_id}/reset", summary="Begin anew", responses=_FAILURES, response_model_exclude_defaults=True)

@@ -97,7 +97,7 @@ class CallReader:
     async def _transcript(self, manifest: ContextManifest) -> Session | None:
         """Return the session that the positions of a manifest refer to."""
         if (place := manifest.conversation) is not None:
-            return (await self._memory.holding(place)).session(place.key, user_id=self._user_id)
+            return (await self._memory.memory_of(place)).session(place.key, user_id=self._user_id)
         return self._session(manifest.session_id) if manifest.session_id else None
 
     def _session(self, session_id: str) -> Session:

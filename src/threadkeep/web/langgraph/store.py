@@ -113,7 +113,7 @@ class NamespacesBody(BaseModel):
 
 async def _history_roots(app: App) -> frozenset[str]:
     """Return the first labels of the namespaces that hold histories of conversations."""
-    layouts = [GraphLayout(), *(layout for _, layout, _ in await app.memory.besides())]
+    layouts = [GraphLayout(), *(layout for _, layout, _ in await app.memory.namespaces())]
     roots = [layout.namespace[0] for layout in layouts]
     return frozenset((*roots, *(f"{root}_ids" for root in roots)))
 

@@ -112,7 +112,7 @@ async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = No
     everything = AllSessions(app.memory)
     if await everything.where(thread_id, user_id=user_id) is None:
         await app.chat.delete(thread_id)
-    await everything.erase_beside(thread_id, user_id=user_id)
+    await everything.erase_conversations(thread_id, user_id=user_id)
 
 
 @router.get("/{thread_id}/state", summary="See the state of a thread", responses=_FAILURES)

@@ -172,7 +172,7 @@ def run_conversation(step: Step) -> Conversation:
     """Return the run itself as the conversation: no earlier turns are read, and none are stored."""
     context = step.context
     call = CallPlace(context.run_id, step.name, context.session_id, transcript=False)
-    memory = context.resources.memory.forgetting()
+    memory = context.resources.memory.null_memory()
     return Conversation("run", memory, f"run:{escape_key(context.run_id)}", context.user_id, call)
 
 
@@ -190,7 +190,7 @@ def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) ->
 
     A conversation in the store may have the same key as a session.
     """
-    return key if memory.keeps(store, layout) else order_name(layout, key)
+    return key if memory.has_namespace(store, layout) else order_name(layout, key)
 
 
 async def wait_for_turn(step: Step, name: str) -> None:
@@ -231,8 +231,8 @@ async def store_conversation(step: Step, layout: GraphLayout, key: str) -> Conve
         return run_conversation(step)
     memory = context.resources.memory
     await wait_for_turn(step, order_of(memory, store, layout, key))
-    keeps = memory.keeps(store, layout)
-    other = memory if keeps else await memory.beside(layout, store)
+    keeps = memory.has_namespace(store, layout)
+    other = memory if keeps else await memory.namespace(layout, store)
     if (hold := run_hold.get()) is not None:
         hold.sessions.append(other.session(key, user_id=context.user_id))
     if keeps:

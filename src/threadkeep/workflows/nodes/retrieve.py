@@ -162,7 +162,7 @@ class RetrieveNode(Node):
             return []
         session = context.resources.memory.session(context.session_id, user_id=context.user_id)
         try:
-            async with session.patience():
+            async with session.timeout():
                 return [(one.id, one.content) for one in await session.tail(self.recent_messages + 2)]
         except StoreClosed:
             raise

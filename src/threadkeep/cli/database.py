@@ -1,0 +1,349 @@
+"""The database itself: `threadkeep migrate`, `backup`, `restore` and `pending`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from threadkeep.cli.opening import command_settings
+from threadkeep.cli.options import Confirmed
+from threadkeep.cli.problems import NotDone, WrongUse
+from threadkeep.cli.terminal import counted, file_size, relative, terminal
+from threadkeep.errors import SchemaTooNew, StoreError
+
+if TYPE_CHECKING:
+    from threadkeep.settings import Settings
+    from threadkeep.store.condition import Condition
+    from threadkeep.store.driver import Driver
+
+_SLICE_SECONDS = 0.25
+# Passes without progress, because other processes hold locks: each pass waits half a second for a lock.
+_MOST_IDLE_PASSES = 20
+
+_IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
+Replace = Annotated[bool, typer.Option("--replace", help="Replace what is there.")]
+
+pending_commands = typer.Typer(
+    help="The turns that no database has taken yet.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """The schema before and after the command. `left` messages were not indexed by a filling; None without one."""
+
+    database: str
+    before: int
+    known: tuple[int, ...]
+    applied: tuple[int, ...] = ()
+    indexed: int = 0
+    left: int | None = None
+    condition: Condition | None = None
+
+    @property
+    def waiting(self) -> list[int]:
+        return [version for version in self.known if version > self.before and version not in self.applied]
+
+    @property
+    def newest(self) -> int:
+        """The newest schema that this code knows."""
+        return self.known[-1]
+
+    @property
+    def unindexed(self) -> int | None:
+        """Return the number of messages missing in the search index; None before the migrations, if it is unknown.
+
+        After a filling it is the number left by it; messages that arrived since are not counted.
+        """
+        if self.left is not None:
+            return self.left
+        return self.condition.unindexed if self.condition and self.condition.schema == self.newest else None
+
+
+async def migrate_schema(
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit with 1 if migrations wait.")] = False,
+    search_index: Annotated[
+        bool, typer.Option("--search-index/--no-search-index", help="Whether to fill the search index afterwards.")
+    ] = True,
+) -> None:
+    """Bring the database's schema up to date, and its search index.
+
+    Every start does so too, the index in the background; this is for those who want it done before. Broken off, it can
+    simply be begun again.
+    """
+    schema = await _migrate(apply=not check, fill=search_index and not check)
+    if terminal.as_json:
+        values = {"database": schema.database, "schema": schema.before, "newest": schema.newest}
+        values |= {"applied": schema.applied, "waiting": schema.waiting, "indexed": schema.indexed}
+        free = schema.condition.free_bytes if schema.condition else 0
+        terminal.json({**values, "unindexed": schema.unindexed, "free_bytes": free})
+    else:
+        _show(schema)
+    if schema.waiting or (schema.unindexed and search_index and not check):
+        raise typer.Exit(1)
+
+
+async def _migrate(*, apply: bool, fill: bool) -> _Schema:
+    from threadkeep.store.condition import read_condition
+    from threadkeep.store.migrations import known_migrations, schema_version
+    from threadkeep.store.opening import open_database
+
+    settings = command_settings()
+    address = settings.database
+    known = tuple(version for version, _ in known_migrations(address.backend))
+    if not apply and address.path is not None and not address.path.exists():
+        return _Schema(str(address), 0, known)
+    # Work lost in a power failure is repeated; the next acknowledged turn makes it durable.
+    options = replace(settings.store_options(), synchronous="NORMAL")
+    async with open_database(address, options) as driver:
+        found = await schema_version(driver)
+        if found > known[-1]:
+            raise SchemaTooNew(found=found, known=known[-1])
+        applied = await _apply(driver, found) if apply and found < known[-1] else []
+        indexed, left = await _fill_index(driver) if fill else (0, None)
+        return _Schema(str(address), found, known, tuple(applied), indexed, left, await read_condition(driver))
+
+
+async def _apply(driver: Driver, found: int) -> list[int]:
+    """Apply missing migrations: with a bar on a terminal, else with a line for each, since one may take long."""
+    from threadkeep.store.migrations import migrate
+
+    if not found:
+        return await migrate(driver, datetime.now(UTC))
+    with terminal.progress("Migrating", 100, every=True) as reach:
+
+        def report(done: int, total: int, file: str) -> None:
+            reach(100 * done // total, file.removesuffix(".sql").replace("_", " "))
+
+        return await migrate(driver, datetime.now(UTC), told=report)
+
+
+async def _fill_index(driver: Driver) -> tuple[int, int]:
+    """Index missing messages, in parallel with other processes; return the numbers of indexed and remaining messages.
+
+    Sessions that others have locked for long are left out. After an interruption it continues from there the next
+    time. Messages that arrive after the index has caught up are not counted as remaining.
+    """
+    from threadkeep.store.search import SearchIndex
+
+    index = SearchIndex(driver)
+    total = left = await index.unindexed()
+    idle = 0
+    with terminal.progress("Filling the search index", total) as reach:
+        try:
+            while left and idle < _MOST_IDLE_PASSES:
+                complete = await index.catch_up(seconds=_SLICE_SECONDS)
+                before, left = left, 0 if complete else await index.unindexed()
+                idle = 0 if left < before else idle + 1
+                reach(max(total - left, 0), f"{max(total - left, 0):,} of {counted(total, 'message')}")
+        except (StoreError, asyncio.CancelledError):
+            done = f"{max(total - left, 0):,} of {counted(total, 'message')}"
+            terminal.note(f"Broken off: {done} are in the search index. Migrate again to go on; nothing is half done.")
+            raise
+    return max(total - left, 0), left
+
+
+def _show(schema: _Schema) -> None:
+    if schema.applied:
+        terminal.say(f"{schema.database} is now at schema {schema.newest}; it was at {schema.before}.")
+    elif schema.waiting:
+        terminal.say(
+            f"{schema.database} is at schema {schema.before} of {schema.newest}; "
+            "`threadkeep migrate` or the next start brings it up to date."
+        )
+    else:
+        terminal.say(f"{schema.database} is up to date at schema {schema.newest}.")
+    if schema.indexed:
+        terminal.say(f"{counted(schema.indexed, 'message')} went into the search index.")
+    if schema.unindexed:
+        terminal.say(
+            f"The search index still lacks {counted(schema.unindexed, 'message')}; "
+            "`threadkeep migrate` fills it, and so does a running service."
+        )
+    if (condition := schema.condition) is not None and condition.much_is_free:
+        terminal.say(
+            f"{file_size(condition.free_bytes)} of the file's {file_size(condition.file_bytes)} are free for later "
+            "messages; `threadkeep sessions prune --vacuum` gives them back to the disk, "
+            "and nobody can write meanwhile."
+        )
+
+
+async def backup_database(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")], replace: Replace = False
+) -> None:
+    """Write a consistent copy of the database to a file, while services go on.
+
+    On PostgreSQL it calls pg_dump. The file is there only when it is complete.
+    """
+    from threadkeep.store.backup import copy_sqlite, dump_postgres
+
+    settings = command_settings()
+    address, target = settings.database, file.absolute()
+    if target.exists() and not replace:
+        raise WrongUse(f"{target} is there already; name another file, or say --replace.")
+    if address.dsn is not None:
+        with terminal.waiting("Copying"):
+            await asyncio.to_thread(dump_postgres, address.dsn, target)
+    elif address.path is None or not address.path.exists():
+        raise NotDone(_IN_MEMORY if address.path is None else f"There is no database at {address.path} to copy.")
+    else:
+        with terminal.progress("Copying", None) as reach:
+            copying = partial(copy_sqlite, address.path, target, key=settings.store_options().key)
+            await asyncio.to_thread(copying, lambda done, total: reach(done, f"{done:,} of {total:,} pages"))
+    left_out = _not_copied(settings)
+    if terminal.as_json:
+        terminal.json({"file": str(target), "bytes": target.stat().st_size, "not_in_it": left_out})
+        return
+    terminal.say(f"{address} is copied to {target} ({file_size(target.stat().st_size)}).")
+    for name in left_out:
+        terminal.note(f"Not in it: {name}.")
+
+
+async def restore_database(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `threadkeep backup` wrote.")],
+    replace: Replace = False,
+) -> None:
+    """Bring a copy back as the database. Stop all processes that use the database before.
+
+    What is there is replaced only with --replace.
+    """
+    from threadkeep.store.backup import restore_postgres, restore_sqlite
+
+    settings = command_settings()
+    address, source = settings.database, file.absolute()
+    if not source.is_file():
+        raise WrongUse(f"{source} is no file; name one that `threadkeep backup` wrote.")
+    if address.dsn is not None:
+        await _check_empty(settings, replace=replace)
+        with terminal.waiting("Restoring"):
+            await asyncio.to_thread(restore_postgres, source, address.dsn, replace=replace)
+    elif address.path is None:
+        raise NotDone(_IN_MEMORY)
+    else:
+        _check_version(source, key := settings.store_options().key)
+        if address.path.exists() and not replace:
+            raise WrongUse(f"{address.path} is there already; name another one with --database, or say --replace.")
+        restoring = partial(restore_sqlite, source, address.path, key=key)
+        with terminal.progress("Restoring", None) as reach:
+            await asyncio.to_thread(restoring, lambda done, total: reach(done, f"{done:,} of {total:,} pages"))
+    if terminal.as_json:
+        terminal.json({"database": str(address)})
+        return
+    terminal.say(f"{address} is as it was when {source} was written.")
+    terminal.note("Persons who were erased since then are in it again: erase them again.")
+
+
+def _check_version(source: Path, key: str | None) -> None:
+    from threadkeep.store.backup import backup_version, is_plain
+    from threadkeep.store.migrations import known_migrations
+
+    newest = known_migrations("sqlite")[-1][0]
+    if (found := backup_version(source, None if is_plain(source) else key)) > newest:
+        raise SchemaTooNew(found=found, known=newest)
+
+
+async def _check_empty(settings: Settings, *, replace: bool) -> None:
+    from threadkeep.store.migrations import schema_version
+    from threadkeep.store.opening import open_database
+
+    async with open_database(settings.database, settings.store_options()) as driver:
+        if await schema_version(driver) and not replace:
+            raise WrongUse(f"{settings.database} is not empty; name another one with --database, or say --replace.")
+
+
+def _not_copied(settings: Settings) -> list[str]:
+    """Return what belongs to the database and is not in its copy."""
+    from threadkeep.history.pending import folder_of
+    from threadkeep.history.pending_files import waiting_files
+
+    folder = folder_of(settings.database, settings.pending_dir)
+    waiting = sum(len(file.entries) for file in waiting_files(folder))
+    left_out = [f"{counted(waiting, 'pending turn')} in {folder}"] if waiting else []
+    if settings.graph_store != settings.database:
+        left_out.append(f"the graph store in {settings.graph_store}")
+    return left_out
+
+
+@pending_commands.command("list")
+def list_pending() -> None:
+    """List the waiting turns, oldest first, including those of processes that have ended."""
+    from threadkeep.history.pending_files import unreadable_turns, waiting_files
+
+    folder = _folder()
+    found = [(file, entry) for file in waiting_files(folder) for entry in file.entries]
+    damaged = unreadable_turns(folder)
+    if terminal.as_json:
+        entries = [
+            {
+                "entry": entry.entry_id,
+                "session_id": entry.turn.session_id,
+                "user_id": entry.turn.user_id,
+                "messages": len(entry.turn.messages),
+                "kept_at": entry.kept_at,
+                "process": "running" if file.live else "gone",
+                "error": entry.error,
+                "file": str(file.path),
+            }
+            for file, entry in found
+        ]
+        unreadable = [
+            {"entry": turn.entry_id, "bytes": turn.size, "found_at": turn.found_at, "file": str(turn.path)}
+            for turn in damaged
+        ]
+        terminal.json({"entries": entries, "unreadable": unreadable})
+        return
+    if found:
+        rows = [
+            (
+                entry.entry_id,
+                entry.turn.session_id,
+                str(len(entry.turn.messages)),
+                relative(entry.kept_at),
+                "running" if file.live else "gone",
+                entry.error or "",
+            )
+            for file, entry in found
+        ]
+        terminal.table(["entry", "session", "messages", "since", "process", "last error"], rows, right=["messages"])
+        terminal.note("The next start delivers what processes that are gone have left.")
+    if damaged:
+        lines = [(turn.entry_id, str(turn.size), relative(turn.found_at), str(turn.path)) for turn in damaged]
+        terminal.table(["unreadable", "bytes", "since", "file"], lines, right=["bytes"])
+        terminal.note("Repair the line in its file and start again, or drop it: threadkeep pending drop ENTRY")
+    if not found and not damaged:
+        terminal.note("Nothing waits to be written.")
+
+
+@pending_commands.command("drop")
+def drop_pending(
+    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="The entry, as the list names it.")],
+    confirmed: Confirmed = False,
+) -> None:
+    """Drop a turn permanently. A turn that its process still holds cannot be dropped from outside."""
+    from threadkeep.history.pending_files import drop_unreadable, drop_waiting
+
+    refusal = "Dropping loses the turn for good: say --yes to do it without being asked."
+    terminal.confirm(f"Drop {entry}, for good?", refusal, confirmed=confirmed)
+    dropped = drop_waiting(_folder(), entry)
+    if dropped is None and not drop_unreadable(_folder(), entry):
+        raise NotDone("No such entry waits; see what does with: threadkeep pending list")
+    session_id = None if dropped is None else dropped.turn.session_id
+    if terminal.as_json:
+        terminal.json({"dropped": entry, "session_id": session_id})
+    elif session_id is None:
+        terminal.say(f"{entry} is dropped; it could not be read.")
+    else:
+        terminal.say(f"{entry} of session {session_id} is dropped.")
+
+
+def _folder() -> Path:
+    from threadkeep.history.pending import folder_of
+
+    settings = command_settings()
+    return folder_of(settings.database, settings.pending_dir)
