@@ -105,7 +105,7 @@ async def test_an_idle_session_in_which_a_turn_waits_to_be_written_stays(
 ) -> None:
     """Somebody has spoken; the database does not know it yet."""
     await say(memory, clock, "a", 40)
-    monkeypatch.setattr(type(memory.pending), "deliver", _nothing)
+    monkeypatch.setattr(type(memory.pending), "_deliver_own", _nothing)
     memory.pending.database_fails = True
     assert await memory.session("a").record([Message(role="user", content="Hello?", id="p:9")]) is None
     assert await memory.retention.prune(Retention(delete=RetentionLimits(max_idle_days=30))) == Pruned(busy=1)

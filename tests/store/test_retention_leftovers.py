@@ -125,7 +125,7 @@ async def test_room_is_given_back(sqlite_url: str, clock: SettableClock) -> None
         await database.take("delete", 798)
         async with driver.reading() as connection:
             [(before,)] = await connection.fetch("PRAGMA page_count", {})
-            assert await database.retention.give_back_room()
+            assert await database.retention.reclaim_space()
             [(after,)] = await connection.fetch("PRAGMA page_count", {})
         assert after * 5 < before
         assert await database.found("799 words") == [799]

@@ -41,7 +41,7 @@ async def prune_sessions(
     max_messages: Annotated[int | None, typer.Option(help="Only so many of the newest stay.")] = None,
     max_idle_days: Annotated[float | None, typer.Option(help="Sessions that were idle for longer go.")] = None,
     dry_run: DryRun = False,
-    vacuum: Annotated[bool, typer.Option("--vacuum", help="Give the room back to the disk (SQLite).")] = False,
+    vacuum: Annotated[bool, typer.Option("--vacuum", help="Return the freed space to the disk (SQLite).")] = False,
     user: UserId = None,
     confirmed: Confirmed = False,
 ) -> None:
@@ -68,8 +68,8 @@ async def prune_sessions(
             )
         vacuumed = False
         if vacuum:
-            with terminal.waiting("Giving the room back to the disk"):
-                vacuumed = await memory.retention.give_back_room()
+            with terminal.waiting("Returning the freed space to the disk"):
+                vacuumed = await memory.retention.reclaim_space()
     if terminal.as_json:
         terminal.json({"dry_run": False, **done.to_dict(), "vacuumed": vacuumed})
     else:
@@ -246,7 +246,7 @@ def _show_result(done: Pruned, *, vacuum: bool, vacuumed: bool) -> None:
     if vacuumed:
         terminal.say("The file has shrunk to what it holds.")
     elif vacuum:
-        terminal.note("PostgreSQL gives room back by itself (autovacuum).")
+        terminal.note("PostgreSQL frees space by itself (autovacuum).")
     if done.busy:
         terminal.error(f"{counted(done.busy, 'session')} were busy and stay as they are; prune again to go on.")
 

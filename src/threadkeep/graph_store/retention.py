@@ -120,7 +120,7 @@ class ConversationRetention:
             "Prune it by name: threadkeep sessions prune SESSION --delete."
         )
 
-    async def give_back_room(self) -> bool:
+    async def reclaim_space(self) -> bool:
         """Return False; the tables, which share the database, do this."""
         return False
 

@@ -306,9 +306,9 @@ class Pruner:
         await self._rows.forget_ids()
         return work.done
 
-    async def give_back_room(self) -> bool:
+    async def reclaim_space(self) -> bool:
         """Shrink SQLite's file; no process can write meanwhile. Return False on PostgreSQL, which does it by itself."""
-        return await self._rows.give_back_room()
+        return await self._rows.reclaim_space()
 
     async def has_work(self) -> bool:
         """Return whether there are rules, or sessions with limits of their own."""

@@ -236,12 +236,12 @@ class Session:
         async with self._reading():
             return await self._transcripts.find(self.session_id, message_id)
 
-    async def at(self, places: Collection[int]) -> list[Message]:
+    async def at(self, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, superseded or not, in order."""
         if self.user_id is not None and await self._info() is None:
             return []
         async with self._reading():
-            return await self._transcripts.at(self.session_id, places)
+            return await self._transcripts.at(self.session_id, seqs)
 
     async def superseded(self) -> list[tuple[int, int]]:
         """Return the ranges of `seq` of superseded messages, both ends included, in order."""

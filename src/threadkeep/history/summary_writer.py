@@ -119,7 +119,7 @@ class RangeReader:
             before = _seq(rows[-1])
         return after
 
-    async def part(self, session_id: str, after: int, upto: int, room: int) -> Part | None:
+    async def part(self, session_id: str, after: int, upto: int, limit: int) -> Part | None:
         """Return the next messages that fit one record; None if there are none.
 
         They come after the `seq` and after the archived messages. A message that is too long is a part of its own, in
@@ -129,39 +129,39 @@ class RangeReader:
         lines: list[str] = []
         sizes: list[int] = []
         info = await self._transcripts.session(session_id)
-        place = after = max(after, info.archived_seq if info else 0)
-        while place < upto and sum(sizes) <= room:
-            end = min(place + _PAGE_ROWS, upto)
+        position = after = max(after, info.archived_seq if info else 0)
+        while position < upto and sum(sizes) <= limit:
+            end = min(position + _PAGE_ROWS, upto)
             page = await self._transcripts.newest(session_id, limit=_PAGE_ROWS, before=end + 1)
-            rows += [row for row in page.messages if _seq(row) > place]
+            rows += [row for row in page.messages if _seq(row) > position]
             lines += [quoted_message(row) for row in rows[len(lines) :]]
             # Counting long messages takes time, and other tasks must run meanwhile.
-            sizes += await asyncio.to_thread(self._sizes, rows[len(sizes) :], lines[len(sizes) :], room)
-            place = end
+            sizes += await asyncio.to_thread(self._sizes, rows[len(sizes) :], lines[len(sizes) :], limit)
+            position = end
         if not rows:
             return None
-        length = part_length(rows, sizes, even_room(sum(sizes), room) if place == upto else room)
+        length = part_length(rows, sizes, even_room(sum(sizes), limit) if position == upto else limit)
         records: tuple[str, ...] = ("\n".join(lines[:length]),)
-        if sizes[0] > room:
-            records = await asyncio.to_thread(self._pieces, rows[0], sizes[0], room)
+        if sizes[0] > limit:
+            records = await asyncio.to_thread(self._pieces, rows[0], sizes[0], limit)
         revision = None if info is None else info.revision
         return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records, revision)
 
-    def _sizes(self, rows: Sequence[Message], lines: Sequence[str], room: int) -> list[int]:
+    def _sizes(self, rows: Sequence[Message], lines: Sequence[str], limit: int) -> list[int]:
         """Return the tokens of each line; for a message far over the limit, its stored count."""
         return [
-            row.tokens if row.tokens is not None and row.tokens > 2 * room else self._counter(line) + 1
+            row.tokens if row.tokens is not None and row.tokens > 2 * limit else self._counter(line) + 1
             for row, line in zip(rows, lines, strict=True)
         ]
 
-    def _pieces(self, message: Message, size: int, room: int) -> tuple[str, ...]:
+    def _pieces(self, message: Message, size: int, limit: int) -> tuple[str, ...]:
         """Return one message as several numbered records; a huge message is reduced to its beginning and end."""
         content = message.content
-        if size > room * _MOST_PIECES:
-            content = keep_ends(content, len(content) * room * _MOST_PIECES // size)
+        if size > limit * _MOST_PIECES:
+            content = keep_ends(content, len(content) * limit * _MOST_PIECES // size)
         found = pieces(
             content,
-            room,
+            limit,
             lambda text: self._counter(quoted_message(message, text, part="99 of 99")),
         )
         return tuple(
@@ -293,13 +293,13 @@ class SummaryWriter:
         return summary
 
     def _records_of(self, summaries: Sequence[Summary]) -> Sequence[str]:
-        room = self._room.record
+        limit = self._room.record
         lines = [
             quoted_summary(summary, piece)
             for summary in summaries
-            for piece in pieces(summary.text, room, lambda text, one=summary: self._counter(quoted_summary(one, text)))
+            for piece in pieces(summary.text, limit, lambda text, one=summary: self._counter(quoted_summary(one, text)))
         ]
-        return packed(lines, [self._counter(line) + 1 for line in lines], room)
+        return packed(lines, [self._counter(line) + 1 for line in lines], limit)
 
     async def _write(self, records: Sequence[str], task: SummaryTask, earlier: str | None) -> str:
         """Return one text for all records: each is read together with the text for the records before it."""

@@ -41,7 +41,7 @@ class SyncRetention(Wrapper[Pruner]):
     plan = Iterated(Pruner.plan)
     prune = Blocking(Pruner.prune)
     has_work = Blocking(Pruner.has_work)
-    give_back_room = Blocking(Pruner.give_back_room)
+    reclaim_space = Blocking(Pruner.reclaim_space)
 
     @property
     def rules(self) -> Retention:

@@ -187,7 +187,7 @@ class RetentionRows:
         async with self._driver.writing() as connection:
             return await connection.execute(self._sql["set_retention"], parameters) > 0
 
-    async def give_back_room(self) -> bool:
+    async def reclaim_space(self) -> bool:
         """Shrink the file while no process can write; return False on PostgreSQL, which uses autovacuum."""
         if "vacuum" not in self._sql:
             return False
@@ -324,6 +324,6 @@ class Retaining(Protocol):
         """Set or remove a session's own limits; return False if it does not exist (or is not this user's)."""
         ...
 
-    async def give_back_room(self) -> bool:
+    async def reclaim_space(self) -> bool:
         """Return free space to the disk; return False if the database does so by itself."""
         ...
