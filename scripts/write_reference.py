@@ -1,4 +1,4 @@
-"""Writes the lists of the reference again: commands and options from typer, signatures from the classes.
+"""Writes the lists of the reference again: commands from typer, signatures from classes, endpoints from OpenAPI.
 
 Explanations are written by hand and stay. A new option, method or command gets its help or the first line of its
 docstring. What is gone is named, because its explanation has to be removed by a person.
@@ -6,12 +6,14 @@ docstring. What is gone is named, because its explanation has to be removed by a
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from typer.core import TyperGroup
 
@@ -37,9 +39,9 @@ CLASSES: Mapping[str, tuple[type, ...]] = {
 # Methods that other packages of Threadkeep call.
 INTERNAL = frozenset(
     """
-    answers_to at before_closing begin_joined belong_to check_owner finish has_graph_store has_namespace keep_index
-    leave_work_for_all memory_of namespace namespaces null_memory recall record_joined settle settle_run start tell
-    tell_write_failed timeout turn
+    answers_to at before_closing begin_joined belong_to check_owner empty_messages finish has_graph_store has_namespace
+    keep_index leave_work_for_all memory_of namespace namespaces null_memory recall record_joined settle settle_run
+    start tell tell_write_failed timeout turn
     """.split()  # noqa: SIM905 - a list of words
 )
 _CODE = re.compile(r"`([^`]+)`")
@@ -81,6 +83,27 @@ def python_page(page: str) -> str:
         methods = {first: line for kind in kinds for first, line in _methods(kind).items()}
         page = before + _with_table(section, "method", methods, by_name=True) + after
     return page
+
+
+def http_page(page: str, document: Mapping[str, Any]) -> str:
+    """Return the page of the HTTP API with all endpoints of an OpenAPI document in the table at its beginning."""
+    endpoints = {
+        _anchor(f"{method.upper()} {path}"): (f"{method.upper()} {path}", operation["summary"])
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+    table = re.search(r"^\| \| \|\n\|[-|]+\|\n(?:\|[^\n]*\n)+", page, re.MULTILINE)
+    if table is None:
+        raise Outdated("The page has no table of endpoints.")
+    linked = set(re.findall(r"\(#((?:get|post|put|patch|delete)-[^)]*)\)", table[0]))
+    if gone := linked - endpoints.keys():
+        raise Outdated(f"Remove the rows of {', '.join(sorted(gone))}.")
+    rows = [
+        f"| [`{name}`](#{anchor}) | {_sentence(summary)} |\n"
+        for anchor, (name, summary) in endpoints.items()
+        if anchor not in linked
+    ]
+    return page[: table.end()] + "".join(rows) + page[table.end() :]
 
 
 def signature(name: str, function: Callable[..., object]) -> str:
@@ -165,6 +188,11 @@ def _split(page: str, heading: str) -> tuple[str, str, str]:
     return page[: found.end()], page[found.end() : end], page[end:]
 
 
+def _anchor(heading: str) -> str:
+    """Return the anchor that Markdown gives a heading."""
+    return re.sub(r"[^a-z0-9_-]", "", heading.lower().replace(" ", "-"))
+
+
 def _cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in _CELLS.split(line)[1:-1]]
 
@@ -188,10 +216,28 @@ def _default(value: object) -> str:
     return "{}" if "factory" in repr(value) else repr(value)
 
 
+def openapi_document() -> Mapping[str, Any]:
+    """Return the OpenAPI document of the service, over a database in memory."""
+    from threadkeep.app import open_app
+    from threadkeep.settings import load_settings
+    from threadkeep.web.service import create_service
+
+    async def build() -> Mapping[str, Any]:
+        async with open_app(load_settings(database_url="sqlite://")) as app:
+            return create_service(app).openapi()
+
+    return asyncio.run(build())
+
+
 def main() -> int:
-    """Write both pages, or with `--check` say whether they are up to date."""
+    """Write the pages, or with `--check` say whether they are up to date."""
+    pages: dict[str, Callable[[str], str]] = {
+        "cli.md": cli_page,
+        "python.md": python_page,
+        "http.md": lambda page: http_page(page, openapi_document()),
+    }
     outdated = []
-    for name, write in (("cli.md", cli_page), ("python.md", python_page)):
+    for name, write in pages.items():
         path = REFERENCE / name
         before = path.read_text(encoding="utf-8")
         after = write(before)

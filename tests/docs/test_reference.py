@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import threadkeep
-from scripts.write_reference import cli_page, python_page, signature
+from scripts.write_reference import cli_page, http_page, python_page, signature
 from tests.docs.pages import ROOT, Page, all_pages, page
 from tests.docs.service import opened_service
 from tests.docs.tables import code_in, row_of, section, table_rows
@@ -193,6 +193,11 @@ def test_every_endpoint_is_described(document: dict[str, Any]) -> None:
             text = section(HTTP, f"{method.upper()} {path}")
             in_query = [one["name"] for one in operation.get("parameters", []) if one["in"] == "query"]
             assert not [name for name in in_query if name not in text], f"{method} {path}"
+
+
+def test_the_list_of_endpoints_is_that_of_the_service(document: dict[str, Any]) -> None:
+    """The table at the beginning has each of them; `python scripts/write_reference.py` adds what is missing."""
+    assert http_page(HTTP.text, document) == HTTP.text
 
 
 def test_every_request_that_is_shown_is_one_of_the_openapi_document(document: dict[str, Any]) -> None:
