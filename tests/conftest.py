@@ -56,7 +56,7 @@ for module in ("append_guarantees", "reading_guarantees", "session_guarantees", 
 # and tests are about what comes of it; those about the waiting set a time of their own.
 _PATIENCES = (
     "threadkeep.history.older_turns._TIMEOUT_SECONDS",
-    "threadkeep.history.searching._TIMEOUT_SECONDS",
+    "threadkeep.history.memory_parts._TIMEOUT_SECONDS",
     "threadkeep.history.conversation_index._QUERY_SECONDS",
     "threadkeep.history.stored_values._TIMEOUT_SECONDS",
     "threadkeep.history.manifests._READER_SECONDS",

@@ -58,7 +58,7 @@ async def test_a_search_does_not_wait_for_an_import_to_be_indexed(
     shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers with what is indexed when its patience is over, also while the background indexes."""
-    monkeypatch.setattr("threadkeep.history.searching._TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr("threadkeep.history.memory_parts._TIMEOUT_SECONDS", 0.05)
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
         texts = [" ".join(f"word{n}x{m}" for m in range(300)) for n in range(1000)]
         for start in range(0, 1000, 200):
@@ -67,7 +67,7 @@ async def test_a_search_does_not_wait_for_an_import_to_be_indexed(
         background = asyncio.ensure_future(memory.keep_index())
         await memory.search("word1x1")
         assert query(shared_url, "SELECT 1 FROM chat_sessions WHERE indexed_seq < last_seq")
-        monkeypatch.setattr("threadkeep.history.searching._TIMEOUT_SECONDS", 60)
+        monkeypatch.setattr("threadkeep.history.memory_parts._TIMEOUT_SECONDS", 60)
         assert await found(memory, "word999x299") == {"imported"}
         background.cancel()
 
@@ -76,7 +76,7 @@ async def test_a_search_waits_for_what_is_missing_where_it_looks(
     shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a session or a user all is found, whatever else waits; of all it says how much it did not see."""
-    monkeypatch.setattr("threadkeep.history.searching._TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.history.memory_parts._TIMEOUT_SECONDS", 0.0)
     monkeypatch.setattr("threadkeep.store.search._STEP_MESSAGES", 2)
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
         for number in range(6):
@@ -88,7 +88,7 @@ async def test_a_search_waits_for_what_is_missing_where_it_looks(
         assert ([hit.session_id for hit in own.hits], own.unindexed) == (["room:2"], 0)
         some = await memory.search_result("needle")
         assert (len(some.hits), some.unindexed) == (3, 6)
-        monkeypatch.setattr("threadkeep.history.searching._TIMEOUT_SECONDS", 60)
+        monkeypatch.setattr("threadkeep.history.memory_parts._TIMEOUT_SECONDS", 60)
         everything = await memory.search_result("needle")
         assert (len(everything.hits), everything.unindexed) == (6, 0)
 
@@ -111,8 +111,8 @@ async def test_that_an_index_is_far_behind_is_told_once(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it begins to be filled and when it is full, also where a round fails between."""
-    monkeypatch.setattr("threadkeep.history.searching.MUCH_UNINDEXED", 2)
-    monkeypatch.setattr("threadkeep.history.searching._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.history.memory_parts.MUCH_UNINDEXED", 2)
+    monkeypatch.setattr("threadkeep.history.memory_parts._PAUSE_SECONDS", 0.0)
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
         await memory.session("room").append([Message(role="user", content=f"word {n}") for n in range(3)])
     catch_up, rounds = SearchIndex.catch_up, iter([StoreUnavailable("The disk is full.")])

@@ -23,11 +23,10 @@ from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.history.blocking import MemoryLoop
 from threadkeep.history.graph_conversations import folder_of
 from threadkeep.history.memory_options import MemoryOptions
-from threadkeep.history.memory_parts import Backend, MemoryParts
+from threadkeep.history.memory_parts import Backend, MemoryParts, MessageSearch
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.retention import Pruner
-from threadkeep.history.searching import Searching
 from threadkeep.history.session import Session
 from threadkeep.history.session_rows import SessionCache
 from threadkeep.history.stored_values import TextDigests
@@ -159,7 +158,7 @@ class Memory:
                 self._namespaces[key] = self._at(
                     Backend(
                         transcripts=transcripts,
-                        index=Searching(self._conversations.search(transcripts), self.observers),
+                        index=MessageSearch(self._conversations.search(transcripts), self.observers),
                         archive=self._conversations.archive(transcripts),
                         damages=transcripts.reader.damages,
                         contexts=self._conversations.contexts(transcripts),
@@ -246,7 +245,7 @@ class Memory:
                 replace(
                     self._backend,
                     transcripts=nothing,
-                    index=Searching(NullSearch(), self.observers),
+                    index=MessageSearch(NullSearch(), self.observers),
                     damages=DamageRegister(),
                     contexts=NullContexts(),
                     older_turns=OlderTurns(nothing, self.embeddings, self.observers),

@@ -20,13 +20,12 @@ from threadkeep.history.graph_conversations import GraphConversations, Opening
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
-from threadkeep.history.memory_parts import Backend, MemoryParts
+from threadkeep.history.memory_parts import Backend, MemoryParts, MessageSearch
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
 from threadkeep.history.retention_rounds import AllRetention, Prunes, RetentionSchedule
 from threadkeep.history.run_retention import RunPruner
-from threadkeep.history.searching import Searching
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.history.stored_values import LearnedFactors
 from threadkeep.observe import Backend as BackendLabel
@@ -110,7 +109,7 @@ def _parts(
         driver=driver,
         backend=Backend(
             transcripts=transcripts,
-            index=Searching(backend.search, observers),
+            index=MessageSearch(backend.search, observers),
             archive=backend.archive,
             damages=backend.damages,
             contexts=tables.contexts,
