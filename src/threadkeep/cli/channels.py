@@ -37,10 +37,11 @@ type Number = Annotated[int, typer.Argument(metavar="NUMBER", help="The number o
 
 
 @commands.command("list")
-def list_channels() -> None:
+async def list_channels() -> None:
     """List the bots with their numbers of waiting and failed answers."""
     file = _file()
-    counts = run(_counts())
+    async with opened_memory() as memory:
+        counts = await memory.channels.outbox.counts()
     rows = [
         {
             "name": bot.name,
@@ -59,10 +60,17 @@ def list_channels() -> None:
 
 
 @commands.command("status")
-def show_status() -> None:
+async def show_status() -> None:
     """Show for each bot when a person wrote last, and how long the oldest open answer has waited."""
     file = _file()
-    rows = run(_statuses(file))
+    async with opened_memory() as memory:
+        counts = await memory.channels.outbox.counts()
+        times = await memory.channels.outbox.times()
+    rows: list[dict[str, object]] = []
+    for bot in file.channels:
+        oldest, heard = times.get(bot.name, (None, None))
+        open_answers: dict[str, object] = {str(status): counts.get((bot.name, status), 0) for status in _OPEN}
+        rows.append({"name": bot.name, "kind": bot.kind, **open_answers, "oldest_open": oldest, "last_heard": heard})
     if terminal.as_json:
         terminal.json({"channels": rows})
         return
@@ -97,17 +105,21 @@ def add_channel(
 
 
 @commands.command("test")
-def check_channel(name: Name) -> None:
+async def check_channel(name: Name) -> None:
     """Show the bot's account and webhook as the platform reports them."""
     bot = _bot(name)
-    answer = run(_asked(bot))
+    async with _client(bot) as client:
+        account = await client.account()
+    if isinstance(account, str):
+        raise NotDone(_refusal(account))
+    answer: dict[str, object] = {"channel": bot.name, "kind": bot.kind, **account}
     terminal.result(answer, "\n".join(f"{key}: {value}" for key, value in answer.items() if value not in (None, "")))
     if hint := _hint(bot, answer):
         terminal.note(hint)
 
 
 @commands.command("webhook")
-def set_webhook(
+async def set_webhook(
     name: Name,
     url: Annotated[str, typer.Argument(metavar="URL", help="The public address of /channels/NAME.")] = "",
     delete: Annotated[bool, typer.Option("--delete", help="Remove the webhook; Telegram keeps its updates.")] = False,
@@ -116,7 +128,7 @@ def set_webhook(
     if bool(url) == delete:
         raise WrongUse("Give the public https address of the bot, or --delete.")
     bot = _bot(name)
-    run(_set_webhook(bot, url))
+    await _set_webhook(bot, url)
     terminal.result(
         {"channel": name, "url": url},
         f"The webhook of {name} is removed." if delete else f"{name} receives its messages at {url}.",
@@ -124,14 +136,14 @@ def set_webhook(
 
 
 @commands.command("send")
-def send_text(
+async def send_text(
     name: Name,
     session: Annotated[str, typer.Argument(metavar="SESSION", help="The conversation of the person.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to send.")],
     message_id: Annotated[str, typer.Option("--id", help="The id of the message; a repeated id is sent once.")] = "",
 ) -> None:
     """Send a person a message that is not a reply, and store it in the transcript."""
-    sent_id = run(_send(name, session, text, message_id))
+    sent_id = await _send(name, session, text, message_id)
     terminal.result(
         {"session_id": session, "message_id": sent_id},
         "The message is in the outbox; a running service sends it.",
@@ -218,14 +230,6 @@ async def _client(bot: AnyBot) -> AsyncIterator[ChannelClient]:
         yield client_of(bot, bot.channel(), memory, http)
 
 
-async def _asked(bot: AnyBot) -> dict[str, object]:
-    async with _client(bot) as client:
-        account = await client.account()
-    if isinstance(account, str):
-        raise NotDone(_refusal(account))
-    return {"channel": bot.name, "kind": bot.kind, **account}
-
-
 def _hint(bot: AnyBot, account: Mapping[str, object]) -> str | None:
     """Return the cure for a bot that polls although it has a webhook."""
     if bot.kind != "telegram" or bot.receive != "polling" or not account.get("url"):
@@ -281,26 +285,8 @@ def _fields(given: Sequence[str] | None) -> dict[str, Json]:
     return found
 
 
-async def _statuses(file: ChannelsFile) -> list[dict[str, object]]:
-    async with opened_memory() as memory:
-        counts = await memory.channels.outbox.counts()
-        times = await memory.channels.outbox.times()
-        rows: list[dict[str, object]] = []
-        for bot in file.channels:
-            oldest, heard = times.get(bot.name, (None, None))
-            open_answers: dict[str, object] = {str(status): counts.get((bot.name, status), 0) for status in _OPEN}
-            seen = {"oldest_open": oldest, "last_heard": heard}
-            rows.append({"name": bot.name, "kind": bot.kind, **open_answers, **seen})
-        return rows
-
-
 def _since(moment: object) -> str:
     return relative(moment) if isinstance(moment, datetime) else "-"
-
-
-async def _counts() -> dict[tuple[str, OutboxStatus], int]:
-    async with opened_memory() as memory:
-        return await memory.channels.outbox.counts()
 
 
 async def _entries(statuses: Sequence[OutboxStatus]) -> list[Outgoing]:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from threadkeep.cli.opening import opened_memory, run
+from threadkeep.cli.opening import opened_memory
 from threadkeep.cli.options import Confirmed, CursorOption, Limit, read_cursor, write_cursor
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, relative, terminal
 
 if TYPE_CHECKING:
-    from threadkeep.history.erase import Verification
     from threadkeep.records.erasure import EraseReceipt
     from threadkeep.records.knowledge import Person
 
@@ -124,7 +123,7 @@ def _show(person: Person) -> None:
 
 
 @erase_commands.command("user")
-def erase_user(
+async def erase_user(
     user_id: Annotated[str, typer.Argument(metavar="USER", help="The person, by any id.")],
     *,
     dry_run: DryRun = False,
@@ -134,11 +133,13 @@ def erase_user(
 ) -> None:
     """Erase a person with all ids. Broken off, it can simply be begun again."""
     terminal.confirm("Erase this person, for good?", _REFUSAL, confirmed=confirmed or dry_run)
-    _show_receipt(run(_erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum)), receipt)
+    async with opened_memory() as memory:
+        erased = await memory.erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum)
+    _show_receipt(erased, receipt)
 
 
 @erase_commands.command("session")
-def erase_session(
+async def erase_session(
     session_id: Annotated[str, typer.Argument(metavar="SESSION", help="The session.")],
     *,
     dry_run: DryRun = False,
@@ -148,11 +149,15 @@ def erase_session(
 ) -> None:
     """Erase a session. Broken off, it can simply be begun again."""
     terminal.confirm("Erase this session, for good?", _REFUSAL, confirmed=confirmed or dry_run)
-    _show_receipt(run(_erase(session_id=session_id, dry_run=dry_run, vacuum=vacuum)), receipt)
+    async with opened_memory() as memory:
+        erased = await memory.erase(session_id=session_id, dry_run=dry_run, vacuum=vacuum)
+    _show_receipt(erased, receipt)
 
 
 @erase_commands.command("verify")
-def verify_receipt(receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="The file of a receipt.")]) -> None:
+async def verify_receipt(
+    receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="The file of a receipt.")],
+) -> None:
     """Check that a receipt is of this database, and that the person or session is still gone."""
     from threadkeep.records.erasure import EraseReceipt
 
@@ -162,7 +167,8 @@ def verify_receipt(receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", he
         known = EraseReceipt.from_dict(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise WrongUse(f"{receipt} is no receipt; name a file that `threadkeep erase … --receipt` wrote.") from None
-    found = run(_verify(known))
+    async with opened_memory() as memory:
+        found = await memory.verify_erased(known)
     if terminal.as_json:
         terminal.json({"result": found})
     if found == "unsigned":
@@ -171,18 +177,6 @@ def verify_receipt(receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", he
         raise NotDone("The receipt is genuine, and there is something of the person or session (again): erase it.")
     if not terminal.as_json:
         terminal.say("The receipt is genuine, and nothing of the person or session is there.")
-
-
-async def _erase(
-    *, session_id: str | None = None, user_id: str | None = None, dry_run: bool, vacuum: bool
-) -> EraseReceipt:
-    async with opened_memory() as memory:
-        return await memory.erase(session_id=session_id, user_id=user_id, dry_run=dry_run, vacuum=vacuum)
-
-
-async def _verify(receipt: EraseReceipt) -> Verification:
-    async with opened_memory() as memory:
-        return await memory.verify_erased(receipt)
 
 
 def _show_receipt(receipt: EraseReceipt, file: Path | None) -> None:
