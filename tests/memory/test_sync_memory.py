@@ -256,13 +256,14 @@ def test_a_script_that_forgets_to_close_ends_and_loses_nothing(sqlite_url: str) 
 INTERNAL = {
     "Memory": {
         "open_at",
-        "beside",
-        "besides",
+        "namespace",
+        "namespaces",
         "start",
-        "holding",
+        "memory_of",
         "finish",
         "settle",
         "settle_run",
+        "empty_messages",
         "keep_index",
         "has_graph_store",
         "open",

@@ -311,7 +311,7 @@ class _KnowledgeTools:
     async def _read[T](self, session: Session, work: Awaitable[T]) -> T | None:
         """Return the result of a read; report an error of the database and return None."""
         try:
-            async with session.patience():
+            async with session.timeout():
                 return await work
         except StoreClosed:
             raise

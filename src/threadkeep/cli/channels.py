@@ -101,7 +101,9 @@ def add_channel(
     path = command_settings().channels or default_channels()
     given: dict[str, Json] = {"kind": kind, "name": name, **({"token": token} if token else {}), **_fields(fields)}
     add_bot(path, given, os.environ)
-    terminal.result({"channel": name, "file": str(path)}, f"{name} is in {path}; start the service with: threadkeep serve")
+    terminal.result(
+        {"channel": name, "file": str(path)}, f"{name} is in {path}; start the service with: threadkeep serve"
+    )
 
 
 @commands.command("test")
