@@ -219,7 +219,7 @@ class _KnowledgeTools:
         if looks_like_secret(text):
             return _REFUSED
         try:
-            async with session.patience():
+            async with session.timeout():
                 evidence = await _evidence(session, runtime)
                 promotion = Promotion(kind, text, about)
                 promoted = await self._memory.graphiti.promote(promotion, scope.owner, evidence=evidence)
