@@ -16,7 +16,7 @@ from tests.channels.fake_wecom import FakeWeCom
 from tests.channels.platforms import AES_KEY, WECOM_TOKEN, aibot_message
 from tests.channels.wecom_desk import WeComDesk, opened_wecom
 from tests.web.services import until
-from threadkeep.channels import service, wecom_aibot
+from threadkeep.channels import intake, wecom_aibot
 from threadkeep.testing import Gate, ScriptedModel
 
 KIND = "wecom_aibot"
@@ -104,7 +104,7 @@ async def test_an_answer_that_takes_too_long_goes_to_the_address_of_the_message(
     tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream ends with a sentence; the answer comes once."""
-    for module in (service, wecom_aibot):
+    for module in (intake, wecom_aibot):
         monkeypatch.setattr(module, "STREAM_TIME", timedelta(0))
     gate = Gate()
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([[gate, "late"]])) as desk:
@@ -121,7 +121,7 @@ async def test_nobody_fetches_and_the_answer_is_sent(
     tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the time in which the platform could have fetched it."""
-    monkeypatch.setattr(service, "STREAM_TIME", timedelta(seconds=1))
+    monkeypatch.setattr(intake, "STREAM_TIME", timedelta(seconds=1))
     gate = Gate()
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([[gate, "ok"]])) as desk:
         await say(desk, "hi")
@@ -171,7 +171,7 @@ async def test_an_answer_goes_nowhere_but_to_wecom(
     tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The address comes with the message."""
-    for module in (service, wecom_aibot):
+    for module in (intake, wecom_aibot):
         monkeypatch.setattr(module, "STREAM_TIME", timedelta(0))
     gate = Gate()
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([[gate, "ok"]])) as desk:

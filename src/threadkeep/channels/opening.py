@@ -21,6 +21,7 @@ from threadkeep.channels.configuration import (
 )
 from threadkeep.channels.contract import Channel, ChannelClient
 from threadkeep.channels.delivery import Delivery
+from threadkeep.channels.intake import Intake
 from threadkeep.channels.service import ChannelService
 from threadkeep.channels.telegram import TelegramChannel
 from threadkeep.channels.telegram_client import TelegramClient, TelegramPolling
@@ -44,7 +45,8 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
         http = await stack.enter_async_context(httpx2.AsyncClient(follow_redirects=False))
         bots: dict[str, Bot] = {}
         delivery = Delivery(memory, bots, file.delivery)
-        service = ChannelService(memory, runs, bots, wake=delivery.wake)
+        intake = Intake(memory, runs, wake=delivery.wake)
+        service = ChannelService(memory, bots, intake)
         fetching: list[Awaitable[None]] = []
         for each in file.channels:
             channel = each.channel()
@@ -52,18 +54,18 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
             bot = bots[each.name] = bot_of(each, channel, client)
             match channel, client:
                 case TelegramChannel(), TelegramClient() if each.receive == "polling":
-                    fetching.append(TelegramPolling(memory, service, bot, channel, client).keep_polling())
+                    fetching.append(TelegramPolling(memory, intake, bot, channel, client).keep_polling())
                 case TelegramChannel(), TelegramClient():
                     fetching.append(client.keep_learning(channel))
                 case WeComServiceChannel(), WeComServiceClient():
-                    desks = DeskFetching(memory, service, bot, channel, client)
+                    desks = DeskFetching(memory, intake, bot, channel, client)
                     service.fetch_with(bot, desks.notice)
                     fetching.append(desks.keep_fetching())
         stack.push_async_callback(delivery.finish, seconds=_FINISH_SECONDS)
         await stack.enter_async_context(_running(delivery.keep_delivering()))
         for each_work in fetching:
             await stack.enter_async_context(_running(each_work))
-        stack.push_async_callback(service.close)
+        stack.push_async_callback(intake.close)
         yield service
 
 

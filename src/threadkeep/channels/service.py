@@ -1,75 +1,33 @@
-"""Intake of channel messages: each is taken once, and answered by a run in the background."""
+"""The callbacks of all bots of a process: each is verified, taken, and responded to within the platform's limit."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from datetime import timedelta
-from weakref import WeakValueDictionary
+from collections.abc import Awaitable, Callable, Mapping
 
-from threadkeep.channels.bots import Bot, Command, command_in
-from threadkeep.channels.contract import (
-    Callback,
-    CallbackResponse,
-    ChatMigrated,
-    DeskNotified,
-    Ignored,
-    IncomingMessage,
-    MessageRecalled,
-    Received,
-    Sender,
-    Update,
-)
-from threadkeep.channels.telegram import in_chat
-from threadkeep.channels.wecom_aibot import STREAM_TIME, AnswerStreams, WeComAIBotChannel
-from threadkeep.errors import (
-    CallbackRefused,
-    ChannelNotFound,
-    InvalidInput,
-    RunNotFound,
-    SessionBusy,
-    StoreError,
-    ThreadkeepError,
-    WorkflowNotFound,
-    WrongUser,
-)
+from threadkeep.channels.bots import Bot
+from threadkeep.channels.contract import Callback, CallbackResponse, DeskNotified, Received
+from threadkeep.channels.intake import Intake
+from threadkeep.channels.wecom_aibot import AnswerStreams, WeComAIBotChannel
+from threadkeep.errors import CallbackRefused, ChannelNotFound
 from threadkeep.memory import Memory
-from threadkeep.observe import ChannelTrouble, UpdateOutcome, UpdateReason, UpdateReceived
-from threadkeep.records import Message
-from threadkeep.records.runs import DELETE, RESET
-from threadkeep.runs.requests import RunRequest, Submitted
-from threadkeep.runs.service import RunsOnDemand
 
 TAKE_SECONDS = 4.0
 """Seconds that a callback may take. WeCom waits five seconds, then repeats it."""
-
-_SHOW_WORKING_SECONDS = 4.0
-
-type Started = tuple[IncomingMessage, Submitted]
-"""A message and the run that answers it."""
 
 
 class ChannelService:
     """The bots of this process.
 
-    A message is acknowledged only after it is stored in the outbox and then as a run. The platform repeats
-    unacknowledged messages, so none is lost. `wake` is called when an answer is ready to send.
+    A callback is acknowledged only after its messages are stored. The platform repeats unacknowledged callbacks, so no
+    message is lost.
     """
 
-    def __init__(
-        self, memory: Memory, runs: RunsOnDemand, bots: Mapping[str, Bot], *, wake: Callable[[], None]
-    ) -> None:
-        self._memory = memory
-        self._runs = runs
+    def __init__(self, memory: Memory, bots: Mapping[str, Bot], intake: Intake) -> None:
         self._bots = bots
-        self._wake = wake
-        self._outbox = memory.channels.outbox
+        self._intake = intake
         self._streams = AnswerStreams(memory)
         self._desks: dict[str, Callable[[DeskNotified], Awaitable[None]]] = {}
-        self._background: set[asyncio.Task[None]] = set()
-        # One lock per session: its messages become runs in the order of their arrival in this process.
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def names(self) -> list[str]:
@@ -94,319 +52,24 @@ class ChannelService:
         try:
             received = bot.channel.receive(callback)
         except CallbackRefused as refusal:
-            self._notify(bot, "refused", refusal.reason)
+            self._intake.notify(bot, "refused", refusal.reason)
             raise
         responding = asyncio.create_task(self._respond(bot, received))
         done, _ = await asyncio.wait([responding], timeout=TAKE_SECONDS)
         if not done:
             # The task continues; when the platform repeats the callback, its messages are found stored.
-            self._in_background(responding)
+            self._intake.in_background(responding)
             raise TimeoutError
         return await responding
-
-    async def take_page(self, bot: Bot, updates: Iterable[Update]) -> None:
-        """Take updates that belong together; their runs start after all of them are stored, so that they may join.
-
-        Raises:
-            StoreUnavailable: some were not taken.
-        """
-        started: list[Started] = []
-        try:
-            for update in updates:
-                await self.take(bot, update, started)
-        finally:
-            for each in started:
-                self._in_background(self._until_ready(bot, each))
-
-    async def take(self, bot: Bot, update: Update, started: list[Started] | None = None) -> None:
-        """Take one update; repeating it changes nothing. A run is appended to `started` instead of being executed now.
-
-        An update that can never be taken is reported and skipped, so that the next ones are not blocked.
-
-        Raises:
-            StoreUnavailable: it was not taken.
-        """
-        try:
-            await self._take(bot, update, started)
-        except StoreError:
-            raise
-        except ThreadkeepError as error:
-            self._notify_trouble(error, bot)
-
-    async def close(self) -> None:
-        """Stop waiting for runs; answers that become ready later are found by a poll of any process."""
-        for task in self._background:
-            task.cancel()
-        if self._background:
-            await asyncio.wait(self._background)
 
     async def _respond(self, bot: Bot, received: Received) -> CallbackResponse:
         """Take the updates of a callback and return the response to it."""
         for update in received.updates:
-            await self.take(bot, update)
+            if isinstance(update, DeskNotified):
+                await self._desks[bot.name](update)
+            await self._intake.take(bot, update)
         if isinstance(bot.channel, WeComAIBotChannel):
             for update in received.updates:
                 if response := await self._streams.response(bot, bot.channel, update):
                     return response
         return received.response
-
-    async def _take(self, bot: Bot, update: Update, started: list[Started] | None) -> None:
-        match update:
-            case IncomingMessage():
-                await self._take_message(bot, await self._in_first_chat(bot, update), started)
-                return
-            case Ignored(reason, message):
-                if reason == "no_text" and message is not None and message.wants_answer and bot.allows(message):
-                    await self._say(bot, await self._in_first_chat(bot, message), bot.texts.media)
-                self._notify(bot, "ignored", reason)
-                return
-            case ChatMigrated(old, new):
-                await self._memory.channels.state.keep_first(bot.channel.scope, _chat_name(new), old)
-            case DeskNotified() if bot.name in self._desks:
-                await self._desks[bot.name](update)
-            case MessageRecalled():
-                await self._note_recall(update)
-            case DeskNotified():
-                self._notify(bot, "ignored", "kind")
-                return
-        self._notify(bot, "taken")
-
-    async def _in_first_chat(self, bot: Bot, message: IncomingMessage) -> IncomingMessage:
-        """Return the message with the first id of its chat, if the chat has changed its id."""
-        chat = message.reply_to.get("chat_id")
-        # Only a group becomes a supergroup, and the ids of supergroups begin with -100.
-        if bot.channel.kind != "telegram" or not str(chat).startswith("-100"):
-            return message
-        first = await self._memory.channels.state.value(bot.channel.scope, _chat_name(str(chat)))
-        return message if first is None else in_chat(message, first)
-
-    async def _take_message(self, bot: Bot, message: IncomingMessage, started: list[Started] | None) -> None:
-        session_id = message.session_id or ""
-        if not bot.allows(message):
-            self._notify(bot, "ignored", "not_for_us")
-            return
-        if not message.wants_answer:
-            await self._store(message, session_id)
-            self._notify(bot, "taken", session_id=session_id)
-            return
-        if len(message.text) > bot.max_characters:
-            await self._say(bot, message, bot.texts.too_long)
-            self._notify(bot, "ignored", "too_long", session_id)
-            return
-        rate = bot.rates.count(message.sender.id if message.sender else session_id, message.message_id)
-        if rate != "within":
-            if rate == "first_beyond":
-                await self._say(bot, message, bot.texts.too_many)
-            self._notify(bot, "ignored", "too_many", session_id)
-            return
-        if message.sender is not None:
-            self._in_background(self._identify(message.sender))
-        async with self._locks.setdefault(session_id, asyncio.Lock()):
-            command = command_in(message, bot.texts)
-            if command is None:
-                is_new = await self._answer(bot, message, started)
-            else:
-                is_new = await self._execute(bot, message, command)
-        self._notify(bot, "taken" if is_new else "repeated", session_id=session_id)
-
-    async def _identify(self, sender: Sender) -> None:
-        """Register the sender as a person; the next message tries again on failure."""
-        with contextlib.suppress(StoreError, InvalidInput):
-            await self._memory.persons.resolve(sender.id, name=sender.name or None)
-
-    async def _answer(self, bot: Bot, message: IncomingMessage, started: list[Started] | None) -> bool:
-        request = RunRequest(
-            workflow=bot.workflow,
-            text=message.text,
-            session_id=message.session_id,
-            user_id=message.user_id,
-            message_id=message.message_id,
-            inputs={"quoted_text": message.quoted_text} if message.quoted_text else {},
-            results=message.results,
-            metadata=message.metadata,
-            sent_at=message.sent_at,
-            trigger="webhook",
-            stream=isinstance(bot.channel, WeComAIBotChannel),
-            double_texting=bot.double_texting,
-        )
-        return await self._start(bot, message, request, started=started)
-
-    async def _execute(self, bot: Bot, message: IncomingMessage, command: Command) -> bool:
-        match command.action:
-            case "say":
-                return await self._say(bot, message, command.text)
-            case "reset":
-                request = RunRequest(
-                    workflow=RESET,
-                    session_id=message.session_id,
-                    user_id=message.user_id,
-                    message_id=message.message_id,
-                    trigger="webhook",
-                )
-                return await self._start(bot, message, request, content=command.text)
-            case "forget":
-                return await self._forget(bot, message, command.text)
-
-    async def _start(
-        self,
-        bot: Bot,
-        message: IncomingMessage,
-        request: RunRequest,
-        *,
-        content: str | None = None,
-        started: list[Started] | None = None,
-    ) -> bool:
-        """Add the answer to the outbox and start its run; return False if that was already done."""
-        session_id = message.session_id or ""
-        added = await self._owe(bot, message, content)
-        # A process may have died between the two steps; an answered message starts no second run.
-        if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
-            return False
-        runs = await self._runs.service()
-        try:
-            submitted = await runs.submit(request, mode="wait" if started is None else "later")
-        except (SessionBusy, WrongUser, WorkflowNotFound, InvalidInput) as error:
-            busy = isinstance(error, SessionBusy)
-            if not busy:
-                # The workflow is missing, or another user created the session in another way.
-                self._notify_trouble(error, bot)
-            text = bot.texts.busy if busy else bot.texts.failed
-            await self._outbox.answer(bot.name, session_id, message.message_id, text)
-            self._wake()
-            return added
-        if started is None:
-            self._in_background(self._until_ready(bot, (message, submitted)))
-        else:
-            started.append((message, submitted))
-        return added
-
-    async def _say(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Send a text that is not the answer of a run; return False if that was already done."""
-        if not text:
-            return True
-        added = await self._owe(bot, message, text, waits=False)
-        if "callback_query_id" in message.reply_to:
-            self._in_background(bot.client.show_working(message.reply_to))  # it acknowledges the button
-        self._wake()
-        return added
-
-    async def _owe(self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True) -> bool:
-        """Add the answer to a message to the outbox; return False if it was there already."""
-        # The platform fetches an answer of an AI bot itself, for some time.
-        after = STREAM_TIME if isinstance(bot.channel, WeComAIBotChannel) else timedelta()
-        return await self._outbox.add(
-            bot.name,
-            message.session_id or "",
-            message.message_id,
-            address=message.reply_to,
-            content=content,
-            waits=waits,
-            after=after,
-        )
-
-    async def _store(self, message: IncomingMessage, session_id: str) -> None:
-        """Store a message of another participant on the bot's side."""
-        stored = Message(
-            role=message.role,
-            content=message.text,
-            id=message.message_id,
-            sent_at=message.sent_at,
-            metadata=message.metadata,
-        )
-        await self._memory.session(session_id, user_id=message.user_id).append([stored])
-
-    async def _note_recall(self, recalled: MessageRecalled) -> None:
-        """Note in the transcript that a message was taken back; cancel its run if it has not begun."""
-        run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
-        run = None if run_id is None else await self._memory.runs.run(run_id)
-        if run is not None and run.status == "queued" and len(run.inputs) == 1:
-            await (await self._runs.service()).cancel(run.run_id)
-        note = Message(
-            role="system",
-            content="The person took a message back.",
-            id=f"recall:{recalled.message_id}",
-            metadata={"recalled": recalled.message_id},
-        )
-        await self._memory.session(recalled.session_id).append([note])
-
-    async def _until_ready(self, bot: Bot, started: Started) -> None:
-        """Show that the bot is working until the run ends, then send its answer."""
-        message, submitted = started
-        runs = await self._runs.service()
-        showing = asyncio.create_task(_show_working(bot, message))
-        try:
-            if isinstance(bot.channel, WeComAIBotChannel):
-                await self._streams.record(bot, message, runs.follow(submitted.run_id))
-            else:
-                with contextlib.suppress(RunNotFound):  # it was deleted with its session
-                    await runs.result(submitted.run_id)
-        finally:
-            showing.cancel()
-        await self._outbox.make_ready(message.session_id)
-        self._wake()
-
-    async def _forget(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Order the deletion of a person's conversations with this bot; return False if that was already done.
-
-        Each conversation is deleted after its earlier turns have ended, with messages that arrived in the meantime.
-        Then the deletion is confirmed.
-        """
-        own_prefix = f"{message.session_id}:"
-        # Of no session, because the outbox of a session is deleted with it.
-        key = (bot.name, f"{own_prefix}forgotten", message.message_id)
-        added = await self._outbox.add(*key, address=message.reply_to, remember=False)
-        if not added and not await self._outbox.waits(*key):
-            return False
-        runs = await self._runs.service()
-        deletions = [
-            await runs.submit(RunRequest(workflow=DELETE, session_id=info.session_id, message_id=message.message_id))
-            async for info in self._memory.sessions(user_id=message.user_id)
-            if f"{info.session_id}:".startswith(own_prefix)
-        ]
-
-        async def confirm() -> None:
-            for deletion in deletions:
-                with contextlib.suppress(RunNotFound):  # it was deleted with its session
-                    await runs.result(deletion.run_id)
-            await self._outbox.answer(*key, text)
-            self._wake()
-
-        self._in_background(confirm())
-        return added
-
-    def _in_background(self, work: Awaitable[object]) -> None:
-        async def guarded() -> None:
-            try:
-                await work
-            except Exception as error:  # noqa: BLE001 - a poll of any process finds the answer
-                self._notify_trouble(error)
-
-        task = asyncio.create_task(guarded(), name="threadkeep-channel")
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    def _notify(
-        self, bot: Bot, outcome: UpdateOutcome, reason: UpdateReason | None = None, session_id: str | None = None
-    ) -> None:
-        event = UpdateReceived(
-            channel=bot.channel.kind, bot=bot.name, outcome=outcome, reason=reason, session_id=session_id
-        )
-        self._memory.observers.notify(event)
-
-    def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
-        name = type(error).__name__
-        if bot is None:
-            self._memory.observers.notify(ChannelTrouble(channel="other", work="following", error=name))
-        else:
-            trouble = ChannelTrouble(channel=bot.channel.kind, bot=bot.name, work="taking", error=name)
-            self._memory.observers.notify(trouble)
-
-
-async def _show_working(bot: Bot, message: IncomingMessage) -> None:
-    while True:
-        await bot.client.show_working(message.reply_to)
-        await asyncio.sleep(_SHOW_WORKING_SECONDS)
-
-
-def _chat_name(chat_id: str) -> str:
-    return f"chat:{chat_id}"

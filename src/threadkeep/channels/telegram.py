@@ -18,9 +18,15 @@ from threadkeep.channels.contract import (
     Update,
     check_name,
     complete,
+    id_in,
+    list_in,
+    number_in,
+    object_in,
+    read_json,
+    text_in,
+    time_in,
 )
 from threadkeep.channels.formatting import split_markdown, utf16_length
-from threadkeep.channels.payloads import id_in, list_in, number_in, object_in, read_json, text_in, time_in
 from threadkeep.errors import CallbackRefused, InvalidInput
 from threadkeep.observe import UpdateReason
 from threadkeep.records import Json

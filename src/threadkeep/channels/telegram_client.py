@@ -11,10 +11,24 @@ import httpx2
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.channels.bots import Bot
-from threadkeep.channels.contract import Account, Address, Later, Moved, Outcome, Part, Refused, Sent
+from threadkeep.channels.contract import (
+    Account,
+    Address,
+    Later,
+    Moved,
+    Outcome,
+    Part,
+    Refused,
+    Sent,
+    id_in,
+    list_in,
+    number_in,
+    object_in,
+    read_json,
+    text_in,
+)
 from threadkeep.channels.formatting import markdown_v2
-from threadkeep.channels.payloads import id_in, list_in, number_in, object_in, read_json, text_in
-from threadkeep.channels.service import ChannelService
+from threadkeep.channels.intake import Intake
 from threadkeep.channels.telegram import TelegramChannel
 from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
@@ -148,10 +162,10 @@ class TelegramPolling:
     """
 
     def __init__(
-        self, memory: Memory, service: ChannelService, bot: Bot, channel: TelegramChannel, client: TelegramClient
+        self, memory: Memory, intake: Intake, bot: Bot, channel: TelegramChannel, client: TelegramClient
     ) -> None:
         self._memory = memory
-        self._service = service
+        self._intake = intake
         self._bot = bot
         self._channel = channel
         self._client = client
@@ -192,7 +206,7 @@ class TelegramPolling:
         if not answer.ok:
             return answer.problem
         for update in updates_in(answer):
-            await self._service.take(self._bot, self._channel.read_update(update))
+            await self._intake.take(self._bot, self._channel.read_update(update))
             offset = max(offset or 0, (number_in(update, "update_id") or 0) + 1)
         if offset is not None and str(offset) != stored:
             kept = await self._state.keep_for_duty(

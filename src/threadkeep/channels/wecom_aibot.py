@@ -26,10 +26,15 @@ from threadkeep.channels.contract import (
     Update,
     check_name,
     complete,
+    id_in,
+    list_in,
+    object_in,
+    read_json,
+    text_in,
+    time_in,
 )
 from threadkeep.channels.delivery import answer_text
 from threadkeep.channels.formatting import split_markdown, utf8_length
-from threadkeep.channels.payloads import id_in, list_in, object_in, read_json, text_in, time_in
 from threadkeep.channels.wecom import WeComCrypto
 from threadkeep.errors import RunNotFound, StoreError
 from threadkeep.history.keys import KEY_CANDIDATES, resolve_key

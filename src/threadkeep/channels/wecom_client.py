@@ -10,8 +10,19 @@ from datetime import timedelta
 
 import httpx2
 
-from threadkeep.channels.contract import Account, Address, Later, Outcome, Part, Refused, Sent
-from threadkeep.channels.payloads import number_in, object_in, read_json, text_in
+from threadkeep.channels.contract import (
+    Account,
+    Address,
+    Later,
+    Outcome,
+    Part,
+    Refused,
+    Sent,
+    number_in,
+    object_in,
+    read_json,
+    text_in,
+)
 from threadkeep.channels.wecom_aibot import is_response_url
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json

@@ -24,10 +24,16 @@ from threadkeep.channels.contract import (
     Update,
     check_name,
     complete,
+    id_in,
+    list_in,
+    number_in,
+    object_in,
+    read_json,
+    text_in,
+    time_in,
 )
 from threadkeep.channels.formatting import split_text, utf8_length
-from threadkeep.channels.payloads import id_in, list_in, number_in, object_in, read_json, text_in, time_in
-from threadkeep.channels.service import ChannelService
+from threadkeep.channels.intake import Intake
 from threadkeep.channels.wecom import SUCCESS, WeComCrypto, read_xml, xml_envelope
 from threadkeep.channels.wecom_client import WeComServiceClient
 from threadkeep.errors import InvalidInput, StoreError
@@ -184,13 +190,13 @@ class DeskFetching:
     def __init__(
         self,
         memory: Memory,
-        service: ChannelService,
+        intake: Intake,
         bot: Bot,
         channel: WeComServiceChannel,
         client: WeComServiceClient,
     ) -> None:
         self._memory = memory
-        self._service = service
+        self._intake = intake
         self._bot = bot
         self._channel = channel
         self._client = client
@@ -250,7 +256,7 @@ class DeskFetching:
                 return answer.problem
             page = self._channel.read_page(dict(answer.fields))
             fresh = page.updates if first is not None else self._begun_recently(page.updates)
-            await self._service.take_page(self._bot, fresh)
+            await self._intake.take_page(self._bot, fresh)
             if page.next_cursor and page.next_cursor != cursor:
                 cursor = page.next_cursor
                 if not await self._state.keep_for_duty(scope, f"cursor:{desk}", cursor, duty=duty, owner=self._owner):

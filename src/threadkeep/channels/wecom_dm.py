@@ -6,9 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from threadkeep.channels.contract import Callback, Ignored, IncomingMessage, Received, Sender, check_name, complete
+from threadkeep.channels.contract import (
+    Callback,
+    Ignored,
+    IncomingMessage,
+    Received,
+    Sender,
+    check_name,
+    complete,
+    id_in,
+    text_in,
+    time_in,
+)
 from threadkeep.channels.formatting import split_text, utf8_length
-from threadkeep.channels.payloads import id_in, text_in, time_in
 from threadkeep.channels.wecom import SUCCESS, WeComCrypto, read_xml, xml_envelope
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
