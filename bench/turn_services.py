@@ -32,7 +32,7 @@ PRELOADED = (
     "threadkeep.settings",
     __name__,
 )
-_START_SECONDS = 60.0
+_START_SECONDS = 240.0
 _SLOW_SECONDS = 0.1
 _RECOVERY_SECONDS = 1.0
 _WRITE_SECONDS = 6.0
