@@ -45,6 +45,7 @@ class Chats:
         *,
         others: Sequence[Workflow] = (),
         runs: RunServiceOptions = QUICK,
+        elsewhere_seconds: float = 60.0,
     ) -> Chat:
         """A chat."""
         options = options or ChatOptions()
@@ -67,7 +68,8 @@ class Chats:
                 yield service
 
         on_demand = RunsOnDemand(opening)
-        chat = Chat(memory, workflows, on_demand, OfflineRuns(memory, workflows, resources))
+        offline = OfflineRuns(memory, workflows, resources)
+        chat = Chat(memory, workflows, on_demand, offline, elsewhere_seconds=elsewhere_seconds)
         self._opened.append((chat, on_demand))
         return chat
 

@@ -8,10 +8,28 @@ import pytest
 
 from tests.agent.talking import kept
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
-from threadkeep import MemoryOptions, open_memory
+from tests.runs.desk import living_process
+from threadkeep import Interrupted, Memory, MemoryOptions, open_memory
+from threadkeep.records.runs import NewRun
 from threadkeep.testing import Gate, ScriptedModel
 
 ID = "telegram:42"
+
+
+async def test_a_person_does_not_wait_for_ever_for_a_process_that_stands_still(
+    sqlite_memory: Memory, make_chat: Chats
+) -> None:
+    """It keeps its run while it lives: the repeat is told to come again, and then gets the answer."""
+    async with living_process() as owner:
+        new = NewRun(run_id="held", workflow="chat", input={"text": "hi"}, session_id=ROOM, message_id=ID)
+        await sqlite_memory.runs.order.add(new, owner=owner)
+        model = ScriptedModel(["hello"])
+        chat = make_chat(sqlite_memory, model, runs=WATCHFUL, elsewhere_seconds=0.05)
+        with pytest.raises(Interrupted, match="send the message again"):
+            await chat.ask(said("hi", ID))
+        assert model.calls == []
+    assert (await chat.ask(said("hi", ID))).response == "hello"
+    assert await kept(sqlite_memory, ROOM) == [("user", "hi"), ("assistant", "hello")]
 
 
 async def test_a_process_that_wakes_up_late_stores_no_second_answer(

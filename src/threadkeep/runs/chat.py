@@ -42,17 +42,31 @@ from threadkeep.workflows.registry import Workflows
 _SUBMIT_SECONDS = 15.0
 """Seconds to wait for the database to store a run. Longer than other waits: a run recorded late costs a model call."""
 
+_ELSEWHERE_SECONDS = 60.0
+"""Seconds to wait for a turn of another process. On SQLite a process that stands still keeps its runs."""
+
+ELSEWHERE = "Another process answers in this session and has not finished; send the message again, with its message_id."
+
 _MOST_REMEMBERED = 10_000
 
 
 class Chat:
     """The conversations of one memory with the agents of its workflows."""
 
-    def __init__(self, memory: Memory, workflows: Workflows, runs: RunsOnDemand, unstored: OfflineRuns) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        workflows: Workflows,
+        runs: RunsOnDemand,
+        offline: OfflineRuns,
+        *,
+        elsewhere_seconds: float = _ELSEWHERE_SECONDS,
+    ) -> None:
         self._memory = memory
         self._workflows = workflows
         self._runs = runs
-        self._offline = unstored
+        self._offline = offline
+        self._elsewhere_seconds = elsewhere_seconds
         self._answers = ChatAnswers(memory, workflows)
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
         # A lock lives as long as a turn holds it or waits for it, so all turns of a session use the same lock.
@@ -210,7 +224,9 @@ class Chat:
         try:
             while True:
                 if not submitted.over:
-                    await listen(turn, stream, ending)
+                    here = runs.is_active(turn.session_id)
+                    async with contextlib.nullcontext() if here else self._limit_elsewhere(runs, turn.session_id):
+                        await listen(turn, stream, ending)
                 if (outcome := stream.outcome) is None:
                     return await ending
                 ended = await self._recorded(turn, outcome, ending)
@@ -219,6 +235,33 @@ class Chat:
                     return ended
         finally:
             ending.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _limit_elsewhere(self, runs: RunService, session_id: str) -> AsyncIterator[None]:
+        """Limit the time to wait while no turn of a session is executed here.
+
+        Raises:
+            Interrupted: another process did not end its turn in time.
+        """
+        limit = asyncio.timeout(None)
+
+        async def watch() -> None:
+            active = True
+            while active:
+                await asyncio.sleep(self._elsewhere_seconds)
+                active = runs.is_active(session_id)
+            limit.reschedule(asyncio.get_running_loop().time())
+
+        watching = asyncio.create_task(watch())
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Interrupted(ELSEWHERE) from None
+        finally:
+            watching.cancel()
 
     async def _recorded(self, turn: ChatTurn, outcome: Outcome, ending: asyncio.Task[Run]) -> Run | Outcome:
         """Return the recorded end of a run executed here; return the outcome if there is no record."""

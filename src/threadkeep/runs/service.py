@@ -195,6 +195,10 @@ class RunService:
         await self._worker.active.flush(run_id)
         return await self._runs.trace.usage(run_id, with_children=with_children)
 
+    def is_active(self, session_id: str) -> bool:
+        """Return whether this process executes a run of a session."""
+        return any(active.run.session_id == session_id for active in self._worker.active.all())
+
     async def ready(self) -> None:
         """Prepare the engine, so that the first run does not have to wait for it.
 

@@ -1,0 +1,213 @@
+"""Services that are paused or killed in a turn: everybody is told what is stored, as the table of turns says.
+
+The model is in another process and answers differently at every call. `THREADKEEP_RUN_DEAD_SECONDS` is short here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bench.turn_history import question_text
+from bench.turn_model import TurnModel, serving_model
+from bench.turn_rows import stored_rows
+from bench.turn_services import DatabaseProxy, Service, database_proxy
+from tests.limits import HANG_SECONDS
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+_DEAD_SECONDS = 2
+_PAUSED_SECONDS = 2 * _DEAD_SECONDS
+ID = "telegram:42"
+ROOM = "room:1"
+
+
+class HeldModel(TurnModel):
+    """A model whose first call does not return before `release` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(random.Random(0), (0.0, 0.0))
+        self.release = asyncio.Event()
+
+    async def answer(self, request: Request) -> Response:
+        """Answer a call; hold the first one."""
+        response = await super().answer(request)
+        if len(self.calls) == 1:
+            await self.release.wait()
+        return response
+
+
+class Place:
+    """Two services on one database, of which the first may lose its connection, and a model."""
+
+    def __init__(self, url: str, model: HeldModel, client: httpx2.AsyncClient) -> None:
+        self.url = url
+        self.model = model
+        self.services: list[Service] = []
+        self.proxy: DatabaseProxy | None = None
+        self._client = client
+
+    async def ask(self, index: int) -> str | None:
+        """Send the message to a service; return the answer, or None if there is none yet."""
+        body = {"session_id": ROOM, "message_id": ID, "message": question_text(ID)}
+        try:
+            response = await self._client.post(f"{self.services[index].address}/api/v1/chat", json=body)
+        except httpx2.HTTPError:
+            return None
+        return str(response.json()["response"]).partition(" ")[0] if response.status_code == 200 else None
+
+    async def insist(self, index: int) -> str:
+        """Send the message until it is answered."""
+        async with asyncio.timeout(HANG_SECONDS):
+            while (answer := await self.ask(index)) is None:  # noqa: ASYNC110 - another process tells nobody
+                await asyncio.sleep(0.1)
+        return answer
+
+    async def begin(self, index: int) -> asyncio.Task[str | None]:
+        """Send the message and return when the model is called for it."""
+        asking = asyncio.create_task(self.ask(index))
+        await until(lambda: len(self.model.calls) == 1)
+        return asking
+
+    async def answers(self) -> list[str]:
+        """The complete answers that are stored; those that are superseded have a minus before them."""
+        rows = [row for row in await stored_rows(self.url, "tables") if row.role == "assistant"]
+        rows = [row for row in rows if row.status == "complete"]
+        return [f"{'-' if row.superseded else ''}{row.content.partition(' ')[0]}" for row in rows]
+
+    async def stored(self, *answers: str) -> None:
+        """Wait until these answers are stored."""
+        await eventually(lambda: self._has(list(answers)))
+
+    async def _has(self, answers: list[str]) -> bool:
+        return sorted(await self.answers()) == sorted(answers)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when something has come true."""
+    async with asyncio.timeout(HANG_SECONDS):
+        while not condition():  # noqa: ASYNC110 - another process tells nobody
+            await asyncio.sleep(0.02)
+
+
+async def eventually(condition: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+    """Return when something has come true in another process."""
+    async with asyncio.timeout(HANG_SECONDS):
+        while not await condition():  # noqa: ASYNC110 - another process tells nobody
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    """Ends what a test has started."""
+    async with AsyncExitStack() as entered:
+        yield entered
+
+
+async def opened(stack: AsyncExitStack, folder: Path, url: str) -> Place:
+    """Two services; on PostgreSQL the first has a proxy before the database."""
+    model = HeldModel()
+    await stack.enter_async_context(serving_model(model))
+    client = await stack.enter_async_context(httpx2.AsyncClient(timeout=HANG_SECONDS, trust_env=False))
+    place, urls = Place(url, model, client), [url, url]
+    if url.startswith("postgres"):
+        parts = conninfo_to_dict(url)
+        port = parts.get("port", 5432)
+        place.proxy = await stack.enter_async_context(database_proxy(f"{parts['host']}/.s.PGSQL.{port}"))
+        urls[0] = f"postgresql://{parts['user']}@127.0.0.1:{place.proxy.port}/{parts['dbname']}"
+    for index, each in enumerate(urls):
+        environment = {
+            **model.environment,
+            "THREADKEEP_DATABASE_URL": each,
+            "THREADKEEP_PENDING_DIR": str(folder / f"pending-{index}"),
+            "THREADKEEP_RUN_DEAD_SECONDS": str(_DEAD_SECONDS),
+            "THREADKEEP_WRITE_TIMEOUT": "1",
+        }
+        service = Service(f"service-{index}", "service", folder / f"service-{index}", environment)
+        stack.push_async_callback(service.kill)
+        place.services.append(service)
+    await asyncio.gather(*(service.start() for service in place.services))
+    return place
+
+
+async def test_a_process_that_is_paused_in_its_model_call(
+    stack: AsyncExitStack, tmp_path: Path, postgres_url: str
+) -> None:
+    """Another one took over and answered: the caller of the process that wakes is told that answer, too."""
+    place = await opened(stack, tmp_path, postgres_url)
+    first = await place.begin(0)
+    place.services[0].pause()
+    stack.callback(place.services[0].wake)
+    assert await place.insist(1) == "#2"
+    place.model.release.set()
+    place.services[0].wake()
+    assert await first == "#2"
+    assert [await place.ask(index) for index in (0, 1)] == ["#2", "#2"]
+    assert await place.answers() == ["#2"]
+
+
+async def test_a_process_that_is_killed_between_begin_and_end(
+    stack: AsyncExitStack, tmp_path: Path, shared_url: str
+) -> None:
+    """One answer, of the attempt that ends; it is the same an hour later in any process."""
+    place = await opened(stack, tmp_path, shared_url)
+    first = await place.begin(0)
+    await place.services[0].kill()
+    assert await first is None
+    assert await place.insist(1) == "#2"
+    await place.services[1].kill()
+    await asyncio.gather(*(service.start() for service in place.services))
+    assert [await place.insist(index) for index in (0, 1)] == ["#2", "#2"]
+    assert (await place.answers(), len(place.model.calls)) == (["#2"], 2)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+async def test_an_answer_from_the_pending_folder_of_a_killed_process(
+    stack: AsyncExitStack, tmp_path: Path, postgres_url: str, repeated: bool
+) -> None:
+    """It was told: it stands, unless the answer of the process that took over was told to a repeat by then."""
+    place = await opened(stack, tmp_path, postgres_url)
+    assert place.proxy is not None
+    first = await place.begin(0)
+    place.proxy.set("cut")
+    place.model.release.set()
+    assert await first == "#1"
+    await place.services[0].kill()
+    await place.stored("#2")
+    if repeated:
+        assert await place.insist(1) == "#2"
+    place.proxy.set("open")
+    await place.services[0].start()
+    await place.stored(*(["-#1", "#2"] if repeated else ["#1", "-#2"]))
+    expected = "#2" if repeated else "#1"
+    assert [await place.insist(index) for index in (0, 1)] == [expected, expected]
+    assert len(place.model.calls) == 2
+
+
+async def test_a_paused_process_on_a_file_keeps_its_turn(
+    stack: AsyncExitStack, tmp_path: Path, sqlite_url: str
+) -> None:
+    """It is not taken over: it answers when it wakes, and the repeat at the other process is told the same."""
+    place = await opened(stack, tmp_path, sqlite_url)
+    first = await place.begin(0)
+    place.services[0].pause()
+    stack.callback(place.services[0].wake)
+    repeat = asyncio.create_task(place.ask(1))
+    paused_at = time.monotonic()
+    await until(lambda: time.monotonic() - paused_at > _PAUSED_SECONDS)
+    assert not repeat.done()
+    place.model.release.set()
+    place.services[0].wake()
+    assert (await first, await repeat) == ("#1", "#1")
+    assert (await place.answers(), len(place.model.calls)) == (["#1"], 1)
