@@ -153,8 +153,11 @@ async def test_a_repeat_is_told_its_answer_while_no_run_can_be_stored(
     async def failing(*_: object, **__: object) -> None:
         raise StoreUnavailable("The lock is held.")
 
+    async def nothing_stored(*_: object, **__: object) -> None:
+        return None
+
     monkeypatch.setattr(sqlite_memory.runs.order, "add", failing)
-    monkeypatch.setattr(sqlite_memory.pending, "record_joined", failing)
+    monkeypatch.setattr(sqlite_memory.pending, "record_joined", nothing_stored)
     again = await chat.ask(said("hi", "1", user_id="ann"))
     assert (again.response, again.run_id, len(model.calls)) == (first.response, first.run_id, 1)
     assert (await chat.ask(said("hi", "1", user_id="bob"))).response == "second"

@@ -90,8 +90,8 @@ class Chat:
             WorkflowNotFound: no workflow of that name is registered.
         """
         turn = ChatTurn(request, stream=stream)
-        if request.session_id is None and turn.talk is not None:
-            turn.session_id = self._last_sessions.get(turn.talk, turn.session_id)
+        if request.session_id is None and turn.user_key is not None:
+            turn.session_id = self._last_sessions.get(turn.user_key, turn.session_id)
         self._memory.session(turn.session_id, user_id=request.user_id)
         self._workflows.get(request.workflow)
         key = (turn.session_id, turn.message_id, request.user_id)
@@ -110,7 +110,7 @@ class Chat:
             ModelCallFailed, RunFailed: there is no answer; the message is stored.
             RunWaits: the workflow asks a person first.
             SessionNotFound: the session is another user's, or was deleted meanwhile.
-            SessionBusy: the workflow takes no message while another turn of the session goes on.
+            SessionBusy: the workflow takes no message while another turn of the session is active.
             Interrupted: the service or the turn was stopped meanwhile.
         """
         return await self.begin(request, stream=False).answer()
@@ -148,10 +148,10 @@ class Chat:
     def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn) -> None:
         del self._turns[key]
         # Retrieve the exception in any case: a caller that went away does not.
-        if turn.task is None or turn.task.cancelled() or turn.task.exception() is not None or turn.talk is None:
+        if turn.task is None or turn.task.cancelled() or turn.task.exception() is not None or turn.user_key is None:
             return
-        self._last_sessions.pop(turn.talk, None)
-        self._last_sessions[turn.talk] = turn.session_id
+        self._last_sessions.pop(turn.user_key, None)
+        self._last_sessions[turn.user_key] = turn.session_id
         if len(self._last_sessions) > _MOST_REMEMBERED:
             del self._last_sessions[next(iter(self._last_sessions))]
 
@@ -175,7 +175,7 @@ class Chat:
         """
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         # One at a time, so messages enter the session's order as they arrived in this process.
-        async with self._in_turn(turn.place):
+        async with self._in_turn(turn.order_key):
             runs = await self._service(session)
             if runs is None:
                 return None
@@ -202,9 +202,7 @@ class Chat:
         limit = session.timeout() if pending.database_fails else contextlib.nullcontext()
         try:
             async with limit:
-                runs = await self._runs.service()
-                await runs.ready()
-                return runs
+                return await self._runs.service()
         except InvalidInput:
             # There is no engine, or it belongs to another database: the run API reports that error.
             return None
@@ -224,7 +222,7 @@ class Chat:
         try:
             while True:
                 if not submitted.over:
-                    here = runs.is_active(turn.session_id)
+                    here = runs.has(turn.run_id)
                     async with contextlib.nullcontext() if here else self._limit_elsewhere(runs, turn.session_id):
                         await listen(turn, stream, ending)
                 if (outcome := stream.outcome) is None:
@@ -272,7 +270,7 @@ class Chat:
             return outcome
 
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
-        async with self._in_turn(turn.place):
+        async with self._in_turn(turn.order_key):
             if turn.stopped:
                 raise Interrupted(STOPPED)
             if (stored := await self._answers.stored(turn)) is not None:
@@ -324,9 +322,9 @@ class Chat:
             raise RunFailed(submitted.run_id, result.run.error or result.status)
 
     @contextlib.asynccontextmanager
-    async def _in_turn(self, place: str) -> AsyncIterator[None]:
+    async def _in_turn(self, key: str) -> AsyncIterator[None]:
         """Hold the lock that orders operations on one session in this process outside of recorded runs."""
-        lock = self._locks.setdefault(place, asyncio.Lock())
+        lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             yield
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.agent.holding import RunHold
 from threadkeep.errors import (
     BudgetTooSmall,
     Interrupted,
@@ -140,15 +139,15 @@ class ChatTurn:
         self._changed = asyncio.Event()
 
     @property
-    def talk(self) -> str | None:
+    def user_key(self) -> str | None:
         """The key of a user's messages without a session; they continue the user's last session."""
         request = self.request
         return None if request.user_id is None else f"{request.user_id}\n{request.workflow}"
 
     @property
-    def place(self) -> str:
+    def order_key(self) -> str:
         """The key that orders messages: their session, or the user and workflow while the session is unknown."""
-        return self.talk if self.request.session_id is None and self.talk is not None else self.session_id
+        return self.user_key if self.request.session_id is None and self.user_key is not None else self.session_id
 
     @property
     def run_request(self) -> RunRequest:
@@ -197,12 +196,12 @@ class ChatTurn:
         """Yield all events from the beginning, then the answer."""
         if self.task is None:
             raise RuntimeError("the turn has not begun")
-        place = 0
+        position = 0
         while True:
             changed = self._changed
-            while place < len(self._events):
-                yield self._events[place]
-                place += 1
+            while position < len(self._events):
+                yield self._events[position]
+                position += 1
             if self.task.done():
                 answer = await self.answer()
                 yield replace(answer, replaced=answer.replaced or not self._told_at_the_end(answer.response))
@@ -226,14 +225,14 @@ class ChatTurn:
 async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> None:
     """Forward the events of the run's current attempt to the turn until its outcome is known."""
     work.add_done_callback(lambda _: stream.signal())
-    heard = stream.first_piece
+    published = stream.first_piece
     while True:
         change = stream.next_change
         if stream.begun:
             turn.tell_started()
-        for piece in stream.pieces[heard:]:
+        for piece in stream.pieces[published:]:
             turn.tell_piece(piece.text)
-        heard = len(stream.pieces)
+        published = len(stream.pieces)
         if work.done() or stream.outcome is not None:
             return
         await change.wait()
@@ -283,24 +282,29 @@ class ChatAnswers:
         Raises:
             ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: it has no answer.
         """
-        stream, told = submitted.stream, None
+        stream = submitted.stream
+        stands: Message | None = None
         # An answer that was marked when the run ended here may have given way since.
         hold, usage = None if submitted.over else stream.hold, stream.usage or ()
         if ended.status == "done":
-            if isinstance(ended, Run):
+            if isinstance(ended, Run) and len(ended.inputs) > 1:
                 async with self._optional(turn):
                     ended = await with_own_answer(self._memory, ended, turn.message_id)
-            # Also while the database is down: then the answer waits in this process to be written.
-            async with self._optional(turn):
-                told = await self._tell(turn, ended, hold)
+            answer_id = (ended.result or {}).get("message_id")
+            if isinstance(answer_id, str) and (hold is None or hold.told_id != answer_id):
+                # Also while the database is down: then the answer waits in this process to be written.
+                async with self._optional(turn):
+                    stands = await self._memory.session(turn.session_id).tell(answer_id)
+            if stands is not None and stands.id == answer_id:
+                stands = None
             if stream.usage is None:
                 async with self._optional(turn):
                     usage = await runs.usage(turn.run_id)
         answer = self.of(turn, ended, usage)
-        if told is not None:
-            answer = replace(answer, answer_id=told.id, response=told.content)
-            answer = replace(answer, confidence=told.confidence, escalated=told.escalated)
-        return replace(answer, replaced=told is not None or (hold is not None and hold.replaced))
+        if stands is not None:
+            answer = replace(answer, answer_id=stands.id, response=stands.content)
+            answer = replace(answer, confidence=stands.confidence, escalated=stands.escalated)
+        return replace(answer, replaced=stands is not None or (hold is not None and hold.replaced))
 
     async def stored(self, turn: ChatTurn) -> ChatAnswer | None:
         """Return the answer that a repeated message has already, if the transcript can be read now."""
@@ -325,14 +329,6 @@ class ChatAnswers:
         with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
             async with self._memory.session(turn.session_id).timeout():
                 yield
-
-    async def _tell(self, turn: ChatTurn, ended: Run | Outcome, hold: RunHold | None) -> Message | None:
-        """Mark the answer of a run as delivered; return the answer that has replaced it, or None if there is none."""
-        message_id = (ended.result or {}).get("message_id")
-        if not isinstance(message_id, str) or (hold is not None and hold.told_id == message_id):
-            return None
-        told = await self._memory.session(turn.session_id).tell(message_id)
-        return None if told is None or told.id == message_id else told
 
     def of(self, turn: ChatTurn, ended: Run | Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
         """Return the answer of a run, with its token usage.

@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from threadkeep.runs.progress import PendingCheckpoint, PendingWrites, RunProgress, place_of
+from threadkeep.runs.progress import PendingCheckpoint, PendingWrites, RunProgress, namespace_of
 
 
 class ThreadedSaver(BaseCheckpointSaver[Any]):
@@ -140,7 +140,7 @@ class ProgressSaver(ThreadedSaver):
         """Return the newest checkpoint of a thread, or the named one; skip the query for a run that begins."""
         progress = self._progresses.get(_thread_of(config))
         if progress is not None:
-            if progress.is_new(place_of(config)):
+            if progress.is_new(namespace_of(config)):
                 return None
             await progress.keep()
         return await self.saver.aget_tuple(config)
@@ -178,8 +178,8 @@ class ProgressSaver(ThreadedSaver):
         if progress is None:
             return await self.saver.aput(config, checkpoint, metadata, new_versions)
         await progress.add(PendingCheckpoint(self.saver, config, checkpoint, metadata, new_versions))
-        place = {"thread_id": _thread_of(config), "checkpoint_ns": place_of(config)}
-        return {"configurable": {**place, "checkpoint_id": checkpoint["id"]}}
+        namespace = {"thread_id": _thread_of(config), "checkpoint_ns": namespace_of(config)}
+        return {"configurable": {**namespace, "checkpoint_id": checkpoint["id"]}}
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""

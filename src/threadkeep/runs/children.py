@@ -56,8 +56,8 @@ class RunChildren:
         while not run.over:
             run, begins = await self._go_on(run, begins=begins), False
         ended: dict[str, Json] = {"run_id": run.run_id, "status": run.status, "error": run.error}
-        told = {name: value for name, value in ended.items() if value is not None}
-        parent.tracer.note("child_finished", request.node_id, told)
+        data = {name: value for name, value in ended.items() if value is not None}
+        parent.tracer.note("child_finished", request.node_id, data)
         if run.error == "BudgetSpent" and parent.ledger is not None:
             await parent.ledger.check()
         return _result_of(run)
@@ -68,8 +68,8 @@ class RunChildren:
         run = await self._runs.run(run_id)
         if run is None:
             run = (await self._runs.order.add(self._new(run_id, request, workflow, parent), owner=parent.owner)).run
-            told: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
-            parent.tracer.note("child_started", request.node_id, told)
+            data: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
+            parent.tracer.note("child_started", request.node_id, data)
             return run, run.status == "running"
         if run.over and run.status != "done" and await self._runs.retry(run_id, budget=_budget_of(workflow)):
             run = await self._seen(run)

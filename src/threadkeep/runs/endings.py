@@ -169,8 +169,8 @@ class RunEndings:
 
     async def end(self, active: ActiveRun, outcome: Outcome, dependencies: Dependencies) -> Outcome | None:
         """Record the end of a run; return None if this process does not own it any more."""
-        told = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
-        noted = {name: value for name, value in told.items() if value is not None}
+        given = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
+        noted = {name: value for name, value in given.items() if value is not None}
         if outcome.status == "done" and active.hold.answer is not None:
             active.tracer.note(STATUS, data=noted)
             if await self._end_with_answer(active, outcome):
@@ -203,7 +203,7 @@ class RunEndings:
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
         """Store the answer with the end of its run, the trace, the manifests and the anchor, in one transaction.
 
-        Return False if nothing of it was stored, or nobody knows: then the answer is stored first, and the end after
+        Return False if nothing of it was stored, or that is unknown: then the answer is stored first, and the end after
         it, unless this process has lost the run. The transaction is refused if it has, or if another process has
         answered the question.
         """

@@ -281,12 +281,12 @@ class RunExecution:
         if "input" in task:
             self._notes.note("node_started", task["name"])
             return
-        told: dict[str, Json] = {}
+        noted: dict[str, Json] = {}
         if (error := task["error"]) is not None:
-            told["error"] = kind_of(error) if isinstance(error, BaseException) else "Exception"
+            noted["error"] = kind_of(error) if isinstance(error, BaseException) else "Exception"
         if task["interrupts"]:
-            told["waits"] = True
-        self._notes.note("node_finished", task["name"], told)
+            noted["waits"] = True
+        self._notes.note("node_finished", task["name"], noted)
 
     def _publish(self, message: object, metadata: Mapping[str, Any]) -> None:
         if not isinstance(message, AIMessageChunk) or metadata.get("langgraph_node") == _TOOLS:
@@ -400,5 +400,5 @@ def _message(message: Mapping[str, Json]) -> dict[str, Json]:
     if not isinstance(fields, Mapping):
         return dict(message)
     empty: tuple[Json, ...] = (None, [], {})
-    kept = {name: value for name, value in fields.items() if name == "content" or value not in empty}
-    return {**message, "data": kept}
+    full = {name: value for name, value in fields.items() if name == "content" or value not in empty}
+    return {**message, "data": full}

@@ -17,7 +17,7 @@ from threadkeep.observe import working_for
 from threadkeep.records.runs import OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput
 from threadkeep.runs.requests import RunRequest, Submitted, map_of, message_of_input
 from threadkeep.runs.retries import shielded
-from threadkeep.runs.run_workflows import places_known
+from threadkeep.runs.run_workflows import order_keys
 from threadkeep.runs.worker import Worker
 from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
@@ -43,7 +43,7 @@ class RunIntake:
         """Store a run and start it; retry a run that exists already and did not succeed.
 
         Raises:
-            SessionBusy: the workflow takes no message while another turn of the conversation goes on.
+            SessionBusy: the workflow takes no message while another turn of the conversation is active.
             WrongUser: the session is another user's.
             InvalidInput: the built-in chat was given no message, or a cost is limited where nothing has a price.
         """
@@ -101,7 +101,7 @@ class RunIntake:
             trigger=request.trigger,
             budget=_budget(request.budget, options),
             deadline_at=None if seconds is None else self._memory.clock() + timedelta(seconds=seconds),
-            places=places_known(workflow, request, session_id, self._memory, store),
+            places=order_keys(workflow, request, session_id, self._memory, store),
             any_session=request.session_id is None and request.user_id is None,
         )
 

@@ -78,8 +78,8 @@ class RunMaintenance:
         for run_id in (*forgotten, *abandoned):
             if not self._worker.has(run_id):
                 await self._enqueue(run_id)
-        kept = timedelta(seconds=self._options.keep_checkpoints_seconds)
-        await self._checkpoints.remove_before(self._memory.clock() - kept, limit=_AT_ONCE)
+        age = timedelta(seconds=self._options.keep_checkpoints_seconds)
+        await self._checkpoints.remove_before(self._memory.clock() - age, limit=_AT_ONCE)
 
     async def _start_unknown(self) -> None:
         """Execute runs that this process owns but does not know, because the reply to their start was lost.

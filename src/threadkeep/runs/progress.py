@@ -50,7 +50,7 @@ def beside_of(workflow: Workflow) -> Callable[[str], bool]:
     if not keeps_each_step(workflow):
         return lambda _: True
     known = _known(workflow)
-    return lambda place: place.partition(":")[0] in known
+    return lambda namespace: namespace.partition(":")[0] in known
 
 
 def _known(workflow: Workflow) -> frozenset[str]:
@@ -196,7 +196,7 @@ class RunProgress:
         self._fresh = fresh
         self._seconds = seconds
         self._pending: dict[Pending, None] = {}
-        self._places: set[str] = set()
+        self._namespaces: set[str] = set()
         self._storing = Debounced(self._keep_beside)
         self._failed: Exception | None = None
 
@@ -205,26 +205,26 @@ class RunProgress:
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
-        place = place_of(new.config)
-        self._places.add(place)
+        namespace = namespace_of(new.config)
+        self._namespaces.add(namespace)
         if isinstance(new, PendingCheckpoint) and new.is_whole:
-            for older in self._pending_of(place):
+            for older in self._pending_of(namespace):
                 del self._pending[older]
                 if isinstance(older, PendingCheckpoint):
                     new = new.instead_of(older)
         self._pending[new] = None
         if self.starts_again:
             return
-        if self.beside(place):
+        if self.beside(namespace):
             self._storing.within(self._seconds)
         elif isinstance(new, PendingCheckpoint) and new.is_of_step:
-            await self._keep(place)
+            await self._keep(namespace)
         else:
             self._storing.within(_SOON_SECONDS)
 
-    def is_new(self, place: str) -> bool:
+    def is_new(self, namespace: str) -> bool:
         """Return whether a namespace has no checkpoints, here or in the database."""
-        return self._fresh and place not in self._places
+        return self._fresh and namespace not in self._namespaces
 
     async def keep(self) -> None:
         """Store all pending progress.
@@ -246,9 +246,9 @@ class RunProgress:
         await self._storing.close()
         return self._offline
 
-    async def _keep(self, place: str | None = None) -> None:
+    async def _keep(self, namespace: str | None = None) -> None:
         async with self._storing.working:
-            for one in self._pending_of(place):
+            for one in self._pending_of(namespace):
                 if one not in self._pending:
                     continue  # a newer one has replaced it meanwhile
                 if not self._expected:
@@ -258,8 +258,8 @@ class RunProgress:
                 await self._keeping.store(one)
                 self._pending.pop(one, None)
 
-    def _pending_of(self, place: str | None) -> list[Pending]:
-        return [one for one in self._pending if place is None or place_of(one.config) == place]
+    def _pending_of(self, namespace: str | None) -> list[Pending]:
+        return [one for one in self._pending if namespace is None or namespace_of(one.config) == namespace]
 
     async def _keep_beside(self) -> None:
         try:
@@ -272,6 +272,6 @@ class RunProgress:
             self._failed = error
 
 
-def place_of(config: RunnableConfig) -> str:
+def namespace_of(config: RunnableConfig) -> str:
     """Return the namespace of the graph that a checkpoint belongs to; empty for the top graph."""
     return str(config["configurable"].get("checkpoint_ns", ""))

@@ -44,7 +44,10 @@ class RunFollowing:
         try:
             while True:
                 end = stream.next_end
-                if not self._worker.has(run_id):
+                if self._worker.has(run_id):
+                    # Its end is published here; the timeout covers a run that another process took over.
+                    pause = _LONGEST_POLL_SECONDS
+                else:
                     run = await self.run(run_id, user_id)
                     if has_stopped(run):
                         return run
@@ -67,22 +70,22 @@ class RunFollowing:
         stream.followers += 1
         try:
             await self._worker.active.flush(run_id)
-            async with aclosing(self._told(stream, after, user_id)) as everything:
-                async for told in everything:
-                    yield told
+            async with aclosing(self._followed(stream, after, user_id)) as everything:
+                async for item in everything:
+                    yield item
         finally:
             stream.waiting -= 1
             stream.followers -= 1
 
-    async def _told(self, stream: RunStream, after: int, user_id: str | None) -> AsyncGenerator[Followed]:
+    async def _followed(self, stream: RunStream, after: int, user_id: str | None) -> AsyncGenerator[Followed]:
         pause, run_id, now = _FIRST_POLL_SECONDS, stream.run_id, asyncio.get_running_loop().time
         # A finished run streams no tokens.
-        told = len(stream.pieces) if has_stopped(await self.run(run_id, user_id)) else 0
+        published = len(stream.pieces) if has_stopped(await self.run(run_id, user_id)) else 0
         look_at = now()
         while True:
             change = stream.next_change
-            if fresh := stream.pieces[told:]:
-                told += len(fresh)
+            if fresh := stream.pieces[published:]:
+                published += len(fresh)
                 for piece in fresh:
                     yield piece
                 if self._worker.has(run_id) and now() < look_at:
@@ -95,7 +98,7 @@ class RunFollowing:
                 for event in events:
                     after = event.number
                     yield event
-            if has_stopped(run) and told == len(stream.pieces):
+            if has_stopped(run) and published == len(stream.pieces):
                 yield run
                 return
             await self._start_if_ready(run, stream)

@@ -19,7 +19,7 @@ from threadkeep.history.session import Session
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunTrigger
 from threadkeep.runs.requests import RunRequest, begin_state, metadata_of
-from threadkeep.store.runs.workflows import WorkflowVersions
+from threadkeep.store.runs.retention import WorkflowVersions
 from threadkeep.workflows.built_in import session_workflows
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.loading import restore_workflow
@@ -45,10 +45,10 @@ class VersionGone(Exception):
 class RunWorkflows:
     """The workflows with which runs are executed: the registered ones, and older versions of them."""
 
-    def __init__(self, workflows: Workflows, kept: WorkflowVersions) -> None:
+    def __init__(self, workflows: Workflows, versions: WorkflowVersions) -> None:
         self._workflows = workflows
         self._own = {workflow.name: workflow for workflow in session_workflows()}
-        self._kept = kept
+        self._versions = versions
         self._known: dict[tuple[str, str], float] = {}
         self._restored: dict[tuple[str, str], Workflow] = {}
 
@@ -62,7 +62,7 @@ class RunWorkflows:
         key = (name, workflow.version)
         # Stored again from time to time, because any process deletes versions that no run has used for long.
         if time.monotonic() - self._known.get(key, -_KNOWN_SECONDS) >= _KNOWN_SECONDS:
-            await self._kept.keep(name, workflow.version, workflow.definition)
+            await self._versions.keep(name, workflow.version, workflow.definition)
             self._known[key] = time.monotonic()
         return workflow
 
@@ -111,17 +111,17 @@ class RunWorkflows:
     async def _restore(self, name: str, version: str) -> Workflow | None:
         """Return a stored version; None if it is gone, or imports what no registered workflow does.
 
-        The database is no place for code: only the operator's own files decide what a worker imports.
+        Code is never loaded from the database: only the operator's own files decide what a worker imports.
         """
-        kept = await self._kept.version(name, version)
-        if kept is None or kept.definition is None:
+        stored = await self._versions.version(name, version)
+        if stored is None or stored.definition is None:
             return None
         allowed = frozenset[str]().union(*(references_in(each.definition or {}) for each in self._workflows.all()))
         # A copy by way of JSON: the database may have returned other types of lists and maps.
-        if not references_in(json.loads(json.dumps(kept.definition))) <= allowed:
+        if not references_in(json.loads(json.dumps(stored.definition))) <= allowed:
             return None
         try:
-            return restore_workflow(kept.definition)
+            return restore_workflow(stored.definition)
         except InvalidWorkflow:
             return None
 
@@ -135,7 +135,7 @@ class _Caller(NamedTuple):
     trigger: RunTrigger
 
 
-def places_known(
+def order_keys(
     workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
 ) -> tuple[str, ...]:
     """Return the ordering keys of a requested run in the conversations of its agents.

@@ -58,7 +58,7 @@ class RunService:
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
-            SessionBusy: the workflow takes no message while another turn of the session goes on.
+            SessionBusy: the workflow takes no message while another turn of the session is active.
             WrongUser: the session is another user's.
             InvalidInput: the built-in chat was given no message.
         """
@@ -194,6 +194,10 @@ class RunService:
         await self._following.run(run_id, user_id)
         await self._worker.active.flush(run_id)
         return await self._runs.trace.usage(run_id, with_children=with_children)
+
+    def has(self, run_id: str) -> bool:
+        """Return whether this process executes a run or is about to."""
+        return self._worker.has(run_id)
 
     def is_active(self, session_id: str) -> bool:
         """Return whether this process executes a run of a session."""

@@ -109,10 +109,10 @@ def _answering(run: Run, answer: Message) -> Run:
 
 
 def _result_of(answer: Message) -> dict[str, Json]:
-    said: dict[str, Json] = {
+    result: dict[str, Json] = {
         "text": answer.content,
         "message_id": answer.id,
         "confidence": answer.confidence,
         "escalated": answer.escalated,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in result.items() if value is not None}

@@ -28,8 +28,8 @@ SKIP: Final = "skip"
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
 """The result of a part of a call that ended with a question to a person; the answer begins another part."""
 
-_SKIPPED = "This tool was begun before, and nobody knows how that ended; a person decided not to run it again."
-_UNKNOWN = "This tool was run to its end before; what it gave was not kept."
+_SKIPPED = "This tool was begun before, and its outcome is unknown; a person decided not to run it again."
+_UNKNOWN = "This tool was run to its end before; its result was not kept."
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         except GraphBubbleUp:
             await self._trace.finish_tool(run_id, call_id, dict(_ASKED))
             raise
-        kept = jsonable(result) if isinstance(result, ToolMessage) else None
-        await self._trace.finish_tool(run_id, call_id, kept)
+        stored = jsonable(result) if isinstance(result, ToolMessage) else None
+        await self._trace.finish_tool(run_id, call_id, stored)
         return result
 
 

@@ -238,8 +238,8 @@ class Meter(AsyncCallbackHandler):
 
     def usage(self, name: str, asked: list[BaseMessage], answer: AIMessage) -> TokenUsage:
         """Return the usage of a call: as reported, else as estimated by Threadkeep."""
-        told = answer.response_metadata.get("model_name")
-        model = kept_name(told if isinstance(told, str) and told else name)
+        reported_name = answer.response_metadata.get("model_name")
+        model = kept_name(reported_name if isinstance(reported_name, str) and reported_name else name)
         reported = answer.usage_metadata
         input_tokens = reported["input_tokens"] if reported else count_tokens(asked, model)
         output_tokens = reported["output_tokens"] if reported else count_tokens(answer, model)

@@ -282,7 +282,9 @@ class Worker:
         active.progress.starts_again = durability_of(workflow) == "exit"
         if active.begins and run.parent_run_id is None and has_one_speaker(workflow):
             active.hold.joins = run.session_id
-        limited = await retry_until_available(lambda: self._limited(run))
+        limited = [run] if run.budget.to_dict() else []
+        if run.parent_run_id is not None:
+            limited += await retry_until_available(lambda: self._limited_above(run))
         active.ledger = RunLedger(
             self._runs.trace, active.tracer, limited, lambda: self.active.flush_tree(run.root_run_id)
         )
@@ -309,18 +311,15 @@ class Worker:
             active.run = replace(run, version=workflow.version)
         return workflow
 
-    async def _limited(self, run: Run) -> list[Run]:
-        """Return the runs with a budget among a run and all runs above it."""
+    async def _limited_above(self, run: Run) -> list[Run]:
+        """Return the runs with a budget among all runs above a run."""
         found: list[Run] = []
         current: Run | None = run
-        while current is not None:
-            if current.budget.to_dict():
-                found.append(current)
-            parent_run_id = current.parent_run_id
-            if parent_run_id is None:
-                break
+        while current is not None and (parent_run_id := current.parent_run_id) is not None:
             above = self.active.of(parent_run_id)
             current = above.run if above is not None else await self._runs.run(parent_run_id)
+            if current is not None and current.budget.to_dict():
+                found.append(current)
         return found
 
     def _why_cancelled(self, active: ActiveRun) -> RunStop:

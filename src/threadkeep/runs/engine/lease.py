@@ -15,7 +15,7 @@ from typing import Protocol
 from uuid import uuid4
 
 import sqlalchemy
-from sqlalchemy import MetaData, Table, inspect, literal, select
+from sqlalchemy import literal_column, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from threadkeep.runs.engine.database import SCHEMA, Connections, engine_path, translated
@@ -224,6 +224,8 @@ class Lease:
         self._troubled = troubled
         self._path = address.path
         self._records = self._connections.pool(1)
+        self._table = _RECORDS if address.path is not None else f"{SCHEMA}.{_RECORDS}"
+        self._is_made = False
         self._presence: Presence = (
             Heartbeats(self._connections, self.name, options.dead_seconds)
             if address.path is None
@@ -261,13 +263,18 @@ class Lease:
     def _has_records(self) -> bool:
         if self._path is not None and not engine_path(self._path).exists():
             return False
-        inspected = inspect(self._records)
-        schema = None if self._records.dialect.name == "sqlite" else SCHEMA
-        if not inspected.has_table(_RECORDS, schema=schema):
-            return False
-        table = Table(_RECORDS, MetaData(schema=schema))
         with self._records.connect() as connection:
-            return connection.execute(select(literal(1)).select_from(table).limit(1)).first() is not None
+            if not self._is_made:
+                # Asked once a second by each worker without a queue: one statement, not an inspection of the schema.
+                made = (
+                    "SELECT name FROM sqlite_master WHERE name = :table" if self._path else "SELECT to_regclass(:table)"
+                )
+                self._is_made = connection.execute(text(made), {"table": self._table}).scalar() is not None
+            return (
+                self._is_made
+                and connection.execute(select(literal_column("1")).select_from(text(self._table)).limit(1)).first()
+                is not None
+            )
 
     def is_fresh(self) -> bool:
         """Return whether no other process can have declared this one dead."""

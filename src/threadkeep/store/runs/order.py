@@ -11,8 +11,7 @@ from threadkeep.errors import RunNotFound, WrongUser
 from threadkeep.records.runs import RUN_ENDS, Begun, DoubleTexting, NewRun, NotYet, Over, Run, RunInput
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row, Statement
-from threadkeep.store.runs.double_texting import OpenRun, Policies
-from threadkeep.store.runs.locks import RunLocks
+from threadkeep.store.runs.conversations import OpenRun, Policies, RunLocks
 from threadkeep.store.runs.rows import compact_inputs, fetch_run, json_text, run_of
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 

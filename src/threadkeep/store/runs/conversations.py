@@ -1,0 +1,225 @@
+"""Conversations of runs: their locks, their own orders, double texting, and the session that a user continues."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple, assert_never
+
+from threadkeep.errors import SessionBusy
+from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, DoubleTexting, NewRun, RunInput
+from threadkeep.store.codec import time_text
+from threadkeep.store.driver import Backend, Connection, Driver, Parameters, Statement
+from threadkeep.store.runs.rows import compact_inputs, inputs_of
+from threadkeep.store.statements import load_statements
+
+
+class RunLocks:
+    """Locks that a transaction holds until it ends, taken in this order: conversations by name, trees, rows."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._sql = load_statements(f"{backend}/runs.sql")
+
+    def session(self, session_id: str) -> list[Statement]:
+        """Return the statements that lock a session's order of runs; the session need not exist."""
+        return self._statements("lock_order", {"place": session_id})
+
+    def tree(self, root_run_id: str) -> list[Statement]:
+        """Return the statements that lock a tree of runs against additions and cancellation."""
+        return self._statements("lock_tree", {"root_run_id": root_run_id})
+
+    async def hold_orders(self, connection: Connection, places: Iterable[str | None]) -> None:
+        """Lock the order of runs of conversations; these need not exist."""
+        for place in sorted({place for place in places if place is not None}):
+            await self._hold(connection, "lock_order", {"place": place})
+
+    async def hold_orders_of(self, connection: Connection, run_id: str) -> None:
+        """Lock the order of runs of all conversations of a run."""
+        await self._hold(connection, "lock_order_of", {"run_id": run_id})
+
+    async def hold_tree(self, connection: Connection, root_run_id: str) -> None:
+        """Lock a tree of runs against additions and cancellation."""
+        await self._hold(connection, "lock_tree", {"root_run_id": root_run_id})
+
+    async def hold_below(self, connection: Connection, run_id: str) -> None:
+        """Lock a run and the runs below it against changes."""
+        await self._hold(connection, "hold_below", {"run_id": run_id})
+
+    async def _hold(self, connection: Connection, statement: str, parameters: Parameters) -> None:
+        for sql, given in self._statements(statement, parameters):
+            await connection.fetch(sql, given)
+
+    def _statements(self, statement: str, parameters: Parameters) -> list[Statement]:
+        return [(self._sql[statement], parameters)] if statement in self._sql else []
+
+
+class ActiveSessions:
+    """The table `chat_active_sessions`: at most one session per user and workflow."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("runs_order.sql")
+
+    async def active_session(self, user_id: str, workflow: str, *, otherwise: str) -> str:
+        """Return the session that a user continues; set it to `otherwise` if there is none.
+
+        Two concurrent first messages get the same session. A session that is inactive or not the user's is not
+        continued; a deleted one is forgotten.
+        """
+        parameters = {"user_id": user_id, "workflow": workflow, "session_id": otherwise}
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["begin_active_session"], {**parameters, "now": time_text(self._clock())})
+            [(session_id,)] = await connection.fetch(self._sql["active_session"], parameters)
+        return str(session_id)
+
+
+class RunPlaces:
+    """The positions that runs take after they have begun, because an agent's key may not be known earlier."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._sql = load_statements("runs_order.sql")
+        self._locks = RunLocks(driver.backend)
+        self._freed = asyncio.Event()
+
+    async def has(self, run_id: str, place: str) -> bool:
+        """Return whether a run is in the order of a conversation, or part of a turn there."""
+        return await self._is("inside", parent_run_id=run_id, place=place)
+
+    async def take(self, run_id: str, place: str) -> None:
+        """Append a run to the order of a conversation; do nothing for a run that is not stored."""
+        async with self._driver.writing() as connection:
+            await self._locks.hold_orders(connection, [place])
+            await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": place})
+
+    async def of(self, run_id: str) -> list[str]:
+        """Return the conversations in whose order a run is, besides its session."""
+        async with self._driver.reading() as connection:
+            return [place for (place,) in await connection.fetch(self._sql["places_of"], {"run_id": run_id})]
+
+    async def forget(self, place: str) -> None:
+        """Remove runs that are over from the order of a conversation that is erased."""
+        await self._driver.write([(self._sql["forget_place"], {"place": place})])
+
+    async def leave(self, run_id: str, place: str) -> None:
+        """Remove a run from the order of a conversation."""
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["leave_place"], {"run_id": run_id, "place": place})
+
+    async def is_first(self, run_id: str, place: str) -> bool:
+        """Return whether no earlier run is queued or running in a conversation."""
+        return not await self._is("before_in", run_id=run_id, place=place)
+
+    async def waits_for_itself(self, run_id: str) -> bool:
+        """Return whether a run waits for itself, directly or through other runs."""
+        known: set[str] = set()
+        following = [run_id]
+        async with self._driver.reading() as connection:
+            while following:
+                rows = await connection.fetch(self._sql["awaited"], {"run_id": following.pop()})
+                found = {awaited for (awaited,) in rows} - known
+                if run_id in found:
+                    return True
+                known |= found
+                following += found
+        return False
+
+    def tell_freed(self) -> None:
+        """Wake the waiters of this process: a run is over or waits for a person."""
+        self._freed.set()
+        self._freed = asyncio.Event()
+
+    async def freed(self, seconds: float) -> None:
+        """Wait until a position may be free, at most `seconds`: other processes do not notify this one."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._freed.wait()
+
+    async def _is(self, statement: str, **parameters: object) -> bool:
+        async with self._driver.reading() as connection:
+            return bool(await connection.fetch(self._sql[statement], parameters))
+
+
+INTERRUPTED = "interrupted_by_message"
+
+
+class OpenRun(NamedTuple):
+    """A run of a conversation that is queued or running."""
+
+    run_id: str
+    workflow: str
+    status: str
+    user_id: str | None
+    started_at: datetime | str | None
+    root_run_id: str
+    is_to_stop: bool
+    session_id: str | None
+
+
+class Policies:
+    """The double-texting policies, applied in the transaction in which the message arrives."""
+
+    def __init__(self, backend: Backend, *, clock: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self._sql = load_statements("runs.sql", "runs_order.sql")
+        self._locks = RunLocks(backend)
+
+    async def apply(
+        self, connection: Connection, new: NewRun, turns: Sequence[OpenRun], policy: DoubleTexting
+    ) -> OpenRun | None:
+        """Return the run that the message has joined; None if it becomes a run of its own.
+
+        Raises:
+            SessionBusy: there is another turn, and the policy rejects messages.
+        """
+        match policy:
+            case "enqueue":
+                return None
+            case "reject":
+                if turns:
+                    raise SessionBusy(new.session_id, turns[0].run_id)
+                return None
+            case "interrupt" | "rollback":
+                reason = INTERRUPTED if policy == "interrupt" else ROLLED_BACK
+                await self._stop(connection, [turn for turn in turns if turn.workflow not in OWN_NAMES], reason)
+                return None
+            case "coalesce":
+                return await self._coalesce(connection, new, turns)
+        assert_never(policy)
+
+    async def _stop(self, connection: Connection, turns: Sequence[OpenRun], why: str) -> None:
+        """Stop running turns with all runs below them, and let queued ones stop as they begin."""
+        running = [turn for turn in turns if turn.status == "running"]
+        for root_run_id in sorted({turn.root_run_id for turn in running}):
+            await self._locks.hold_tree(connection, root_run_id)
+        reason = {"reason": why, "now": time_text(self._clock())}
+        for turn in running:
+            await self._locks.hold_below(connection, turn.run_id)
+            await connection.fetch(self._sql["cancel"], {"run_id": turn.run_id, **reason})
+        for turn in turns:
+            if turn.status == "queued" and turn.root_run_id == turn.run_id and not turn.is_to_stop:
+                await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
+
+    async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
+        """Join the newest turn, if it has not begun and matches: the message must not overtake others."""
+        newest = turns[-1] if turns else None
+        if (
+            newest is None
+            or newest.status != "queued"
+            or newest.started_at is not None
+            or newest.root_run_id != newest.run_id
+            or newest.is_to_stop
+            or (newest.workflow, newest.user_id) != (new.workflow, new.user_id)
+            or (newest.session_id != new.session_id and not (new.any_session and newest.session_id is not None))
+        ):
+            return None
+        places = await connection.fetch(self._sql["places_of"], {"run_id": newest.run_id})
+        if {place for (place,) in places} != set(new.places):
+            return None
+        [(text,)] = await connection.fetch(self._sql["input"], {"run_id": newest.run_id})
+        grown = compact_inputs([*inputs_of(text), RunInput(new.input, new.message_id)])
+        await connection.execute(self._sql["set_input"], {"run_id": newest.run_id, "input": grown})
+        return newest
