@@ -91,12 +91,12 @@ class FactLearning:
         owners = {"session": session.session_id, "workspace": workspace, "user": session.user_id}
         scopes = {kind: Scope(kind, owner) for kind in ALL_SCOPES if (owner := owners[kind])}
         if self._directives:
-            memory.learning.consider(LearningRequest(session.session_id, DirectiveLearner(), scopes, accept_from=1.0))
+            memory.learning.enqueue(LearningRequest(session.session_id, DirectiveLearner(), scopes, accept_from=1.0))
         learns = self._model or model
         if self._proposes and learns is not None:
             named = {kind: scope for kind, scope in scopes.items() if kind in self._scopes}
             request = LearningRequest(session.session_id, ModelLearner(learns), named, self._accept_from)
-            memory.learning.consider(request)
+            memory.learning.enqueue(request)
 
 
 class ModelLearner:

@@ -1,4 +1,4 @@
-"""Episodes: questions of a person with their answers, and how the runs behind them ended. A view: nothing is stored."""
+"""Episodes: questions of a person with their answers and the outcome of their runs, read from the transcripts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _OPEN_SESSIONS = 5
 _MESSAGES_EACH = 8
 
 
-class _Said(NamedTuple):
-    """A message, with the run that it belongs to and the steps of its agents after it."""
+class _EpisodeMessage(NamedTuple):
+    """A message with its run and the steps of its agents."""
 
     session_id: str
     seq: int
@@ -55,7 +55,7 @@ class Episodes:
 
         Args:
             scope: a session or a person.
-            limit: at most so many, up to 1,000.
+            limit: the most episodes to return, up to 1,000.
 
         Raises:
             InvalidInput: the scope is a workspace, or the limit is out of range.
@@ -69,7 +69,7 @@ class Episodes:
         return found[:limit]
 
     async def recall(self, query: str, scopes: Sequence[Scope], *, limit: int = 5) -> list[Episode]:
-        """Return the episodes that bear on a query, the best first; of each session its last messages are searched.
+        """Return the episodes that bear on a query, best first; only the last messages of each session are searched.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -88,17 +88,17 @@ class Episodes:
 
     async def _read(self, scope: Scope, *, sessions: int, reach: int) -> list[Episode]:
         if scope.kind == "workspace":
-            raise InvalidInput("Episodes are those of a session or of a user; name one.")
+            raise InvalidInput("A workspace has no episodes; name a session or a user.")
         asked = {"scope": scope.kind, "owner": scope.owner, "sessions": sessions, "reach": reach}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["newest_messages"], asked)
         return sorted(_episodes(_messages(rows)), key=lambda one: (one.at, one.seq), reverse=True)
 
 
-def _episodes(messages: Iterable[_Said]) -> Iterator[Episode]:
-    """Pair questions with the answers after them; a question without one counts if its run is over."""
-    questions: list[_Said] = []
-    answer: _Said | None = None
+def _episodes(messages: Iterable[_EpisodeMessage]) -> Iterator[Episode]:
+    """Yield questions with the answers after them; a question without an answer counts if its run is over."""
+    questions: list[_EpisodeMessage] = []
+    answer: _EpisodeMessage | None = None
     for message in messages:
         another = bool(questions) and message.session_id != questions[-1].session_id
         if (
@@ -116,7 +116,7 @@ def _episodes(messages: Iterable[_Said]) -> Iterator[Episode]:
         yield from _episode(questions, answer)
 
 
-def _episode(questions: Sequence[_Said], answer: _Said | None) -> Iterator[Episode]:
+def _episode(questions: Sequence[_EpisodeMessage], answer: _EpisodeMessage | None) -> Iterator[Episode]:
     first, last = questions[0], answer or questions[-1]
     if answer is None and not _is_over(last):
         return
@@ -135,15 +135,15 @@ def _episode(questions: Sequence[_Said], answer: _Said | None) -> Iterator[Episo
     )
 
 
-def _is_over(message: _Said) -> bool:
+def _is_over(message: _EpisodeMessage) -> bool:
     return message.run_status in RUN_ENDS
 
 
-def _messages(rows: Iterable[Row]) -> Iterator[_Said]:
-    """Return the messages of rows, of which those with the same `seq` differ in their last column, the steps."""
+def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
+    """Yield the messages of rows; rows with the same `seq` differ in their last column, the steps."""
     for _, group in groupby(rows, key=lambda row: row[:2]):
         same = list(group)
-        said, steps = _Said(*same[0]), [row[-1] for row in same if row[-1] is not None]
+        said, steps = _EpisodeMessage(*same[0]), [row[-1] for row in same if row[-1] is not None]
         yield said._replace(created_at=time_of(said.created_at), steps=steps)
 
 

@@ -1,4 +1,4 @@
-"""Facts: what is remembered of a session, a workspace or a person, with the history of its values."""
+"""Facts of sessions, workspaces and persons, with the history of their values."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from threadkeep.store.statements import for_rows, row_parameters
 from threadkeep.store.tables import like_pattern
 
 MAX_EVIDENCE = 20
-"""Origins that are kept of a fact."""
+"""The most origins of a fact that are stored."""
 
 
 class Knowledge:
     """The facts of a database.
 
-    A scope has one valid fact for a key, whoever writes it and in how many processes. Remembering the same value again
-    confirms it; another value closes it and begins a new one. Nothing is overwritten.
+    A scope has one valid fact for a key, also with several writers and processes. Remembering the same value again
+    confirms the fact; another value closes it and creates a new one. Nothing is overwritten.
     """
 
     def __init__(self, driver: Driver, *, observer: Observer, clock: Callable[[], datetime]) -> None:
@@ -61,32 +61,32 @@ class Knowledge:
         evidence: Evidence | None = None,
         user_id: str | None = None,
     ) -> Fact:
-        """Remember a value of a key, and return the fact that is valid now.
+        """Remember a value of a key, and return the valid fact.
 
-        The same value is confirmed, and keeps the highest confidence; with `evidence` that the fact has already, the
-        call is a repeat and nothing is counted. Another value closes the one before and counts as its contradiction.
+        The same value is confirmed, and keeps the highest confidence; if the fact has the `evidence` already, the call
+        is a repeat and changes nothing. Another value closes the fact and counts as its contradiction.
 
         Args:
             scope: the session, the workspace or the person that the fact is about.
             key: a name that is unique in the scope, such as `diet` or `editor.theme`.
             value: any JSON value but None.
-            kind: one of the kinds of facts; by default that of the fact before, or `world_knowledge`.
+            kind: a kind of facts; by default the one of the previous value, or `world_knowledge`.
             confidence: from 0 to 1.
             evidence: the message or the run that the fact comes from.
-            user_id: only if the scope is this user's own.
+            user_id: the user on whose behalf the call is made; the scope has to be theirs.
 
         Raises:
             InvalidInput: names the field that cannot be stored.
-            SessionNotFound: the scope is a session that is not there.
-            KnowledgeNotFound: the scope is not the user's.
-            StoreUnavailable: the database did not take it.
+            SessionNotFound: the scope is a session that does not exist.
+            KnowledgeNotFound: the user may not see the scope.
+            StoreUnavailable: the database does not answer.
         """
         fact = NewFact(key, value, kind, confidence, evidence)
         now = self._clock()
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
             owner = await known_owner(connection, self._sql, scope, now)
-            before = await self._hold(connection, owner, fact.key, now)
+            before = await self._lock(connection, owner, fact.key, now)
             if before is not None and canonical(before.value) == canonical(fact.value):
                 fact_id = before.id
                 await self._confirm(connection, before, fact, now)
@@ -95,10 +95,10 @@ class Knowledge:
             return await self._find(connection, fact_id, None)
 
     async def fact(self, fact_id: str, *, user_id: str | None = None) -> Fact:
-        """Return the fact with an id, also one that is not valid any more.
+        """Return the fact with an id, also if it is no longer valid.
 
         Raises:
-            KnowledgeNotFound: there is no such fact, or not for this user.
+            KnowledgeNotFound: the fact does not exist, or the user may not see it.
         """
         async with self._driver.reading() as connection:
             return await self._find(connection, fact_id, user_id)
@@ -120,8 +120,8 @@ class Knowledge:
             kind: only facts of this kind.
             key: only values of this key; with `past` that is its history.
             text: only facts with this text in key or value.
-            past: also facts that are not valid any more.
-            limit: at most so many, up to 1,000; `facts_page` gives more.
+            past: also facts that are no longer valid.
+            limit: the most facts to return, up to 1,000; `facts_page` returns more.
         """
         return (await self.facts_page(FactQuery(scope, None, kind, key, text, past, limit=limit)))[0]
 
@@ -130,7 +130,7 @@ class Knowledge:
 
         Raises:
             InvalidInput: the page is empty or too large.
-            KnowledgeNotFound: the scope is not the user's.
+            KnowledgeNotFound: the user may not see the scope.
         """
         parameters = {
             **page_parameters(query.limit, query.cursor, "fact_id"),
@@ -167,10 +167,10 @@ class Knowledge:
         once, with the more specific one.
 
         Args:
-            query: the new input, or what is looked for.
-            scopes: where to look; only these.
+            query: the new input, or a description of the wanted facts.
+            scopes: the scopes to search.
             recent: the last messages before the query, oldest first, for inputs that point back with "it" and "that".
-            limit: at most so many facts.
+            limit: the most facts to return.
             embedder: an embedding model, which also finds facts that share no word with the query.
 
         Raises:
@@ -209,10 +209,10 @@ class Knowledge:
             return await self._with_evidence(connection, await self._valid(connection, scopes, limit))
 
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
-        """Delete all values of a key, the past ones too, and return how many there were.
+        """Delete all values of a key, including past ones, and return their number.
 
         Raises:
-            KnowledgeNotFound: the scope is not the user's.
+            KnowledgeNotFound: the user may not see the scope.
         """
         place = {"scope": scope.kind, "owner": scope.owner, "key": key}
         async with self._driver.writing() as connection:
@@ -222,7 +222,7 @@ class Knowledge:
     async def forget_facts(self, fact_ids: Sequence[str], *, user_id: str | None = None) -> tuple[int, list[str]]:
         """Delete facts by their ids, each with all values of its key, in one transaction.
 
-        Returns how many values there were, and the ids that are not there, or not for this user.
+        Returns the number of deleted values, and the ids that do not exist or that this user may not see.
         """
         keys: set[tuple[Scope, str]] = set()
         missing: list[str] = []
@@ -240,13 +240,13 @@ class Knowledge:
         return gone, missing
 
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
-        """Undo what was remembered once, with some evidence or without; return False if that is gone already.
+        """Undo one call of `remember`, with its evidence if it had one; return False if it is undone already.
 
-        A value that came from this alone is deleted, and the value that it closed is valid again. A value that was
-        remembered otherwise too stays, with one confirmation less.
+        If the value has no other confirmation, it is deleted, and the value that it closed is valid again. Otherwise it
+        stays, with one confirmation less.
 
         Raises:
-            StoreUnavailable: the database did not take it.
+            StoreUnavailable: the database does not answer.
         """
         now = time_text(self._clock())
         async with self._driver.writing() as connection:
@@ -254,7 +254,7 @@ class Knowledge:
             if not rows:
                 return False
             fact = fact_of(rows[0])
-            await self._hold(connection, fact.scope, fact.key, self._clock())
+            await self._lock(connection, fact.scope, fact.key, self._clock())
             if evidence is not None:
                 row = {"fact_id": fact_id, **evidence._asdict()}
                 if not await connection.execute(self._sql["remove_evidence"], row):
@@ -270,29 +270,29 @@ class Knowledge:
             return True
 
     async def forget_all(self, scope: Scope, *, user_id: str | None = None) -> int:
-        """Delete all facts of a scope, and return how many values there were.
+        """Delete all facts of a scope, and return the number of their values.
 
         Raises:
-            KnowledgeNotFound: the scope is not the user's.
+            KnowledgeNotFound: the user may not see the scope.
         """
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
             return await connection.execute(self._sql["forget_owner"], {"scope": scope.kind, "owner": scope.owner})
 
     async def restore(self, facts: Sequence[Fact]) -> int:
-        """Store facts that were exported, with their ids, times and counts, and return how many are new.
+        """Store exported facts with their ids, times and counts, and return the number of new ones.
 
-        A fact whose id is there already is left as it is. Of two values that are valid for one key, the one that began
-        later stays valid, and the other ends there; the same value is not stored twice.
+        A fact whose id exists is not changed. Of two valid values of one key, the newer one stays valid, and closes the
+        other when it begins; the same value is not stored twice.
 
         Raises:
-            InvalidInput: names what cannot be stored; nothing was.
-            SessionNotFound: a fact is of a session that is not there; nothing was stored.
-            StoreUnavailable: the database did not take it; trying again is safe.
+            InvalidInput: a fact cannot be stored; nothing was stored.
+            SessionNotFound: the session of a fact does not exist; nothing was stored.
+            StoreUnavailable: the database does not answer; a retry is safe.
         """
         for fact in facts:
             NewFact(fact.key, fact.value, fact.kind, fact.confidence)
-        # In one order, so that two calls never wait for each other; the values of a key as they followed each other.
+        # One order for all calls prevents deadlocks; the values of a key are in the order of their times.
         ordered = sorted(facts, key=lambda one: (one.scope.kind, one.scope.owner, one.key, one.valid_from))
         async with self._driver.writing() as connection:
             return sum([await self._restore(connection, fact) for fact in ordered])
@@ -302,7 +302,7 @@ class Knowledge:
             return False
         fact = replace(fact, scope=await known_owner(connection, self._sql, fact.scope, self._clock()))
         if fact.valid_to is None:
-            before = await self._hold(connection, fact.scope, fact.key, fact.updated_at)
+            before = await self._lock(connection, fact.scope, fact.key, fact.updated_at)
             if before is not None and canonical(before.value) == canonical(fact.value):
                 return False
             if before is not None and before.valid_from > fact.valid_from:
@@ -332,8 +332,8 @@ class Knowledge:
             raise KnowledgeNotFound("fact", fact_id) from None
         return (await self._with_evidence(connection, [fact_of(rows[0])]))[0]
 
-    async def _hold(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
-        """Return the valid fact of a key, which nobody else writes before the transaction ends."""
+    async def _lock(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
+        """Return the valid fact of a key, locked until the transaction ends."""
         place = {"scope": scope.kind, "owner": scope.owner, "key": key}
         if "lock_key" in self._sql:
             await connection.fetch(self._sql["lock_key"], place)
@@ -343,7 +343,7 @@ class Knowledge:
     async def _begin(
         self, connection: Connection, scope: Scope, fact: NewFact, before: Fact | None, now: datetime
     ) -> str:
-        """Store a fact that is valid from now on, in the place of the one before; return its id."""
+        """Store a fact that is valid from now on, and close the previous value; return its id."""
         valid_from = now if before is None else max(now, before.valid_from)
         if before is not None:
             closing = {"fact_id": before.id, "valid_to": time_text(valid_from)}

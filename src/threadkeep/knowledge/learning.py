@@ -1,7 +1,7 @@
-"""Learning: facts are proposed from what people said, after a turn and beside it.
+"""Learning: proposals of facts from messages of people, in the background after a turn.
 
-`consider` returns at once; one task reads the sessions that wait. How far a session was read is in the database, so
-that a failure, or a process that dies, only delays: the next turn of the session goes on from there.
+`enqueue` returns at once; one task reads the queued sessions. The position in each session is stored in the database,
+so that a failure or a killed process only delays: the next turn of the session continues from there.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _CLOSING_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Record:
-    """The text that a learner reads: `lines` quote the messages as JSON, `learnable` are those to learn from, by seq.
+    """The input of a learner: messages quoted as JSON, and the `learnable` messages among them by seq.
 
-    `scopes` are the owners that the run has, `known_keys` the keys of the facts that are valid now.
+    `scopes` are the owners that the run has, `known_keys` the keys of the valid facts.
     """
 
     lines: Sequence[str]
@@ -46,29 +46,29 @@ class Record:
 
 
 class Learner(Protocol):
-    """Finds facts in messages. It raises if it fails: then nothing is stored, and it is asked again after a later turn.
+    """Finds facts in messages; if it raises, nothing is stored, and the messages are read again after a later turn.
 
-    Only messages of people are learnable. What was recalled for a model stands in no transcript, so it is never read.
+    Only messages of people are learnable. Text that was recalled for a model is in no transcript, so it is never read.
     """
 
     @property
     def kind(self) -> LearnerKind:
-        """The kind of learner: how far a session was read is kept for each."""
+        """The kind of learner; each kind has its own position in a session."""
         ...
 
     @property
     def name(self) -> str:
-        """The name that is stored with its proposals, such as that of a model."""
+        """The name that is stored with its proposals, such as the model's name."""
         ...
 
     async def learn(self, record: Record) -> Sequence[Proposed]:
-        """Return the facts that the learnable messages say."""
+        """Return the facts in the learnable messages."""
         ...
 
 
 @dataclass(frozen=True)
 class LearningRequest:
-    """A session to learn from: the owners of its facts, and the confidence that lets a proposal in (None: a person)."""
+    """A session to learn from, the owners of its facts, and the confidence that accepts a proposal (None: a person)."""
 
     session_id: str
     learner: Learner
@@ -77,7 +77,7 @@ class LearningRequest:
 
 
 class Learning:
-    """The queue of sessions to learn from; see the module."""
+    """The queue of sessions to learn from."""
 
     def __init__(self, driver: Driver, proposals: Proposals, *, observer: Observer) -> None:
         self._driver = driver
@@ -90,13 +90,13 @@ class Learning:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def consider(self, request: LearningRequest) -> None:
-        """Queue a session whose newest turn is stored; return at once."""
+    def enqueue(self, request: LearningRequest) -> None:
+        """Queue a session whose newest turn is stored, and return at once."""
         if self._closed:
             return
         self._waiting[request.session_id, request.learner.kind] = request
         if len(self._waiting) > _MOST_SESSIONS:
-            # It is read after its next turn.
+            # The dropped session is read after its next turn.
             self._waiting.popitem(last=False)
         self._idle.clear()
         if self._task is None or self._task.done():
@@ -104,7 +104,7 @@ class Learning:
             self._task = asyncio.create_task(self._work(), context=Context(), name="threadkeep-learning")
 
     async def learn(self, request: LearningRequest) -> int:
-        """Read what was said since the last time, and return how many facts are proposed now.
+        """Read the new messages of a session, and return the number of new proposals.
 
         Raises:
             StoreError: the database does not answer.
@@ -120,17 +120,17 @@ class Learning:
         upto_seq = max(message.seq or 0 for message in messages)
         reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq)
         proposed = await self._proposals.add(reading, found) or 0
-        accepted = await self._let_in(request)
+        accepted = await self._accept_confident(request)
         if proposed or accepted:
             self._observer.notify(FactsProposed(proposed=proposed, accepted=accepted, session_id=request.session_id))
         return proposed
 
     async def idle(self) -> None:
-        """Wait until no session waits and none is being read."""
+        """Wait until the queue is empty."""
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Give the sessions that wait a moment, then stop; the rest is read after a later turn."""
+        """Wait for the queue for some seconds, then stop; the rest is read after a later turn."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
@@ -145,12 +145,12 @@ class Learning:
             _, request = self._waiting.popitem(last=False)
             try:
                 await self.learn(request)
-            except Exception as error:  # noqa: BLE001 - one session's trouble does not end the work on all others
+            except Exception as error:  # noqa: BLE001 - a failure in one session does not stop the others
                 self._observer.notify(LearningFailed(error=type(error).__name__, session_id=request.session_id))
         self._idle.set()
 
     async def _unread(self, request: LearningRequest) -> tuple[list[Message], int]:
-        """Return the messages that were not read yet, with a few before them, and how far the session was read."""
+        """Return the unread messages with a few earlier ones, and the position in the session."""
         asked = {"session_id": request.session_id, "kind": request.learner.kind}
         reach = {"reach": _REACH, "before": _CONTEXT_MESSAGES}
         async with self._driver.reading() as connection:
@@ -167,12 +167,12 @@ class Learning:
             rows = await connection.fetch_each(statements)
         return sorted({row[0] for each in rows for row in each})
 
-    async def _let_in(self, request: LearningRequest) -> int:
-        """Accept the proposals that are sure enough, also those of a process that died before it could."""
+    async def _accept_confident(self, request: LearningRequest) -> int:
+        """Accept proposals with enough confidence, also those of a process that was killed before it accepted them."""
         if request.accept_from is None:
             return 0
         accepted = 0
-        sure = await self._proposals.to_let_in(request.session_id, request.learner.kind, request.accept_from)
+        sure = await self._proposals.acceptable(request.session_id, request.learner.kind, request.accept_from)
         for proposal_id in sure:
             # The message may have been taken back meanwhile.
             with contextlib.suppress(InvalidInput):
@@ -182,13 +182,13 @@ class Learning:
 
 
 class DirectiveLearner:
-    """Finds directives such as `preference (user): Keep diffs small.`; no model takes part."""
+    """A learner without a model: it finds directives, such as `preference (user): Keep diffs small`."""
 
     kind: LearnerKind = "directives"
     name = "directives"
 
     async def learn(self, record: Record) -> Sequence[Proposed]:
-        """Return the directives of the messages whose owner the run has."""
+        """Return the directives of the messages whose scope has an owner in the run."""
         found = []
         for seq, message in record.learnable.items():
             for one in accepted_directives(message.content)[0]:
@@ -200,7 +200,7 @@ class DirectiveLearner:
 
 
 def _is_sound(one: Proposed, record: Record) -> bool:
-    """Return whether a proposal names a learnable message and an owner of the run, and is no secret."""
+    """Return True if a proposal names a learnable message and an owner of the run, and is no secret."""
     return (
         one.seq in record.learnable
         and one.scope in record.scopes.values()

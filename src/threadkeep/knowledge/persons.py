@@ -1,4 +1,4 @@
-"""Persons: somebody who is known under one id or several, and whose facts are found under each of them."""
+"""Persons: the ids and names of each person, whose facts are found under all ids."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from threadkeep.store.driver import Connection, Driver, Row
 from threadkeep.store.tables import like_pattern
 
 SEEN_INTERVAL = timedelta(hours=1)
-"""`last_seen_at` is exact to this: more would be a write for each message."""
+"""The precision of `last_seen_at`: a higher one would cost a write for each message."""
 
 
 class Persons:
     """The persons of a database.
 
-    An id is a `user_id` or a channel's sender, such as `telegram:123`. Each id is a person of its own until it is
-    merged into another. A merge moves nothing, so that it can be undone: facts stay under the id for which they were
+    An id is a `user_id` or a channel's sender, such as `telegram:123`. Each id is a separate person until it is merged
+    into another. A merge moves nothing, so that it can be undone: facts stay under the id for which they were
     remembered, and are found under all ids of the person.
     """
 
@@ -38,7 +38,10 @@ class Persons:
         self._sql = owner_statements(driver.backend)
 
     async def resolve(self, alias: str, *, name: str | None = None) -> Person:
-        """Return the person with an id, who becomes known by it; `name` is what the channel calls the person now.
+        """Return the person with an id, and create the person if the id is new.
+
+        `name` is the current name of the person in the channel.
+
 
         Raises:
             InvalidInput: the id is blank, too long or cannot be printed.
@@ -63,13 +66,13 @@ class Persons:
         """Return the person with an id.
 
         Raises:
-            KnowledgeNotFound: nobody has this id.
+            KnowledgeNotFound: no person has this id.
         """
         async with self._driver.reading() as connection:
             return await self._get(connection, person_id)
 
     async def all(self, *, text: str | None = None, limit: int = 100) -> list[Person]:
-        """Return persons, the last seen first; with a text in an id or a name."""
+        """Return persons with a text in an id or a name, the last seen first."""
         return (await self.page(PersonQuery(text, limit)))[0]
 
     async def page(self, query: PersonQuery) -> tuple[list[Person], tuple[datetime, str] | None]:
@@ -90,13 +93,13 @@ class Persons:
         return [person for person in found if person is not None], last
 
     async def merge(self, person_id: str, into: str) -> Person:
-        """Let two persons be one, who has the id of `into`; return that person.
+        """Merge a person into another one, and return the merged person, who has the id of `into`.
 
-        Merging what is one person already changes nothing. Facts that both have under one key are both kept, and the
-        one that changed last is recalled.
+        Merging ids of one person changes nothing. If both have a fact under one key, both are kept, and the one that
+        changed last is recalled.
 
         Raises:
-            KnowledgeNotFound: nobody has one of the ids.
+            KnowledgeNotFound: no person has one of the ids.
         """
         async with self._driver.writing() as connection:
             await self._lock_merges(connection)
@@ -107,12 +110,12 @@ class Persons:
             return await self._get(connection, into)
 
     async def unmerge(self, person_id: str) -> Person:
-        """Undo the merge of an id into another, and return the person who it is again.
+        """Undo the merge of an id into another, and return the separated person.
 
-        Ids that were merged into this one stay with it. What was remembered since the merge stays with the other.
+        Ids that were merged into this id stay with it. Facts that were remembered since the merge stay with the other.
 
         Raises:
-            KnowledgeNotFound: nobody has this id.
+            KnowledgeNotFound: no person has this id.
             InvalidInput: the id was not merged into another.
         """
         async with self._driver.writing() as connection:
@@ -124,7 +127,7 @@ class Persons:
             return await self._get(connection, person_id)
 
     async def forget(self, person_id: str) -> bool:
-        """Delete a person under all ids, with all facts and procedures of the person; False if nobody has the id."""
+        """Delete a person with all ids, facts and procedures; return False if no person has the id."""
         async with self._driver.writing() as connection:
             await self._lock_merges(connection)
             rows = await connection.fetch(self._sql["person"], {"person_id": person_id})
@@ -160,7 +163,7 @@ class Persons:
 
 
 def person_of(aliases: list[Row], names: list[Row], preferences: list[Row], *, new: bool) -> Person:
-    """Return the person in the rows of its ids, its names and its preferences."""
+    """Return the person in rows of ids, names and preferences."""
     return Person(
         id=aliases[0][1],
         aliases=tuple(row[0] for row in aliases),
@@ -174,10 +177,10 @@ def person_of(aliases: list[Row], names: list[Row], preferences: list[Row], *, n
 
 
 def _name(name: str) -> str:
-    """Return a name as it is kept: in one line, cut if it is too long.
+    """Return a name in its stored form: one line, cut if it is too long.
 
     Raises:
-        InvalidInput: it is no text, or blank.
+        InvalidInput: the name is no text, or blank.
     """
     if not isinstance(name, str):
         raise InvalidInput("A person's name is text, or None.")

@@ -1,4 +1,4 @@
-"""Procedures: instructions that agents were taught or have learned, and which of them apply to a goal."""
+"""Procedures: instructions that agents were taught or have learned, and their selection for a goal."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Procedures:
         self._sql = owner_statements(driver.backend, "procedures.sql")
 
     async def teach(self, procedure: Procedure, *, user_id: str | None = None) -> Procedure:
-        """Store a procedure, in the place of the one with its name if there is one; return it as it is stored.
+        """Store a procedure, or replace the one with its name; return the stored procedure.
 
-        The counts of uses begin again if the content is another one.
+        New content resets the counts of uses.
 
         Raises:
-            SessionNotFound: its scope is a session that is not there.
-            KnowledgeNotFound: its scope is not the user's.
-            StoreUnavailable: the database did not take it.
+            SessionNotFound: its scope is a session that does not exist.
+            KnowledgeNotFound: the user may not see its scope.
+            StoreUnavailable: the database does not answer.
         """
         now = self._clock()
         async with self._driver.writing() as connection:
@@ -97,10 +97,10 @@ class Procedures:
         """Return the active procedures that apply to a goal, the best first.
 
         Args:
-            goal: what is to be done, in words.
-            scopes: where to look; only these.
-            context: the names of what is there to work with.
-            limit: at most so many.
+            goal: the task, in words.
+            scopes: the scopes to search.
+            context: the names of the available inputs.
+            limit: the most procedures to return.
         """
         page = {**page_parameters(MAX_PAGE, None, "procedure_id"), "name": None, "active": True, "pattern": None}
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
@@ -112,7 +112,7 @@ class Procedures:
         return applying([procedure_of(row) for rows in pages for row in rows], goal, frozenset(context))[:limit]
 
     async def used(self, procedure_id: str, *, succeeded: bool | None = None) -> None:
-        """Count a use of a procedure, and how it ended if that is known.
+        """Count a use of a procedure, and its outcome if that is known.
 
         Raises:
             KnowledgeNotFound: there is no such procedure.
@@ -125,7 +125,7 @@ class Procedures:
     async def forget(self, procedure_ids: Sequence[str], *, user_id: str | None = None) -> tuple[int, list[str]]:
         """Delete procedures by their ids, in one transaction.
 
-        Returns how many there were, and the ids that are not there, or not for this user.
+        Returns the number of deleted procedures, and the ids that do not exist or that this user may not see.
         """
         missing: list[str] = []
         gone = 0
@@ -154,8 +154,8 @@ class Procedures:
 def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str]) -> list[Procedure]:
     """Return the procedures that apply to a goal, the best first.
 
-    Those whose phrases are in the goal come before those that only their name and description lead to; of these the
-    ones that succeeded more often, then in the given order. Of one name the first is taken.
+    Procedures with a phrase in the goal come first, sorted by their success, then procedures that match by name and
+    description. Of several procedures with one name the first is used.
     """
     words = goal.casefold()
     index = RecallIndex()
@@ -172,5 +172,5 @@ def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str
 
 
 def _success(procedure: Procedure) -> float:
-    """Return the expected part of uses that succeed; a procedure that was never tried has one half."""
+    """Return the expected share of successful uses; 0.5 without any use."""
     return (procedure.succeeded + 1) / (procedure.succeeded + procedure.failed + 2)

@@ -23,7 +23,7 @@ _SHAPED = re.compile(
 
 
 def looks_like_secret(text: str) -> bool:
-    """Return whether a text has a password, a token or a key in it: by its shape, or by the word before it."""
+    """Return True if a text contains a password, a token or a key, by its shape or by the word before it."""
     return bool(_SHAPED.search(text) or _NAMED.search(text.replace("_", " ")))
 
 
@@ -60,7 +60,9 @@ _DIRECTIVE = re.compile(
     r"[ \t]*(?:\((user|workspace|session)\))?[ \t]*[:：][ \t]*(.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
-_ONES_OWN = re.compile(r"^\s*(?:I (?:prefer|like|want|use|always|never)|my\b|我(?:喜欢|偏好|习惯|的))", re.IGNORECASE)
+_FIRST_PERSON = re.compile(
+    r"^\s*(?:I (?:prefer|like|want|use|always|never)|my\b|我(?:喜欢|偏好|习惯|的))", re.IGNORECASE
+)
 
 
 class RelationOf(NamedTuple):
@@ -73,7 +75,7 @@ class RelationOf(NamedTuple):
 
 @dataclass(frozen=True)
 class Promotion:
-    """Something that is to be kept: what kind it is, in whose scope, in which words."""
+    """A fact to store in a scope, with its kind and its text."""
 
     kind: PromotedKind
     text: str
@@ -82,7 +84,7 @@ class Promotion:
     relations: tuple[RelationOf, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what could not be kept.
+        """Reject a fact that cannot be stored.
 
         Raises:
             InvalidInput: names the field, never its text.
@@ -98,36 +100,36 @@ class Promotion:
 
     @property
     def fact_key(self) -> str:
-        """The key under which it is kept here: a given one, or a name of its kind and its words."""
+        """The key of the fact: the given one, or the kind with a hash of the text."""
         digest = hashlib.sha256(self.text.strip().encode()).hexdigest()[:8]
         return self.key or (self.kind if self.kind == "repo_state" else f"{self.kind}_{digest}")
 
     @property
     def fact_kind(self) -> FactKind:
-        """The kind of fact that it is here."""
+        """The kind of the stored fact."""
         return _FACT_KINDS.get(self.kind, "world_knowledge")
 
     def episode(self, owner: str) -> str:
-        """Return the episode that the graph is told: a line that says what it is, and one for each relation."""
+        """Return the text of its episode: a line for the fact, and one for each relation."""
         what = self.kind.replace("_", " ").capitalize()
         lines = [f"{what} of {self.scope} {owner}: {self.text.strip()}"]
         return "\n".join([*lines, *(f"{one.source} {one.name} {one.target}." for one in self.relations)])
 
 
 def directives_in(text: str) -> list[Promotion]:
-    """Return the facts that a message asks to have remembered, as in `preference (user): Keep diffs small`.
+    """Return the directives of a message, such as `preference (user): Keep diffs small`.
 
-    The words stand on the line, or on the lines after it up to a blank one. Without a scope a preference of one's own
-    is the user's, and anything else the workspace's.
+    The text follows on the line, or on the next lines up to a blank one. Without a scope, statements such as "I prefer"
+    belong to the user, and all others to the workspace.
 
     Raises:
-        InvalidInput: one of them looks like a secret, or is too long.
+        InvalidInput: a directive looks like a secret, or is too long.
     """
     return [Promotion(kind, words, _scope(named, kind, words)) for kind, named, words in _directives(text)]
 
 
 def accepted_directives(text: str) -> tuple[list[Promotion], int]:
-    """Return the directives of a message that can be kept, and the number of the others."""
+    """Return the directives of a message that can be stored, and the number of refused ones."""
     found: list[Promotion] = []
     refused = 0
     for kind, named, words in _directives(text):
@@ -142,7 +144,7 @@ def kind_of(name: str) -> PromotedKind:
     """Return the kind with a name.
 
     Raises:
-        InvalidInput: there is none.
+        InvalidInput: the kind is unknown.
     """
     for kind in PROMOTED_KINDS:
         if kind == name:
@@ -151,7 +153,7 @@ def kind_of(name: str) -> PromotedKind:
 
 
 def _directives(text: str) -> Iterator[tuple[PromotedKind, str | None, str]]:
-    """Yield the kind, the named scope and the words of each directive."""
+    """Yield the kind, the named scope and the text of each directive."""
     for match in _DIRECTIVE.finditer(text):
         if words := match[3].strip() or _following(text, match.end()):
             yield _SYNONYMS[match[1].lower()], match[2], words
@@ -172,4 +174,4 @@ def _scope(named: str | None, kind: PromotedKind, words: str) -> ScopeKind:
         return next(scope for scope in scopes if scope == named.lower())
     if kind in ("decision", "procedure", "task_update"):
         return "workspace"
-    return "user" if _ONES_OWN.search(words) else "workspace"
+    return "user" if _FIRST_PERSON.search(words) else "workspace"

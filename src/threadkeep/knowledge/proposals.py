@@ -1,4 +1,4 @@
-"""Proposals: facts that a learner found in a message, until a person or a confidence lets them in."""
+"""Proposals: facts that a learner found in messages, until a person or their confidence accepts them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Proposed:
 
 @dataclass(frozen=True)
 class Reading:
-    """The messages of a session that a learner has read: those after `before_seq`, up to `upto_seq`."""
+    """The messages of a session that a learner has read: after `before_seq`, up to `upto_seq`."""
 
     session_id: str
     kind: LearnerKind
@@ -68,8 +68,8 @@ class Reading:
 class Proposals:
     """The table `chat_fact_proposals`.
 
-    A message is read once by a learner, in however many processes. What a person has rejected or undone is not
-    proposed again in the same words.
+    A learner reads each message once, also with several processes. A proposal that a person rejected or undid is not
+    made again in the same words.
     """
 
     def __init__(
@@ -82,10 +82,12 @@ class Proposals:
         self._sql = owner_statements(driver.backend, "learning.sql")
 
     async def add(self, reading: Reading, proposed: Sequence[Proposed]) -> int | None:
-        """Store what a learner found, and how far it has read; return how many are new, None if others read it first.
+        """Store proposals and the position of a learner; return the number of new ones.
+
+        Returns None if another process has read the messages first.
 
         Raises:
-            StoreUnavailable: the database did not take it.
+            StoreUnavailable: the database does not answer.
         """
         now = self._clock()
         added = 0
@@ -119,7 +121,7 @@ class Proposals:
         """Return the proposal with an id.
 
         Raises:
-            KnowledgeNotFound: there is no such proposal, or not for this user.
+            KnowledgeNotFound: the proposal does not exist, or the user may not see it.
         """
         async with self._driver.reading() as connection:
             return await self._find(connection, proposal_id, user_id)
@@ -144,12 +146,12 @@ class Proposals:
         return found, (found[-1].updated_at, found[-1].id) if len(rows) > query.limit else None
 
     async def accept(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Remember what was proposed, with its message as evidence; the graph is told of a directive.
+        """Remember a proposed fact, with its message as evidence; a directive is also sent to the graph.
 
         Raises:
-            KnowledgeNotFound: there is no such proposal, or not for this user.
-            InvalidInput: it was decided before, or its message was taken back.
-            StoreUnavailable: the database did not take it; trying again is safe.
+            KnowledgeNotFound: the proposal does not exist, or the user may not see it.
+            InvalidInput: it is decided already, or its message was taken back.
+            StoreUnavailable: the database does not answer; a retry is safe.
         """
         check_name("person's name", by, 512)
         async with self._driver.reading() as connection:
@@ -159,7 +161,7 @@ class Proposals:
             raise InvalidInput(f"This proposal is {proposal.status} already; only open and rejected ones are accepted.")
         if not said:
             raise InvalidInput("The message that this comes from was taken back; reject the proposal.")
-        # A repeat of the same evidence counts nothing, so a process that dies between the two may try again.
+        # Repeated evidence changes nothing, so another process can retry after a crash between the two writes.
         fact = await self._knowledge.remember(
             proposal.scope,
             proposal.key,
@@ -170,14 +172,14 @@ class Proposals:
         )
         if proposal.promoted is not None:
             promotion = Promotion(kind_of(proposal.promoted), str(proposal.value), proposal.scope.kind, proposal.key)
-            await self._graphiti.tell(fact, promotion)
+            await self._graphiti.send_fact(fact, promotion)
         return await self._decide(proposal, "accepted", by, fact.id)
 
     async def reject(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
         """Refuse a proposal for good.
 
         Raises:
-            KnowledgeNotFound: there is no such proposal, or not for this user.
+            KnowledgeNotFound: the proposal does not exist, or the user may not see it.
             InvalidInput: it was decided before.
         """
         check_name("person's name", by, 512)
@@ -187,10 +189,10 @@ class Proposals:
         return await self._decide(proposal, "rejected", by)
 
     async def undo(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Take back what an accepted proposal has changed, here and in the graph as far as the server does it.
+        """Undo an accepted proposal, here and in the graph as far as the server supports it.
 
         Raises:
-            KnowledgeNotFound: there is no such proposal, or not for this user.
+            KnowledgeNotFound: the proposal does not exist, or the user may not see it.
             InvalidInput: it was not accepted.
         """
         check_name("person's name", by, 512)
@@ -204,8 +206,8 @@ class Proposals:
                 await self._graphiti.retract(fact)
         return await self._decide(proposal, "undone", by)
 
-    async def to_let_in(self, session_id: str, kind: LearnerKind, confidence: float) -> list[str]:
-        """Return the open proposals of a kind of learner in a session that are at least so sure."""
+    async def acceptable(self, session_id: str, kind: LearnerKind, confidence: float) -> list[str]:
+        """Return the ids of open proposals in a session with at least this confidence."""
         row = {"session_id": session_id, "kind": kind, "confidence": confidence}
         async with self._driver.reading() as connection:
             return [found[0] for found in await connection.fetch(self._sql["open_proposals_of"], row)]

@@ -16,7 +16,7 @@ from threadkeep.store.codec import clean_json, clean_text, time_of, time_text
 from threadkeep.store.driver import Backend, Connection, Row
 from threadkeep.store.statements import load_statements
 
-# In the order of every statement for procedures.
+# The columns of all statements for procedures, in their order.
 
 MAX_PAGE = 1000
 
@@ -26,16 +26,16 @@ _LAST_ID = "~"
 
 
 def owner_statements(backend: Backend, *files: str) -> Mapping[str, str]:
-    """Return the statements of some files, and those that this module needs."""
+    """Return the statements of some files, with the statements of this module."""
     locks = ("postgres/knowledge.sql",) if backend == "postgres" else ()
     return load_statements("persons.sql", "facts.sql", f"{backend}/sessions.sql", *locks, *files)
 
 
 async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Scope, now: datetime) -> Scope:
-    """Return the scope under which knowledge is written: that of the person's canonical id; a new person becomes known.
+    """Return the scope under which knowledge is stored: for a person the canonical id, which is created if missing.
 
     Raises:
-        SessionNotFound: the scope is a session that is not there.
+        SessionNotFound: the scope is a session that does not exist.
     """
     if scope.kind == "session" and not await connection.fetch(sql["keep_session"], {"session_id": scope.owner}):
         raise SessionNotFound(scope.owner)
@@ -47,7 +47,7 @@ async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Sco
 
 
 def owner_columns(scope: Scope) -> dict[str, object]:
-    """Return the columns of a row in this scope; two of them let the row go with its owner."""
+    """Return the owner columns of a row; two of them delete the row with its owner."""
     return {
         "scope": scope.kind,
         "owner": scope.owner,
@@ -57,10 +57,10 @@ def owner_columns(scope: Scope) -> dict[str, object]:
 
 
 async def check_sees(connection: Connection, sql: Mapping[str, str], scope: Scope, user_id: str | None) -> None:
-    """Let a user who is limited to the own knowledge pass only for the own scopes; None may see everything.
+    """Check that a user may see a scope; None stands for a caller who may see everything.
 
     Raises:
-        KnowledgeNotFound: the scope is another's.
+        KnowledgeNotFound: the scope belongs to another user.
     """
     if user_id is None:
         return
@@ -75,7 +75,7 @@ def scope_of(row: Row) -> Scope:
 
 
 def page_parameters(limit: int, cursor: tuple[datetime, str] | None, id_name: str) -> dict[str, object]:
-    """Return the parameters of a page: one row more than the limit, which says whether there is a next page.
+    """Return the parameters of a page, with one row more than the limit to detect a next page.
 
     Raises:
         InvalidInput: a page has 1 to 1,000 entries.
@@ -111,7 +111,7 @@ _COLUMNS = (
 
 
 def canonical(value: Json) -> str:
-    """Return the JSON text of a value as it is stored: two values are the same if their texts are."""
+    """Return the canonical JSON text of a value; equal values have equal texts."""
     return json.dumps(clean_json(value), ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -132,7 +132,7 @@ def fact_row(fact: Fact) -> dict[str, object]:
 
 
 def fact_of(row: Row) -> Fact:
-    """Return the fact in a row of the columns that every statement for facts selects."""
+    """Return the fact in a row of a statement for facts."""
     fact_id, scope, owner, key, value, kind, confidence, confirmed, contradicted, valid_from, valid_to, updated_at = row
     return Fact(
         id=fact_id,
@@ -168,7 +168,7 @@ def procedure_row(procedure: Procedure) -> dict[str, object]:
 
 
 def procedure_of(row: Row) -> Procedure:
-    """Return the procedure in a row of the columns that every statement for procedures selects."""
+    """Return the procedure in a row of a statement for procedures."""
     values = dict(zip(_COLUMNS, row, strict=True))
     for name in ("goal_contains", "context_has", "content"):
         values[name] = json.loads(values[name])

@@ -1,1 +1,1 @@
-"""Graphiti: an external graph that is fed from an outbox, and asked at recall."""
+"""Graphiti, an external graph: messages go there from an outbox, and recall searches it."""

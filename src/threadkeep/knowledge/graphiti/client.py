@@ -11,16 +11,16 @@ from typing import Literal, Protocol
 from threadkeep.records import Json
 
 type Look = Callable[[], Awaitable[str | None]]
-"""Looks at something, and returns what is wrong with the cure; None if nothing is."""
+"""A check that returns a problem with its cure, or None."""
 
 type EpisodeRole = Literal["user", "assistant", "system"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A message as the server takes it; it is known again by its `name`.
+    """A message in the format of the server, which is recognised by its `name`.
 
-    `speaker` is the entity that the server takes for who said it, so it is stable and never empty.
+    `speaker` becomes the entity that said it, so it is stable and never empty.
     """
 
     name: str
@@ -41,7 +41,7 @@ class SeenEpisode:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphFact:
-    """A statement of the graph. It was written by whoever may write into the group, so it is quoted, never obeyed."""
+    """A statement of the graph; untrusted, because everybody who may write into the group can have caused it."""
 
     uuid: str
     fact: str = field(repr=False)
@@ -52,12 +52,12 @@ class GraphFact:
     expired_at: datetime | None = None
 
     def superseded(self, now: datetime) -> bool:
-        """Return whether it does not hold any more."""
+        """Return True if it is no longer valid."""
         return self.expired_at is not None or (self.invalid_at is not None and self.invalid_at <= now)
 
     @property
     def since(self) -> datetime | None:
-        """The time from which it holds, or was known."""
+        """The time since which it is valid, or else known."""
         return self.valid_at or self.created_at
 
 
@@ -65,37 +65,37 @@ class GraphitiClient(Protocol):
     """A Graphiti server.
 
     Guarantees of each implementation: a call ends within its time limit, whatever the server sends. Every failure is a
-    `GraphitiError`, and none of them, nor a log line, has a word of the messages. A group id is checked before it is
-    sent. No request leaves out the groups that it is about.
+    `GraphitiError`; neither errors nor log lines contain text of messages. Group ids are checked before they are sent.
+    Every request names its groups.
     """
 
     newest_first: bool
-    """Whether a short list of episodes has the newest ones."""
+    """True if a limited list of episodes has the newest ones."""
 
     async def send(self, group_id: str, episodes: Sequence[Episode]) -> None:
-        """Hand messages over, in their order. The server stores them later, or never: read them back."""
+        """Send messages in their order. The server stores them later, or never: read them back."""
         ...
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return the last messages that a group has by their time, oldest first; nothing for an unknown group."""
+        """Return the last messages of a group by their time, oldest first; an unknown group has none."""
         ...
 
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
     ) -> list[GraphFact]:
-        """Return facts of some groups, the best first. There may be more than the limit, and some twice."""
+        """Return facts of some groups, best first; there may be more than the limit, and duplicates."""
         ...
 
     async def delete_episode(self, group_id: str, uuid: str) -> None:
-        """Ask the server to delete a message by its uuid. Look whether it did: some say so and do not."""
+        """Delete a message by its uuid. Check the result: some servers report success and delete nothing."""
         ...
 
     async def delete_group(self, group_id: str) -> None:
-        """Ask the server to delete a group. Look whether it did: some say so and do not."""
+        """Delete a group. Check the result: some servers report success and delete nothing."""
         ...
 
     def checks(self) -> list[tuple[str, Look]]:
-        """Return what can be looked at without writing: a name, and a function that says what is wrong."""
+        """Return the checks that write nothing, by name."""
         ...
 
     async def close(self) -> None:
@@ -104,7 +104,7 @@ class GraphitiClient(Protocol):
 
 
 def fact_in(value: Json) -> GraphFact | None:
-    """Return the fact in an answer; None if there is none in it. Fields that a server does not have are left out."""
+    """Return the fact in a response value, or None; fields that an older server does not send are empty."""
     if not isinstance(value, Mapping):
         return None
     uuid, fact, name = value.get("uuid"), value.get("fact"), value.get("name")
@@ -122,7 +122,7 @@ def fact_in(value: Json) -> GraphFact | None:
 
 
 def episode_in(value: Json) -> SeenEpisode | None:
-    """Return the episode in an answer; None if there is none in it."""
+    """Return the episode in a response value, or None."""
     if not isinstance(value, Mapping):
         return None
     uuid, name = value.get("uuid"), value.get("name")
@@ -130,7 +130,7 @@ def episode_in(value: Json) -> SeenEpisode | None:
 
 
 def time_in(value: Json) -> datetime | None:
-    """Return a time of an answer in UTC; one without a zone is in UTC, as some databases behind the server give it."""
+    """Return a time in UTC, or None; some databases behind the server send times in UTC without a zone."""
     if not isinstance(value, str):
         return None
     try:
@@ -141,9 +141,9 @@ def time_in(value: Json) -> datetime | None:
 
 
 class Breaker:
-    """Opens after some failures in a row, and lets one call through when its pause is over.
+    """A circuit breaker, which opens after some consecutive failures and allows one call at a time after each pause.
 
-    The pause doubles with each failure up to the longest, with full jitter, so that processes do not come together.
+    The pause doubles with each failure up to the longest, with jitter, so that processes do not retry at once.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Return whether calls are held back."""
+        """True while calls are held back."""
         return self._failures >= self._most
 
     def allows(self) -> bool:
-        """Return whether a call may be made now; of those that an open one lets through there is one at a time."""
+        """Return True if a call may be made now; an open breaker allows one call at a time."""
         if not self.is_open:
             return True
         if self._probing or self._clock() < self._open_until:
@@ -177,15 +177,15 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """Close: the server answered."""
+        """Close the breaker after a successful call."""
         self._failures, self._probing = 0, False
 
     def give_back(self) -> None:
-        """Note that a call which was let through was not made."""
+        """Release an allowed call that was not made."""
         self._probing = False
 
     def failed(self, *, at_least_seconds: float = 0.0) -> None:
-        """Count a failure; `at_least_seconds` is a pause that the server asked for."""
+        """Count a failure; `at_least_seconds` is the pause that the server requested."""
         self._failures += 1
         self._probing = False
         most = min(self._first * 2.0 ** min(self._failures - self._most, 30), self._longest)

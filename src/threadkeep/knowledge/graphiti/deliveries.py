@@ -1,4 +1,4 @@
-"""Messages on their way to groups: the rows, and who may touch them."""
+"""Deliveries of messages to groups: their rows, and the leases of groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from threadkeep.store.statements import load_statements
 
 
 class OnTheWay(NamedTuple):
-    """A message that the server has taken, and not shown yet."""
+    """A message that the server has accepted but does not show yet."""
 
     number: int
     name: str
@@ -29,7 +29,7 @@ class OnTheWay(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A message that waits for its group; without `content` it is not there any more."""
+    """A queued message; without `content` it no longer exists."""
 
     number: int
     name: str
@@ -45,10 +45,10 @@ class Waiting:
 
     @property
     def speaker(self) -> str:
-        """The speaker as the graph knows them: a name, or a stable pseudonym; never empty."""
+        """The name of the speaker in the graph, or a stable pseudonym; never empty."""
         if self.role == "user" and self.author is None and self.user_id is not None:
             return f"user_{hashlib.sha256(self.user_id.encode()).hexdigest()[:8]}"
-        # What stands before the first colon is taken for who said it.
+        # The server takes the text before the first colon for the speaker.
         return " ".join((self.author or "").replace(":", " ").replace("(", " ").split()) or self.role
 
 
@@ -63,7 +63,7 @@ class GroupState(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """A group that one process has until a time."""
+    """A group that one process owns until a time."""
 
     group_id: str
     owner: str
@@ -74,8 +74,8 @@ class Lease:
 class Deliveries:
     """The tables `chat_graph_deliveries` and `chat_graph_groups`.
 
-    Guarantees: one process at a time has a group; a message is marked as sent by that process alone, before it is sent,
-    and only while that is allowed; a message is in a group once.
+    Guarantees: one process at a time owns a group. Only that process marks a message as sent, before it is sent, and
+    only with consent. A group has each message once.
     """
 
     def __init__(self, driver: Driver, endpoint: str, *, observer: Observer, clock: Callable[[], datetime]) -> None:
@@ -87,11 +87,11 @@ class Deliveries:
         self._sql = load_statements("graph_deliveries.sql", *locks)
 
     async def due_groups(self, limit: int) -> list[str]:
-        """Return groups that have something open, and that no process has."""
+        """Return groups with open deliveries that no process owns."""
         return [row[0] for row in await self._fetch("due_groups", {"now": self._now(), "limit": limit})]
 
     async def claim(self, group_id: str, owner: str, *, seconds: float) -> Lease | None:
-        """Take a group for a time; None if another process was first."""
+        """Lease a group for a time; return None if another process was faster."""
         until = time_text(self._clock() + timedelta(seconds=seconds))
         row = {"group_id": group_id, "owner": owner, "until": until, "now": self._now()}
         async with self._driver.writing() as connection:
@@ -99,34 +99,34 @@ class Deliveries:
         return Lease(group_id, owner, rows[0][0], time_of(rows[0][1])) if rows else None
 
     async def renew(self, lease: Lease, *, seconds: float) -> bool:
-        """Have a group for longer; False if another process has it by now."""
+        """Extend a lease; return False if another process owns the group now."""
         now = self._clock()
         until = time_text(now + timedelta(seconds=seconds))
         row = {"group_id": lease.group_id, "owner": lease.owner, "until": until, "now": time_text(now)}
         return await self._execute("renew", row) > 0
 
     async def release(self, lease: Lease, *, seconds: float, failures: int = 0, error: str | None = None) -> None:
-        """Give a group back, to be looked at again after some seconds."""
+        """Release a group until the next poll after some seconds."""
         at = time_text(self._clock() + timedelta(seconds=seconds))
         row = {"group_id": lease.group_id, "owner": lease.owner, "at": at, "failures": failures, "error": error}
         await self._execute("release", row)
 
     async def on_the_way(self, group_id: str) -> list[OnTheWay]:
-        """Return what the server has taken of a group and not shown yet, in order."""
+        """Return the unconfirmed messages of a group, in order."""
         rows = await self._fetch("on_the_way", {"group_id": group_id})
         return [OnTheWay(row[0], row[1], time_of(row[2]), row[3], time_of(row[4])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
-        """Return the first messages that wait for a group, in order."""
+        """Return the first queued messages of a group, in order."""
         rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit})
         return [_waiting(row) for row in rows]
 
     async def mark_sent(
         self, lease: Lease, messages: Mapping[int, DataClass], *, backfill_per_minute: int = 60
     ) -> list[int]:
-        """Mark messages as sent, each if its kind of data may go now; return those that are marked.
+        """Mark messages as sent if consent covers their kinds of data now; return the numbers of the marked ones.
 
-        Of earlier talk a workspace sends at most so many in a minute, in however many processes.
+        `backfill_per_minute` limits earlier messages for each workspace, over all processes.
         """
         marked: list[int] = []
         now = self._clock()
@@ -182,7 +182,7 @@ class Deliveries:
         return self._count_dead(await self._execute("bury_named", row), reason)
 
     async def group_with_key(self, key: str) -> str | None:
-        """Return the id of the group of a scope; None if nothing was sent to it."""
+        """Return the id of a group by its key; None if nothing was sent to it."""
         rows = await self._fetch("group_of_key", {"group_key": key})
         return str(rows[0][0]) if rows else None
 
@@ -193,26 +193,26 @@ class Deliveries:
         return found
 
     async def progress(self) -> tuple[int, datetime | None]:
-        """Return how much the server has taken and not shown yet, and when it last showed something."""
+        """Return the number of unconfirmed messages, and the time of the last confirmation."""
         [(count, seen_at)] = await self._fetch("progress", {})
         return int(count), time_of(seen_at)
 
     async def newer_episodes(self, group_id: str, said_at: datetime) -> int:
-        """Return how many messages of this database a group may have that were said then or later."""
+        """Return the number of sent messages of a group from a time on."""
         [(count,)] = await self._fetch("newer_episodes", {"group_id": group_id, "said_at": time_text(said_at)})
         return int(count)
 
     async def wake(self, group_id: str | None = None) -> None:
-        """Let a group, or all, be looked at now."""
+        """Make a group, or all groups, due now."""
         await self._execute("wake", {"group_id": group_id, "now": self._now()})
 
     async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:
-        """Return deliveries in the order in which they were queued."""
+        """Return deliveries in the order of their numbers."""
         rows = await self._fetch("entries", {"status": status, "after": after, "limit": limit})
         return [_delivery(row) for row in rows]
 
     async def retry(self, number: int | None = None) -> int:
-        """Let a dead message wait again, or all that were not dropped; return how many do.
+        """Queue a dead message again, or all that were not dropped; return their number.
 
         Raises:
             KnowledgeNotFound: there is no such dead message.
@@ -220,16 +220,16 @@ class Deliveries:
         return self._found(number, await self._execute("retry", {"number": number}))
 
     async def drop(self, number: int | None = None, status: DeliveryStatus | None = None) -> int:
-        """Give up a message that waits or is dead, or all of them, for good; return how many.
+        """Drop a queued or dead message, or all of them, for good; return their number.
 
         Raises:
-            KnowledgeNotFound: there is no such message that waits or is dead.
+            KnowledgeNotFound: there is no such queued or dead message.
         """
         row = {"number": number, "status": status, "now": self._now()}
         return self._count_dead(self._found(number, await self._execute("drop", row)), "dropped")
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """Return how many messages have each status, the dead ones by reason, and how many were sent again."""
+        """Return the number of messages by status, of dead messages by reason, and of repeats."""
         by_status: dict[str, int] = {}
         dead: dict[str, int] = {}
         repeats = 0
@@ -242,11 +242,11 @@ class Deliveries:
         return {**by_status, "turns": int(unmade)}, dead, repeats
 
     async def troubles(self) -> dict[str, int]:
-        """Return what keeps groups from being delivered, and how many."""
+        """Return the number of groups that cannot be delivered now, by error."""
         return {str(error): int(count) for error, count in await self._fetch("troubles", {})}
 
     async def open_of(self, group_id: str) -> tuple[int, int]:
-        """Return how much of a group waits, and how much the server has taken and not shown yet."""
+        """Return the numbers of queued and of unconfirmed messages of a group."""
         [(queued, sent)] = await self._fetch("open_of_groups", {"group_id": group_id})
         return int(queued), int(sent)
 
@@ -255,7 +255,7 @@ class Deliveries:
         return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner}
 
     async def is_taken(self, group_id: str) -> bool:
-        """Return whether an id is that of a group that something was sent to."""
+        """Return True if a group with this id exists."""
         return bool(await self._fetch("group_with_id", {"group_id": group_id}))
 
     @staticmethod

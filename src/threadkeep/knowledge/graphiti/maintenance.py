@@ -44,17 +44,17 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Return whether nothing is wrong."""
+        """Return True if there is no problem."""
         return self.problem is None
 
 
 async def connection_test(client: GraphitiClient) -> list[Check]:
-    """Look at the server without writing, and without a word of anybody."""
+    """Run the checks that write nothing and send no text of users."""
     return [await _timed(name, look) for name, look in client.checks()]
 
 
 async def smoke_test(client: GraphitiClient, *, clock: Callable[[], datetime]) -> list[Check]:
-    """Write one message of our own into a group of its own, wait until it is stored, find it, and delete it again."""
+    """Write a test message into its own group, wait until it is stored, find it, and delete it."""
     test = _Smoke(client, clock)
     checks: list[Check] = []
     for name, step in (
@@ -107,9 +107,9 @@ class _Smoke:
 
 
 async def remains(client: GraphitiClient, group_id: str) -> str:
-    """Return what a server still has of a group that it was asked to delete, in words; empty if nothing.
+    """Return in words what a server still has of a deleted group; empty if nothing.
 
-    It is looked at for some seconds: what waited in the server's queue brings the group back.
+    The check lasts some seconds, because messages in the server's queue bring the group back.
 
     Raises:
         GraphitiError: the server does not answer.
@@ -135,7 +135,7 @@ async def _timed(name: str, step: Look) -> Check:
 
 
 def all_ok(checks: Sequence[Check]) -> bool:
-    """Return whether nothing is wrong."""
+    """Return True if there is no problem."""
     return all(check.ok for check in checks)
 
 
@@ -170,9 +170,9 @@ class Retracted:
 
 
 class Backfill:
-    """Queues earlier turns behind those of now.
+    """A backfill of earlier turns, after new turns.
 
-    What was delivered, or is on its way, is known by its rows: the same call again goes on where it ended.
+    Delivery rows show which turns were queued before, so a repeated call continues.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
@@ -187,10 +187,10 @@ class Backfill:
         return [row[0] for row in rows]
 
     async def queue(self, session_ids: Sequence[str], workspace: str | None, *, limit: int) -> Backfilled:
-        """Queue earlier turns of sessions, the oldest of each first, at most so many.
+        """Queue up to `limit` earlier turns of sessions, the oldest of each session first.
 
         Raises:
-            SessionNotFound: one of them is not there.
+            SessionNotFound: a session does not exist.
         """
         queued = left = 0
         for session_id in session_ids:
@@ -198,15 +198,15 @@ class Backfill:
                 if not await connection.fetch(self._sql["has_session"], {"session_id": session_id}):
                     raise SessionNotFound(session_id)
                 asked = {"session_id": session_id, "limit": limit - queued + 1}
-                places = [row[0] for row in await connection.fetch(self._sql["answers_to_backfill"], asked)]
+                seqs = [row[0] for row in await connection.fetch(self._sql["answers_to_backfill"], asked)]
                 now = time_text(self._clock())
                 rows = [
                     {"session_id": session_id, "seq": seq, "workspace": workspace, "now": now}
-                    for seq in places[: limit - queued]
+                    for seq in seqs[: limit - queued]
                 ]
                 await connection.execute_many(self._sql["add_backfill"], rows)
             queued += len(rows)
-            left += len(places) - len(rows)
+            left += len(seqs) - len(rows)
         return Backfilled(queued, left)
 
 
@@ -217,15 +217,15 @@ async def purge(
     driver: Driver,
     scope: Scope,
     *,
-    look: Callable[[], Awaitable[None]],
+    deliver: Callable[[], Awaitable[None]],
 ) -> Purged:
-    """Delete the group of a scope, and look whether it is gone.
+    """Delete the group of a scope, and check that it is gone.
 
-    What waits for it is given up first, and what the server has taken is waited for, with a `look` at it now and then:
-    it would bring the group back.
+    Queued messages are given up first. Accepted messages would bring the group back, so this waits until the server has
+    stored them, and calls `deliver` to confirm them.
 
     Raises:
-        GraphitiError: the server does not do what it is asked.
+        GraphitiError: the server failed.
     """
     while await turns.make_deliveries():
         pass
@@ -235,7 +235,7 @@ async def purge(
     until = time.monotonic() + _DRAIN_SECONDS
     while (await deliveries.open_of(group_id))[1] and time.monotonic() < until:
         await deliveries.wake(group_id)
-        await look()
+        await deliver()
         await asyncio.sleep(_LOOK_SECONDS)
     dropped += await deliveries.bury_open("purged", group_id)
     await client.delete_group(group_id)
@@ -243,7 +243,7 @@ async def purge(
 
 
 async def retract(client: GraphitiClient, deliveries: Deliveries, fact: Fact, *, may_ask: bool) -> Retracted:
-    """Give up the episode of a promoted fact, or delete it on the server, and look whether it is gone."""
+    """Give up the episode of a promoted fact, or delete it on the server and check that it is gone."""
     name = fact_episode(fact.id)
     group_id = await deliveries.group_with_key(group_key(fact.scope))
     status = None if group_id is None else await deliveries.status_of(group_id, name)

@@ -1,6 +1,6 @@
-"""The MCP server of Graphiti: a worker for each group that survives failures, and deletions that delete.
+"""The MCP client of Graphiti, whose server has a worker per group that survives failures, and deletes reliably.
 
-Its errors come inside successful answers, and quote what failed: no sentence of them is passed on.
+Errors are inside successful responses and may quote messages, so their text is not passed on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _STOP_SECONDS = 5.0
 
 
 class McpClient:
-    """A Graphiti server over MCP; see `GraphitiClient`. It keeps one connection, and opens another after a failure."""
+    """A Graphiti server over MCP; see `GraphitiClient`. It uses one connection, and opens a new one after a failure."""
 
     newest_first = False
-    """Its lists of episodes are in no order: to find one of them, all are read."""
+    """Lists of episodes are unordered: all are read to find one."""
 
     def __init__(self, endpoint: str, *, api_key: str | None = None, timeout_seconds: float = 10.0) -> None:
         self._url = endpoint if endpoint.endswith("/mcp") else f"{endpoint}/mcp"
@@ -39,9 +39,9 @@ class McpClient:
         return f"McpClient({self._url!r})"
 
     async def send(self, group_id: str, episodes: Sequence[Episode]) -> None:
-        """Hand messages over one by one; the answer says that they wait in the server's memory."""
+        """Send messages one by one; the server queues them in memory."""
         check_group_id(group_id)
-        for place, one in enumerate(episodes):
+        for position, one in enumerate(episodes):
             arguments: dict[str, Json] = {
                 "name": one.name,
                 "episode_body": f"{one.speaker}({one.role}): {one.content}",
@@ -53,12 +53,12 @@ class McpClient:
             try:
                 await self._call("add_memory", arguments)
             except GraphitiError as error:
-                # Those before it were taken.
-                error.uncertain = error.uncertain or place > 0
+                # The server has accepted the messages before it.
+                error.uncertain = error.uncertain or position > 0
                 raise
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return so many messages of a group, in no order."""
+        """Return up to `last` messages of a group, unordered."""
         arguments: dict[str, Json] = {"group_ids": [check_group_id(group_id)], "max_episodes": last}
         values = (await self._call("get_episodes", arguments)).get("episodes")
         if not isinstance(values, Sequence) or isinstance(values, str):
@@ -79,7 +79,7 @@ class McpClient:
         return [fact for value in values if (fact := fact_in(value)) is not None][:limit]
 
     async def delete_episode(self, group_id: str, uuid: str) -> None:
-        """Delete a message with the facts that it alone has told."""
+        """Delete a message, with the facts that come from it alone."""
         await self._call("delete_episode", {"uuid": uuid, "group_id": check_group_id(group_id)})
 
     async def delete_group(self, group_id: str) -> None:
@@ -87,7 +87,7 @@ class McpClient:
         await self._call("clear_graph", {"group_ids": [check_group_id(group_id)]})
 
     def checks(self) -> list[tuple[str, Look]]:
-        """Return looks at the server: it has the tools, and it can read its database."""
+        """Return checks of the server: tools, database."""
         return [("tools", self._missing_tools), ("database", self._database_problem)]
 
     async def close(self) -> None:
@@ -100,7 +100,7 @@ class McpClient:
         try:
             async with asyncio.timeout(self._seconds):
                 listed = await (await self._connected()).list_tools()
-        except Exception as error:  # noqa: BLE001 - whatever the library raises, it is no connection
+        except Exception as error:  # noqa: BLE001 - any error of the library means that there is no connection
             await self.close()
             return str(_failure_of(error))
         missing = [name for name in _TOOLS if name not in {tool.name for tool in listed.tools}]
@@ -119,12 +119,12 @@ class McpClient:
         """Return the result of a tool.
 
         Raises:
-            GraphitiError: for every answer that is no success.
+            GraphitiError: the response is no success.
         """
         try:
             async with asyncio.timeout(self._seconds if seconds is None else seconds):
                 answer = await (await self._connected()).call_tool(tool, arguments)
-        except Exception as error:  # noqa: BLE001 - the library raises whatever its transport does, in groups too
+        except Exception as error:  # noqa: BLE001 - the library raises all errors of its transport, also in groups
             await self.close()
             raise _failure_of(error) from None
         if answer.is_error:
@@ -144,7 +144,7 @@ class McpClient:
 
 
 class _Connection:
-    """A connection, in a task of its own: the library wants it closed by the task that opened it."""
+    """A connection in its own task, because the library requires that one task opens and closes it."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._stop = asyncio.Event()
@@ -153,15 +153,15 @@ class _Connection:
 
     @property
     def is_over(self) -> bool:
-        """Return whether it ended."""
+        """True if the connection has ended."""
         return self._task.done()
 
     async def client(self) -> Client:
-        """Return the client when it is connected."""
+        """Return the client after it has connected."""
         return await asyncio.shield(self._opened)
 
     async def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._stop.set()
         if not self._opened.done():
             self._task.cancel()
@@ -187,7 +187,7 @@ class _Connection:
 
 
 def _failure_of(error: BaseException) -> GraphitiError:
-    """Return our error for one of the library; of a group that of its first part."""
+    """Return a `GraphitiError` for an error of the library; for a group, that of its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, GraphitiError):

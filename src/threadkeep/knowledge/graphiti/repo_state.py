@@ -1,4 +1,4 @@
-"""Branch, commit and state of a folder that the operator named: no path, and no name of a file."""
+"""Branch, commit and uncommitted changes of a git folder that the operator named; no paths and no file names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import time
 
-KEPT_SECONDS = 30.0
-_PATIENCE_SECONDS = 5.0
+CACHED_SECONDS = 30.0
+_TIMEOUT_SECONDS = 5.0
 
 
 class GitMetadata:
-    """The state of a git folder, read again when it is older than half a minute; None where there is none."""
+    """The state of a git folder, cached for half a minute."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
@@ -19,10 +19,10 @@ class GitMetadata:
         self._known: dict[str, object] | None = None
 
     async def read(self) -> dict[str, object] | None:
-        """Return branch, commit and whether something is not committed."""
+        """Return branch, commit, and whether there are uncommitted changes; None if it is no git folder."""
         if self._folder is None:
             return None
-        if self._read_at and time.monotonic() - self._read_at < KEPT_SECONDS:
+        if self._read_at and time.monotonic() - self._read_at < CACHED_SECONDS:
             return self._known
         branch, commit, status = await asyncio.gather(
             self._git("rev-parse", "--abbrev-ref", "HEAD"),
@@ -36,7 +36,7 @@ class GitMetadata:
         return self._known
 
     async def _git(self, *words: str) -> str | None:
-        """Return what git prints, None if it fails or is not there."""
+        """Return the output of git; None if it fails or is not installed."""
         try:
             process = await asyncio.create_subprocess_exec(
                 "git",
@@ -50,7 +50,7 @@ class GitMetadata:
         except OSError:
             return None
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
                 printed, _ = await process.communicate()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):

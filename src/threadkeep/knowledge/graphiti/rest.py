@@ -1,7 +1,7 @@
-"""The REST server of Graphiti.
+"""The REST client of Graphiti.
 
-Its answers say little: 202 is "in a queue in memory", and every error body may quote what was sent, so no body of an
-error is read.
+A status of 202 only means that a message is in a queue in memory. Bodies of errors may quote messages, so they are not
+read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Answer(NamedTuple):
 class RestClient:
     """A Graphiti server over its REST API; see `GraphitiClient`.
 
-    After a failure of the server its connections are not used again: it closes them without a word.
+    Connections are not reused after a failure of the server, because it closes them silently.
     """
 
     newest_first = True
@@ -70,7 +70,7 @@ class RestClient:
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._seconds = timeout_seconds
         self._transport = transport
-        # Made once: it reads all certificates that the machine trusts.
+        # Created once: it reads all certificates that the machine trusts.
         self._verify: SSLContext | None = None
         self._http: httpx2.AsyncClient | None = None
         self._in_use: Counter[httpx2.AsyncClient] = Counter()
@@ -80,7 +80,7 @@ class RestClient:
         return f"RestClient({self._endpoint!r})"
 
     async def send(self, group_id: str, episodes: Sequence[Episode]) -> None:
-        """Hand messages over; 202 says that they wait in the server's memory."""
+        """Send messages; the server queues them in memory (202)."""
         messages: list[Json] = [
             {
                 "content": one.content,
@@ -121,16 +121,16 @@ class RestClient:
         return [fact for value in facts if (fact := fact_in(value)) is not None]
 
     async def delete_episode(self, group_id: str, uuid: str) -> None:
-        """Delete a message: on FalkorDB the server finds none of them."""
+        """Delete a message; on FalkorDB the server finds no messages."""
         check_group_id(group_id)
         await self._call("DELETE", f"/episode/{quote(uuid, safe='')}")
 
     async def delete_group(self, group_id: str) -> None:
-        """Ask the server to delete a group."""
+        """Delete a group; on FalkorDB the server deletes nothing."""
         await self._call("DELETE", f"/group/{check_group_id(group_id)}")
 
     def checks(self) -> list[tuple[str, Look]]:
-        """Return looks at the server: it lives, it has the paths, it can read its database."""
+        """Return checks of the server: health, paths, error handling, database."""
         return [
             ("healthcheck", partial(self._failure, "/healthcheck")),
             ("paths", self._missing_paths),
@@ -175,7 +175,7 @@ class RestClient:
         """Send a request and read its answer, all within one time limit.
 
         Raises:
-            GraphitiError: for every answer that is no success.
+            GraphitiError: the response is no success.
         """
         if self._verify is None and self._endpoint.startswith("https:"):
             self._verify = await asyncio.to_thread(httpx2.create_ssl_context)
@@ -186,7 +186,7 @@ class RestClient:
                 except _BROKEN:
                     if not (repeatable or method == "GET"):
                         raise
-                    # A connection that was kept open may have been closed by the server a moment ago.
+                    # The server may have closed an idle connection a moment ago.
                     return await self._exchange(method, path, body)
         except TimeoutError:
             raise GraphitiError("timeout", uncertain=True) from None
@@ -238,7 +238,7 @@ async def _read(response: httpx2.Response) -> bytes:
     return b"".join(chunks)
 
 
-# A server that fails (500) or has no time (503) takes nothing; what a proxy says of it (502, 504) is another matter.
+# A server that answers 500 or 503 has accepted nothing; after 502 and 504 of a proxy that is uncertain.
 def _failure_of(response: httpx2.Response) -> GraphitiError:
     status = response.status_code
     kind: GraphitiFailure = "refused"

@@ -1,4 +1,4 @@
-"""Graphiti as a memory has it: what may go there, what is on its way, and what is asked."""
+"""The Graphiti connection of a memory: consent, deliveries, recall and operations on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from threadkeep.knowledge.graphiti.maintenance import (
     smoke_test,
 )
 from threadkeep.knowledge.graphiti.recall import GraphRecall, GraphRecaller, RecallQuestion
-from threadkeep.knowledge.graphiti.repo_state import KEPT_SECONDS, GitMetadata
+from threadkeep.knowledge.graphiti.repo_state import CACHED_SECONDS, GitMetadata
 from threadkeep.knowledge.graphiti.turns import Outbound, TurnQueue, fact_episode
 from threadkeep.knowledge.graphiti.worker import DeliveryWorker
 from threadkeep.knowledge.promotion import Promotion
@@ -42,8 +42,8 @@ _REPO_CLASSES: tuple[DataClass, ...] = ("git_metadata", "promoted_facts")
 class GraphitiStatus:
     """The consent for Graphiti, and the progress of deliveries.
 
-    `counts` are messages by status, and the `turns` that no delivery was made of yet; `dead` are those given up, by
-    reason; `repeats` were sent again; `troubles` are groups that cannot be delivered, by what is wrong.
+    `counts` are messages by status, and `turns` without deliveries yet; `dead` are messages that were given up, by
+    reason; `repeats` counts messages that were sent again; `troubles` are groups that cannot be delivered, by error.
     """
 
     enabled: bool
@@ -60,7 +60,7 @@ class GraphitiStatus:
 
 @dataclass(frozen=True)
 class Promoted:
-    """A fact that was kept, and how many episodes of it are queued; `closed` says why the graph is not told."""
+    """A stored fact and the number of its queued episodes; `closed` is the reason why it is not sent to the graph."""
 
     fact: Fact
     queued: int
@@ -68,7 +68,7 @@ class Promoted:
 
 
 class Graphiti:
-    """`memory.graphiti`: a graph beside the facts of this database; off unless the options say where it is."""
+    """The graph of a memory (`memory.graphiti`); off unless the options name an endpoint."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Graphiti:
         return self.options is not None and self.options.recall_enabled
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:
-        """Return facts that bear on an input, within the deadline of the options, whatever the server does.
+        """Return facts that bear on an input, within the deadline of the options.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -130,7 +130,7 @@ class Graphiti:
         return await self._recaller.recall(question)
 
     async def status(self) -> GraphitiStatus:
-        """Return what may be sent, and how far everything is.
+        """Return the consent and the progress of deliveries.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -151,11 +151,11 @@ class Graphiti:
         )
 
     async def grant(self, data_classes: Sequence[DataClass], *, by: str) -> Consent:
-        """Keep that a person allows these kinds of data to go to the endpoint.
+        """Record that a person allows these kinds of data to go to the endpoint.
 
         Raises:
             GraphitiClosed: Graphiti is off.
-            InvalidInput: there are no such kinds of data.
+            InvalidInput: a kind of data does not exist.
         """
         consent = await self.consents.decide("granted", data_classes, by=by)
         await self._require().wake()
@@ -163,7 +163,7 @@ class Graphiti:
         return consent
 
     async def decline(self, *, by: str) -> Consent:
-        """Keep that a person does not allow anything; what waits is given up, and can be retried after another grant.
+        """Record that a person allows nothing; open messages are given up, and can be retried after another grant.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -178,13 +178,13 @@ class Graphiti:
     async def deliveries(
         self, *, status: DeliveryStatus | None = None, after: int = 0, limit: int = 100
     ) -> list[Delivery]:
-        """Return messages on their way, and those that arrived or were given up, in the order of their numbers."""
+        """Return deliveries in the order of their numbers."""
         if not 1 <= limit <= 1000:
             raise InvalidInput("A page has 1 to 1000 entries; ask for more with its cursor.")
         return await self._deliveries.entries(status, after=after, limit=limit)
 
     async def retry(self, number: int | None = None) -> int:
-        """Let a dead message be sent again, or all that nobody dropped; return how many.
+        """Queue a dead message again, or all that were not dropped; return their number.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -196,7 +196,7 @@ class Graphiti:
         return count
 
     async def drop(self, number: int | None = None, *, status: DeliveryStatus | None = None) -> int:
-        """Give up a message that waits or is dead, or all of a status, for good; return how many.
+        """Drop a queued or dead message, or all of a status, for good; return their number.
 
         Raises:
             KnowledgeNotFound: there is no such message.
@@ -204,7 +204,7 @@ class Graphiti:
         return await self._deliveries.drop(number, status)
 
     async def test(self, *, smoke: bool = False) -> list[Check]:
-        """Look at the server; with `smoke` also write a message of our own, and delete it again.
+        """Check the server; with `smoke` also write a test message, find it and delete it.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -215,25 +215,25 @@ class Graphiti:
         return checks
 
     async def promote(self, promotion: Promotion, owner: str, *, evidence: Evidence | None = None) -> Promoted:
-        """Keep a fact here, and tell it to the graph if that is allowed.
+        """Store a fact, and send it to the graph if consent covers it.
 
         Args:
-            promotion: what is to be kept.
+            promotion: the fact.
             owner: the session, workspace or person of its scope.
             evidence: the message or the run that it comes from.
 
         Raises:
-            InvalidInput: it cannot be kept, or looks like a secret.
-            SessionNotFound: the scope is a session that is not there.
+            InvalidInput: it cannot be stored, or looks like a secret.
+            SessionNotFound: the scope is a session that does not exist.
         """
         scope = Scope(promotion.scope, owner)
         fact = await self._knowledge.remember(
             scope, promotion.fact_key, promotion.text, kind=promotion.fact_kind, evidence=evidence
         )
-        return await self.tell(fact, promotion)
+        return await self.send_fact(fact, promotion)
 
-    async def tell(self, fact: Fact, promotion: Promotion) -> Promoted:
-        """Queue the episode of a promoted fact that is kept already, if that is allowed."""
+    async def send_fact(self, fact: Fact, promotion: Promotion) -> Promoted:
+        """Queue the episode of a stored promoted fact, if consent covers it."""
         workspace = fact.scope.owner if promotion.scope == "workspace" else self.workspace
         closed = await self.consents.closed(workspace, "promoted_facts")
         if closed is not None:
@@ -268,17 +268,17 @@ class Graphiti:
             return None
         return await self.promote(promotion, options.workspace)
 
-    async def _keep_noting_repo_state(self) -> None:
-        """Note changes of the git folder until cancelled."""
+    async def _watch_repo_state(self) -> None:
+        """Promote changes of the git folder until cancelled."""
         while True:
             try:
                 await self.note_repo_state()
-            except Exception as error:  # noqa: BLE001 - the loop outlives any failure, which is told
+            except Exception as error:  # noqa: BLE001 - the loop survives any failure and reports it
                 self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
-            await asyncio.sleep(KEPT_SECONDS)
+            await asyncio.sleep(CACHED_SECONDS)
 
     async def undo_promotion(self, fact_id: str) -> Retracted:
-        """Take a promoted fact back, here and in the graph, however often it was promoted.
+        """Undo the promotion of a fact, here and in the graph, however often it was promoted.
 
         Raises:
             KnowledgeNotFound: there is no such fact.
@@ -289,9 +289,9 @@ class Graphiti:
         return await self.retract(fact)
 
     async def retract(self, fact: Fact) -> Retracted:
-        """Give up the episode of a fact, or have the server delete it; look whether it is gone.
+        """Give up the episode of a fact, or delete it on the server and check that it is gone.
 
-        Nothing leaves without consent: then an episode that the server has stays there, and the result says so.
+        Without consent nothing is sent: an episode on the server stays there, and the result reports it.
         """
         if self.options is None:
             return Retracted(0, "")
@@ -301,13 +301,13 @@ class Graphiti:
     async def backfill(
         self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000
     ) -> Backfilled:
-        """Queue earlier turns, of some sessions or of all of a user or of everybody; call it again for what is left.
+        """Queue earlier turns of some sessions, of a user, or of all users; repeat the call for the rest.
 
-        They are sent behind what is said now, some in a minute.
+        They are sent after new turns, with a limit per minute.
 
         Raises:
             GraphitiClosed: earlier turns may not be sent.
-            SessionNotFound: there is no such session.
+            SessionNotFound: a session does not exist.
         """
         await self.consents.check(self.workspace, "backfill")
         backfill = Backfill(self._driver, clock=self._clock)
@@ -317,33 +317,33 @@ class Graphiti:
         return queued
 
     async def purge(self, scope: Scope) -> Purged:
-        """Delete what the server has of a scope, and look whether it is gone.
+        """Delete the group of a scope on the server, and check that it is gone.
 
         Raises:
             GraphitiClosed: Graphiti is off.
-            GraphitiError: the server does not do what it is asked.
+            GraphitiError: the server failed.
         """
         deliveries = self._require()
-        return await purge(self.client(), deliveries, self._turns, self._driver, scope, look=self.deliver)
+        return await purge(self.client(), deliveries, self._turns, self._driver, scope, deliver=self.deliver)
 
     def wake(self) -> None:
-        """Let the worker of this process look at once."""
+        """Wake the worker of this process."""
         if self._worker is not None:
             self._worker.wake()
 
     async def deliver(self) -> None:
-        """Deliver what is due now; those who open a memory with `background` need not call it."""
+        """Deliver all messages that are due now; a memory with `background` does so by itself."""
         await self._delivery_worker().deliver_due(wait=True)
 
     @asynccontextmanager
     async def delivering(self) -> AsyncIterator[None]:
-        """Deliver in the background while the block lasts."""
+        """Deliver in the background inside the block."""
         if self.options is None:
             yield
             return
         work = [self._delivery_worker().keep_delivering()]
         if self.options.git_folder is not None:
-            work.append(self._keep_noting_repo_state())
+            work.append(self._watch_repo_state())
         tasks = [asyncio.create_task(one, name="threadkeep-graphiti-worker") for one in work]
         try:
             yield
@@ -360,7 +360,7 @@ class Graphiti:
             await self._client.close()
 
     def client(self) -> GraphitiClient:
-        """Return the client of the server, which is made at its first use.
+        """Return the client of the server; the first call creates it.
 
         Raises:
             GraphitiClosed: Graphiti is off.

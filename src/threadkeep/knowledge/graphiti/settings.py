@@ -1,4 +1,4 @@
-"""The part of the environment that is about Graphiti."""
+"""Settings of Graphiti in the environment."""
 
 from __future__ import annotations
 

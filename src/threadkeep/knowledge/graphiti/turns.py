@@ -23,21 +23,21 @@ MARK = "\n…[truncated]"
 _MOST_GROUP_CHARACTERS = 80
 _KEPT_GROUP_CHARACTERS = 63
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
-# Each of them stops the worker of the server for good, or is refused by its database.
+# Characters that stop the worker of the server for good, or that its database refuses.
 _REMOVED = re.compile("[\x00\ud800-\udfff]")
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def group_key(scope: Scope) -> str:
-    """Return the text that an id of a group is made of, such as `user:ann`."""
+    """Return the key of the group of a scope, such as `user:ann`."""
     return f"{scope.kind}:{scope.owner}"
 
 
 def group_id_of(scope: Scope, strategy: GroupStrategy = "hashed") -> str:
     """Return the id of a scope's group.
 
-    The strategy `raw` is for readers: two owners may have the same raw id, so whoever uses it looks for the key beside
-    it, and takes the hashed one for the second.
+    Two owners may have the same `raw` id: the group table has the key of each id, and the second owner gets the hashed
+    one.
     """
     key = group_key(scope)
     if strategy == "raw":
@@ -49,12 +49,12 @@ def group_id_of(scope: Scope, strategy: GroupStrategy = "hashed") -> str:
 
 
 def turn_id(session_id: str, message_id: str, stored_at: datetime) -> str:
-    """Return the id of a turn in names of episodes: the same at each try, and no word of the session's own ids."""
+    """Return the id of a turn in the names of its episodes: stable, and without the ids of the session."""
     return _digest("\x00".join((session_id, message_id, stored_at.astimezone(UTC).isoformat())), 32)
 
 
 def episode_name(turn: str, role: str, number: int = 1) -> str:
-    """Return the name by which a message is known again among the episodes of a group.
+    """Return the name that identifies a message among the episodes of a group.
 
     `number` counts the messages of one role in a turn, from 1.
     """
@@ -62,12 +62,12 @@ def episode_name(turn: str, role: str, number: int = 1) -> str:
 
 
 def fact_episode(fact_id: str) -> str:
-    """Return the name of the episode that tells a promoted fact."""
+    """Return the name of the episode of a promoted fact."""
     return f"threadkeep.fact.{fact_id}.user"
 
 
 def cut(text: str, limit: int) -> str:
-    """Return a text, or its beginning and the mark, in at most so many characters; without a mark if it has no room."""
+    """Return a text cut to a number of characters with a mark at its end; without the mark if that has no room."""
     if len(text) <= limit:
         return text
     return text[:limit] if limit <= len(MARK) else text[: limit - len(MARK)] + MARK
@@ -79,7 +79,7 @@ def sendable(text: str, limit: int) -> str:
 
 
 def clamped(moment: datetime, now: datetime) -> datetime:
-    """Return a time that the server can store: from the year 2000 to now, since it hides episodes of the future."""
+    """Return a time from the year 2000 to now: the server fails on others, and hides episodes of the future."""
     return min(max(moment, _EARLIEST), now).astimezone(UTC)
 
 
@@ -88,13 +88,13 @@ def _digest(text: str, length: int) -> str:
 
 
 _TURNS_AT_ONCE = 50
-# A question may be of several messages, which stand close before it.
+# The messages of a question of several messages are at most so far apart.
 _REACH = 50
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """A row of `chat_graph_turns`, with what its session says."""
+    """A row of `chat_graph_turns`, with the user and the agent of its session."""
 
     number: int
     session_id: str
@@ -108,7 +108,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class Outbound:
-    """A message that is to be delivered: the turn that it belongs to, and its name."""
+    """A message to deliver, with its turn and its name."""
 
     turn: str
     name: str
@@ -123,7 +123,7 @@ class Outbound:
 
 
 class TurnQueue:
-    """Makes deliveries of the turns that were noted as they were stored, one process at a time and in their order."""
+    """The queue of stored turns, from which one process at a time creates deliveries, in order."""
 
     def __init__(
         self, driver: Driver, options: GraphitiOptions, *, observer: Observer, clock: Callable[[], datetime]
@@ -135,13 +135,13 @@ class TurnQueue:
         self._sql = owner_statements(driver.backend, "graph_turns.sql")
 
     async def make_deliveries(self) -> int:
-        """Make the deliveries of the oldest turns, and return how many turns there were; 0 when all is made.
+        """Create the deliveries of the oldest turns, and return the number of turns; 0 if none is left.
 
-        What is too much for the queue is given up: whole turns, the oldest of what is least urgent.
+        If the queue exceeds its limits, the oldest whole turns of the least urgent kind are given up.
         """
         now = self._clock()
         async with self._driver.reading() as connection:
-            # Mostly there is nothing, and who only looks takes no lock.
+            # Usually there is none, and then no lock is needed.
             if not await connection.fetch(self._sql["oldest_turns"], {"limit": 1}):
                 return 0
         async with self._driver.writing() as connection:
@@ -165,7 +165,7 @@ class TurnQueue:
             self._observer.notify(EpisodesDelivered(result="queued", count=count))
 
     async def add(self, connection: Connection, scopes: Sequence[Scope], messages: Sequence[Outbound]) -> int:
-        """Queue messages for the groups of some scopes, and return how many are new there."""
+        """Queue messages for the groups of some scopes, and return the number of new deliveries."""
         now = time_text(self._clock())
         added = 0
         for scope in scopes:
@@ -183,9 +183,9 @@ class TurnQueue:
         return added
 
     async def group_of(self, connection: Connection, scope: Scope) -> str:
-        """Return the id of a scope's group, which is this scope's alone from now on.
+        """Return the id of a scope's group, and register it.
 
-        Two owners may have one raw id: the second gets a hashed one, so that neither reads what the other said.
+        Two owners may have one raw id: the second gets a hashed one, so that neither reads the other's messages.
         """
         key = {"group_key": group_key(scope)}
         known = await connection.fetch(self._sql["find_group"], key)
@@ -205,7 +205,7 @@ class TurnQueue:
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the scopes that a session's turns go to: those of the options that there is an owner of."""
+        """Return the scopes of the options that have an owner in a session."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
@@ -231,7 +231,7 @@ class TurnQueue:
     async def _of_answer(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Outbound]:
-        """Return an answer with its question, and with the notes between if those are sent."""
+        """Return an answer with its question, and the notes between them if the options include notes."""
         number = 1
         if answer.answers is None:
             question = _before(answer, messages)
@@ -240,7 +240,7 @@ class TurnQueue:
             asked = {"session_id": turn.session_id, "question": answer.answers, "seq": answer.seq}
             [(number,)] = await connection.fetch(self._sql["answer_number"], asked)
         said = [*question, *(self._notes(question, answer, messages) if question else ()), answer]
-        # By its newest question a turn is known in every group, and by its answer if it has none.
+        # The newest question identifies a turn in every group, or the answer if there is none.
         key = question[-1] if question else answer
         name = turn_id(turn.session_id, str(key.id), key.created_at or self._clock())
         counts = {"user": 0, "system": 0, "assistant": int(number) - 1}
@@ -265,13 +265,13 @@ class TurnQueue:
     async def _question(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Message]:
-        """Return the messages that an answer is for: that which it names, and those of the same run before it."""
+        """Return the question that an answer names, with earlier user messages of the same run."""
         asked = next((one for one in messages if one.id == answer.answers), None)
         if asked is None:
             key = {"session_id": turn.session_id, "message_id": answer.answers}
-            if not (places := await connection.fetch(self._sql["place_of"], key)):
+            if not (found := await connection.fetch(self._sql["place_of"], key)):
                 return []
-            between = {"session_id": turn.session_id, "first_seq": places[0][0] - _REACH, "last_seq": places[0][0]}
+            between = {"session_id": turn.session_id, "first_seq": found[0][0] - _REACH, "last_seq": found[0][0]}
             rows = await connection.fetch(self._sql["turn_messages"], between)
             messages = [message_of(row) for row in rows]
             asked = messages[-1]
@@ -301,19 +301,19 @@ class TurnQueue:
 
 
 def source_of(scope: str, git: dict[str, object] | None) -> str:
-    """Return what the server keeps beside a message: where it is from. There is no path in it."""
+    """Return the source description of a message as JSON; it contains no path."""
     values: dict[str, object] = {"source": "threadkeep", "scope": scope}
     return json.dumps(values if git is None else {**values, "git": git}, ensure_ascii=False)
 
 
 def _time_of(message: Message) -> datetime | None:
-    """Return when a message was said; of messages that were stored at one time the later one is a little later."""
+    """Return the time of a message; messages that were stored at one time differ by microseconds, in their order."""
     moment = message.sent_at or message.created_at
     return None if moment is None else moment + timedelta(microseconds=(message.seq or 0) % 10_000)
 
 
 def _before(answer: Message, messages: Sequence[Message]) -> list[Message]:
-    """Return the messages of people that stand directly before an answer that names no question."""
+    """Return the user messages directly before an answer that names no question."""
     found: list[Message] = []
     for message in reversed([one for one in messages if (one.seq or 0) < (answer.seq or 0)]):
         if message.role == "assistant":

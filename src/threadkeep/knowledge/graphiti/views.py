@@ -8,20 +8,28 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from threadkeep.errors import GraphitiClosure
-from threadkeep.knowledge.graphiti.maintenance import Backfilled, Check, Purged, Retracted
-from threadkeep.knowledge.graphiti.service import GraphitiStatus, Promoted
+from threadkeep.knowledge.graphiti.service import Promoted
 from threadkeep.knowledge.promotion import PromotedKind, Promotion, Relation, RelationOf
 from threadkeep.knowledge.views import FactView, Key, Owner
-from threadkeep.records.graphiti import Consent, DataClass, Decision, Delivery, DeliveryStatus
+from threadkeep.records.graphiti import DataClass, Decision, DeliveryStatus
 from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, Scope, ScopeKind
 
 Somebody = Annotated[str, Field(min_length=1, max_length=512, description="Who decides.", examples=["ops@example.com"])]
 
 
-class GraphitiStatusView(BaseModel):
-    """The consent for Graphiti, and the progress of deliveries."""
+class _RecordView(BaseModel):
+    """A view with the fields of a record."""
 
     model_config = ConfigDict(from_attributes=True)
+
+    @classmethod
+    def of(cls, record: object) -> Self:
+        """Return the view of a record, which has attributes of the same names."""
+        return cls.model_validate(record)
+
+
+class GraphitiStatusView(_RecordView):
+    """The consent for Graphiti, and the progress of deliveries."""
 
     enabled: bool
     endpoint: str | None
@@ -34,16 +42,9 @@ class GraphitiStatusView(BaseModel):
     repeats: int = Field(description="How often a message was sent again, since the server did not store it.")
     troubles: dict[str, int] = Field(description="Groups that cannot be delivered now, by what is wrong.")
 
-    @classmethod
-    def of(cls, status: GraphitiStatus) -> Self:
-        """Return a status as it is shown."""
-        return cls.model_validate(status)
 
-
-class ConsentView(BaseModel):
+class ConsentView(_RecordView):
     """A decision about what may go to an endpoint."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     version: int
     endpoint: str
@@ -51,11 +52,6 @@ class ConsentView(BaseModel):
     decision: Decision
     decided_by: str
     decided_at: datetime
-
-    @classmethod
-    def of(cls, consent: Consent) -> Self:
-        """Return a decision as it is shown."""
-        return cls.model_validate(consent)
 
 
 class ConsentList(BaseModel):
@@ -104,18 +100,13 @@ class CheckInput(BaseModel):
     smoke: bool = Field(False, description="Also write a message into a group of its own, and delete it again.")
 
 
-class CheckView(BaseModel):
+class CheckView(_RecordView):
     """A check of a connection test."""
 
     name: str
     ok: bool
     milliseconds: float
     problem: str | None = Field(description="What is wrong, and what to do about it.")
-
-    @classmethod
-    def of(cls, check: Check) -> Self:
-        """Return a check as it is shown."""
-        return cls(name=check.name, ok=check.ok, milliseconds=check.milliseconds, problem=check.problem)
 
 
 class CheckList(BaseModel):
@@ -175,18 +166,11 @@ class PromotedView(BaseModel):
         return cls(fact=FactView.of(promoted.fact), queued=promoted.queued, closed=promoted.closed)
 
 
-class RetractedView(BaseModel):
+class RetractedView(_RecordView):
     """The result of taking a promoted fact back."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     dropped: int = Field(description="Episodes that were given up.")
     remains: str = Field(description="What the server still has; empty if nothing.")
-
-    @classmethod
-    def of(cls, retracted: Retracted) -> Self:
-        """Return it as it is shown."""
-        return cls.model_validate(retracted)
 
 
 class UndoInput(BaseModel):
@@ -209,24 +193,15 @@ class BackfillInput(BaseModel):
     limit: Annotated[int, Field(ge=1, le=10_000)] = 1_000
 
 
-class BackfilledView(BaseModel):
+class BackfilledView(_RecordView):
     """The number of earlier turns that are queued."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     queued: int
     left: int = Field(description="More than 0: ask again.")
 
-    @classmethod
-    def of(cls, backfilled: Backfilled) -> Self:
-        """Return it as it is shown."""
-        return cls.model_validate(backfilled)
 
-
-class DeliveryView(BaseModel):
+class DeliveryView(_RecordView):
     """A message on its way to the group of a scope."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     number: int
     group_id: str
@@ -242,11 +217,6 @@ class DeliveryView(BaseModel):
     created_at: datetime
     sent_at: datetime | None
     ended_at: datetime | None
-
-    @classmethod
-    def of(cls, delivery: Delivery) -> Self:
-        """Return it as it is shown."""
-        return cls.model_validate(delivery)
 
 
 class DeliveryList(BaseModel):
@@ -284,16 +254,9 @@ class PurgeInput(BaseModel):
         return Scope(self.scope, self.owner)
 
 
-class PurgedView(BaseModel):
+class PurgedView(_RecordView):
     """The result of a purge of a group."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     group_id: str
     dropped: int = Field(description="Messages that were given up.")
     remains: str = Field(description="What the server still has; empty if nothing.")
-
-    @classmethod
-    def of(cls, purged: Purged) -> Self:
-        """Return it as it is shown."""
-        return cls.model_validate(purged)

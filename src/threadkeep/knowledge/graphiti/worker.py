@@ -1,4 +1,4 @@
-"""Delivers what waits for Graphiti: in order within a group, groups beside each other, each message once."""
+"""Delivery of queued messages to Graphiti: in order within a group, groups in parallel."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
 from threadkeep.records.graphiti import DataClass, GraphitiOptions
 
 _GROUPS_AT_ONCE = 8
-# More than one call takes: the lease is renewed before each.
+# Longer than one call: the lease is renewed before each call.
 _LEASE_TIMEOUTS = 3
-_LONGEST_LOOK_SECONDS = 15.0
+_LONGEST_POLL_SECONDS = 15.0
 _DENIED_SECONDS = 300.0
-# Episodes of other writers that may stand behind ours.
+# Episodes of other writers may be newer than ours.
 _EPISODES_OF_OTHERS = 50
 _MOST_EPISODES = 10_000
 _BEGINNING = datetime(1, 1, 2, tzinfo=UTC)
@@ -42,9 +42,10 @@ class _Pause(NamedTuple):
 
 
 class DeliveryWorker:
-    """Sends the messages of groups in batches, and reads them back: what the server takes it may forget.
+    """Sends the messages of groups in batches, and reads them back, because the server may lose accepted messages.
 
-    A group has one batch on its way at a time. What is not seen in its time is sent again, before anything later.
+    A group has one unconfirmed batch at a time. Messages that the server does not show in time are sent again, before
+    any later message.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class DeliveryWorker:
         self._serving: dict[str, asyncio.Task[None]] = {}
 
     def wake(self) -> None:
-        """Look at once."""
+        """Poll at once."""
         self._woken.set()
 
     async def keep_delivering(self) -> None:
@@ -89,7 +90,7 @@ class DeliveryWorker:
                 try:
                     await self.deliver_due()
                     failures = 0
-                except Exception as error:  # noqa: BLE001 - the loop outlives any failure, which is told
+                except Exception as error:  # noqa: BLE001 - the loop survives any failure and reports it
                     failures += 1
                     self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
                 pause = self._options.poll_seconds * 2.0 ** min(failures, 5)
@@ -104,7 +105,7 @@ class DeliveryWorker:
                 await asyncio.wait(self._serving.values())
 
     async def deliver_due(self, *, wait: bool = False) -> None:
-        """Make deliveries of new turns, and begin to serve the groups that are due; with `wait` to the end."""
+        """Queue the messages of new turns, and start serving the groups that are due; with `wait`, wait for the end."""
         while await self._turns.make_deliveries():
             pass
         if self._breaker.is_open and not self._breaker.allows():
@@ -130,28 +131,28 @@ class DeliveryWorker:
                 return
             pause = _Pause(self._options.poll_seconds, lease.failures)
             try:
-                pause = await self._look(lease)
+                pause = await self._deliver(lease)
                 self._breaker.succeeded()
             except GraphitiError as error:
                 pause = self._pause_after(error, lease)
             finally:
                 await self._deliveries.release(lease, seconds=pause.seconds, failures=pause.failures, error=pause.error)
         except StoreError as error:
-            # The lease runs out, and the group is looked at again.
+            # The lease expires, and the group is served again.
             self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
 
     @property
     def _lease_seconds(self) -> float:
         return _LEASE_TIMEOUTS * self._options.timeout_seconds
 
-    async def _look(self, lease: Lease) -> _Pause:
-        """Read back what is on its way, and send what waits; return how long nothing more can be done.
+    async def _deliver(self, lease: Lease) -> _Pause:
+        """Confirm unconfirmed messages, or send the next ones; return the pause until the next poll.
 
         Raises:
-            GraphitiError: the server did not do what was asked.
+            GraphitiError: the server failed.
         """
         if not await self._consents.granted():
-            return _Pause(_LONGEST_LOOK_SECONDS, error="no_consent")
+            return _Pause(_LONGEST_POLL_SECONDS, error="no_consent")
         if sent := await self._deliveries.on_the_way(lease.group_id):
             left = await self._read_back(lease, sent)
             if left:
@@ -162,7 +163,7 @@ class DeliveryWorker:
         """Send the next messages of a group.
 
         Raises:
-            GraphitiError: the server did not take all of them.
+            GraphitiError: the server did not accept all of them.
         """
         batch = await self._deliveries.waiting(lease.group_id, self._options.max_batch)
         gone = [one.number for one in batch if one.content is None]
@@ -170,7 +171,7 @@ class DeliveryWorker:
         batch = [one for one in batch if one.content is not None]
         if not batch:
             return _Pause(0.0 if gone else self._options.poll_seconds)
-        # If the first is of earlier talk, there is nothing of now.
+        # Backfill is last: if the first message is backfill, all of them are.
         is_backfill = batch[0].backfill
         if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
             return _Pause(0.0)
@@ -181,16 +182,16 @@ class DeliveryWorker:
         batch = [one for one in batch if one.number in marked]
         if not batch:
             waits = is_backfill and "backfill" in await self._consents.granted()
-            return _Pause(_LONGEST_LOOK_SECONDS, error=None if waits else "no_consent")
+            return _Pause(_LONGEST_POLL_SECONDS, error=None if waits else "no_consent")
         if time.monotonic() - started > self._lease_seconds / 2:
-            # This process was paused: another one may have the group by the time the request arrives.
+            # This process was paused: another process may own the group before the request arrives.
             await self._deliveries.take_back(marked)
             return _Pause(0.0)
         await self._send(lease, batch)
         return _Pause(min(self._options.poll_seconds, 1.0) / 2)
 
     async def _progress(self) -> tuple[int, datetime | None]:
-        """Return how far the server is, as of this poll: groups that wait ask it again and again."""
+        """Return the number of unconfirmed messages and the last sign of progress, read once per poll."""
         now = self._clock()
         if (
             self._known_progress is None
@@ -200,7 +201,7 @@ class DeliveryWorker:
         return self._known_progress[1]
 
     async def _read_back(self, lease: Lease, sent: Sequence[OnTheWay], *, deep: bool = False) -> list[OnTheWay]:
-        """Confirm what the server shows, and return what it does not."""
+        """Confirm the messages that the server shows, and return the others."""
         oldest = min(one.said_at for one in sent) if self._client.newest_first else _BEGINNING
         newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
         last = min(newer + _EPISODES_OF_OTHERS * (20 if deep else 1), _MOST_EPISODES)
@@ -211,15 +212,15 @@ class DeliveryWorker:
         return [one for one in sent if one.name not in names]
 
     async def _wait_for(self, lease: Lease, left: Sequence[OnTheWay], *, progressed: bool) -> _Pause:
-        """Leave what is on its way some more time; what had enough of it waits to be sent again, or is given up."""
+        """Wait for unconfirmed messages; after the timeout queue them again, or give them up."""
         if progressed:
             return _Pause(self._options.poll_seconds)
         on_the_way, seen_at = await self._progress()
         since = max([one.sent_at for one in left] + ([seen_at] if seen_at else []))
         waited = (self._clock() - since).total_seconds()
-        patience = self._options.confirm_seconds + self._options.confirm_seconds_each * on_the_way
-        if waited < patience * 2.0 ** (max(one.attempts for one in left) - 1):
-            return _Pause(min(max(waited / 4, self._options.poll_seconds), _LONGEST_LOOK_SECONDS))
+        timeout = self._options.confirm_seconds + self._options.confirm_seconds_each * on_the_way
+        if waited < timeout * 2.0 ** (max(one.attempts for one in left) - 1):
+            return _Pause(min(max(waited / 4, self._options.poll_seconds), _LONGEST_POLL_SECONDS))
         if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
             return _Pause(0.0)
         if not (left := await self._read_back(lease, left, deep=True)):
@@ -234,7 +235,7 @@ class DeliveryWorker:
         """Send messages that are marked as sent.
 
         Raises:
-            GraphitiError: the server did not take all of them. What it did not take for certain waits again.
+            GraphitiError: the server did not accept all of them. Those that it surely has not are queued again.
         """
         git = await self._git_if_allowed()
         episodes = [self._episode(one, git) for one in batch]
@@ -253,8 +254,8 @@ class DeliveryWorker:
         self._observer.notify(EpisodesDelivered(result="sent", count=len(batch)))
 
     async def _send_each(self, lease: Lease, batch: Sequence[Waiting], episodes: Sequence[Episode]) -> None:
-        """Send messages one by one, since one of them is refused, and would hold up the others."""
-        for place, (one, episode) in enumerate(zip(batch, episodes, strict=True)):
+        """Send messages one by one: the server refuses one of them, which would block the others."""
+        for position, (one, episode) in enumerate(zip(batch, episodes, strict=True)):
             if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
                 return
             try:
@@ -264,7 +265,7 @@ class DeliveryWorker:
                 if error.is_final:
                     await self._deliveries.bury([one.number], "refused", status=error.status)
                     continue
-                certain = batch[place + 1 :] if error.uncertain else batch[place:]
+                certain = batch[position + 1 :] if error.uncertain else batch[position:]
                 await self._deliveries.take_back([one.number for one in certain])
                 raise
 
@@ -285,7 +286,7 @@ class DeliveryWorker:
         return await self._git.read()
 
     def _pause_after(self, error: GraphitiError, lease: Lease) -> _Pause:
-        """Return how long a group is left alone after a failure."""
+        """Return the pause of a group after a failure."""
         self._observer.notify(GraphitiTrouble(work="delivery", error=error.kind))
         asked = _DENIED_SECONDS if error.kind == "denied" else error.retry_after or 0.0
         self._breaker.failed(at_least_seconds=asked)
