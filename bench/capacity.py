@@ -202,8 +202,8 @@ async def _counters(url: str, services: Sequence[Service]) -> tuple[float, float
             " WHERE datname = current_database()"
         )
         [(_, commits, backend)] = await cursor.fetchall()
+        server = psutil.Process(backend).parent()
     served = sum(sum(psutil.Process(service.pid).cpu_times()[:2]) for service in services)
-    server = psutil.Process(backend).parent() if psutil.pid_exists(backend) else None
     database = 0.0 if server is None else sum(server.cpu_times()[:4])
     if server is not None:
         database += sum(sum(child.cpu_times()[:2]) for child in server.children())

@@ -222,7 +222,7 @@ class ConversationReader:
         first = max(first_seq, conversation.deleted_seq + 1)
         last = min(last_seq, conversation.last_seq)
         chunks = [part.chunk for part in stretches(first, last, conversation.chunk_size)]
-        return [m for m in await self._chunks(conversation, chunks) if first <= (m.seq or 0) <= last]
+        return [m async for _, messages in self._read(conversation, chunks, (first, last)) for m in messages]
 
     async def down(
         self, conversation: Conversation, high: int, low: int, *, active: bool = False
@@ -256,16 +256,13 @@ class ConversationReader:
         """Return the existing messages with these `seq` values, in order."""
         wanted = {seq for seq in places if conversation.deleted_seq < seq <= conversation.last_seq}
         chunks = sorted({chunk_of(seq, conversation.chunk_size) for seq in wanted})
-        return [message for message in await self._chunks(conversation, chunks) if message.seq in wanted]
-
-    async def _chunks(self, conversation: Conversation, chunks: Sequence[int]) -> list[Message]:
-        """Return all messages of some chunks."""
-        return [message async for _, messages in self._read(conversation, chunks) for message in messages]
+        reading = self._read(conversation, chunks, (min(wanted, default=1), max(wanted, default=0)))
+        return [message async for _, messages in reading for message in messages if message.seq in wanted]
 
     async def _read(
-        self, conversation: Conversation, chunks: Sequence[int]
+        self, conversation: Conversation, chunks: Sequence[int], places: tuple[int, int] | None = None
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
-        """Yield chunks as stored, each with its messages."""
+        """Yield chunks as stored, each with its messages, or those between two `seq` values, both included."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
         for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
             numbers = chunks[start : start + _CHUNKS_AT_ONCE]
@@ -277,7 +274,7 @@ class ConversationReader:
                             raise missing_chunk(conversation)
                 if value is not None:
                     with self.damages.noting(conversation.session_id, chunk_key(number)):
-                        messages = messages_in(conversation, number, value, self._layout.value_field)
+                        messages = messages_in(conversation, number, value, self._layout.value_field, places)
                     yield value, messages
 
     async def _changed(self, conversation: Conversation) -> bool:

@@ -215,14 +215,18 @@ def chunk_value(
     }
 
 
-def messages_in(conversation: Conversation, chunk: int, value: Value, value_field: str) -> list[Message]:
-    """Return the messages of a chunk, in order.
+def messages_in(
+    conversation: Conversation, chunk: int, value: Value, value_field: str, places: tuple[int, int] | None = None
+) -> list[Message]:
+    """Return the messages of a chunk, in order; with `places` only those between two `seq` values, both included.
 
     Raises:
-        SessionDamaged: the item is not this chunk of this conversation.
+        SessionDamaged: the item is not this chunk of this conversation, or one of these messages cannot be used.
     """
+    first, last = places or (1, conversation.last_seq + conversation.chunk_size)
     try:
-        return _messages_in(conversation, chunk, value, value_field)
+        values = _values_in(conversation, chunk, value)
+        return [message_in(each, value_field) for each in values if first <= each["seq"] <= last]
     except _Misshapen as error:
         raise SessionDamaged(
             conversation.session_id, chunk_key(chunk), str(error), user_id=conversation.user_id
@@ -374,7 +378,7 @@ class _Fields:
         return found
 
 
-def _messages_in(conversation: Conversation, chunk: int, value: Value, value_field: str) -> list[Message]:
+def _values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
     expected = {"conversation_key": conversation.session_id, "chunk_key": chunk_key(chunk)}
     if any(value.get(name) not in (None, wanted) for name, wanted in expected.items()):
         raise _Misshapen("is of another place")
@@ -383,12 +387,14 @@ def _messages_in(conversation: Conversation, chunk: int, value: Value, value_fie
         raise _Misshapen("has no list of messages")
     if not all(isinstance(each, Mapping) for each in found):
         raise _Misshapen("has a message that is no object")
-    messages = [message_in(each, value_field) for each in found]
+    seqs = [each.get("seq") for each in found]
+    if not all(type(seq) is int for seq in seqs):
+        # The error of the first one says what it is instead.
+        seqs = [_Fields(each).number("seq", least=1) for each in found]
     first, size = first_of(chunk, conversation.chunk_size), conversation.chunk_size
-    places = [first - 1, *(message.seq or 0 for message in messages), first + size]
-    if any(earlier >= later for earlier, later in pairwise(places)):
+    if any(earlier >= later for earlier, later in pairwise([first - 1, *seqs, first + size])):
         raise _Misshapen("has messages that are not in order")
-    return messages
+    return found
 
 
 def _parsed(name: str, text: str) -> Json:
