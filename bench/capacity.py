@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import psycopg
 from httpx2 import AsyncClient, Limits
 
@@ -218,7 +218,7 @@ async def _sizes(url: str) -> tuple[int, int, int]:
             "SELECT relname, pg_total_relation_size(oid) FROM pg_class"
             " WHERE relkind IN ('r', 'p') AND relnamespace = 'public'::regnamespace"
         )
-        found = dict(await cursor.fetchall())
+        found: dict[str, int] = dict(await cursor.fetchall())
     transcripts, search = (sum(found[name] for name in names) for names in (_TRANSCRIPTS, _SEARCH))
     return transcripts, search, sum(found.values()) - transcripts - search
 
