@@ -9,7 +9,7 @@ export VENV
 PYTHON_HERE := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow chaos fuzz lint type docs bench fmt lock foreign sbom with-server with-dev with-bench
+.PHONY: help setup run test slow chaos fuzz lint type docs bench fmt lock foreign sbom audit with-sbom with-server with-dev with-bench
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -70,11 +70,18 @@ foreign: with-dev ## test beside what needs an environment of its own (deepagent
 	@sh scripts/javascript.sh
 	$(PYTHON_HERE) -m pytest -m foreign tests/foreign $(ARGS)
 
-sbom: with-dev ## write the list of what the service installs (CycloneDX) into sbom.json
-	@[ -x .venv-sbom/bin/python ] || $(PYTHON_HERE) -m venv .venv-sbom
-	@.venv-sbom/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/sbom.txt
+sbom: with-sbom ## write the list of what the service installs (CycloneDX) into sbom.json
 	@.venv-sbom/bin/cyclonedx-py requirements requirements/server.txt --output-reproducible --output-file sbom.json
 	@echo "sbom.json lists what requirements/server.txt installs."
+
+# No gate: it asks an advisory service (pypi.org, or osv.dev with ARGS="-s osv"), which not every machine can reach.
+audit: with-sbom ## look for known weaknesses of what the service installs, where advisories can be reached
+	@.venv-sbom/bin/pip-audit --require-hashes --disable-pip --requirement requirements/server.txt $(ARGS) || \
+		{ echo "Weaknesses were found, or no advisory service could be reached: the lines above say which."; exit 1; }
+
+with-sbom: with-dev
+	@[ -x .venv-sbom/bin/python ] || $(PYTHON_HERE) -m venv .venv-sbom
+	@.venv-sbom/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/sbom.txt
 
 with-server with-dev with-bench:
 	@sh scripts/setup.sh $(@:with-%=%)

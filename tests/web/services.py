@@ -19,8 +19,7 @@ from threadkeep.app import App, chat_of, chat_options, load_workflows, resources
 from threadkeep.memory import open_memory
 from threadkeep.observe.prometheus import PrometheusObserver
 from threadkeep.settings import Settings, load_settings
-from threadkeep.web.connections import ConnectionLimits
-from threadkeep.web.server import Server, bind
+from threadkeep.web.server import ConnectionLimits, Server, bind
 from threadkeep.web.service import HEARTBEAT_SECONDS, create_service
 
 

@@ -22,7 +22,7 @@ CANARY = "canary-of-ann"
 
 @pytest.fixture(autouse=True)
 def _keys_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("threadkeep.web.key_ring.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.web.keys.REFRESH_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ async def test_a_key_of_one_user_reads_nothing_of_another(
             response = await client.request(method, path, params=query, json=body, headers=headers)
             assert CANARY not in response.text, path
             seen.add(response.status_code)
-    assert seen == {200, 403, 404, 422}
+    assert seen == {200, 204, 403, 404, 422}  # 204: no answer of this user is being given in the AI SDK's chat
 
 
 async def test_a_key_of_one_user_changes_nothing_of_another(

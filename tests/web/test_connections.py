@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ import uvloop
 from tests.limits import HANG_SECONDS
 from tests.web.services import opened_app, served, settings_for, streamed
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.web.connections import ConnectionLimits
+from threadkeep.web.server import ConnectionLimits
 
 _HEAD = b"POST /api/v1/chat HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 40\r\n\r\n"
 
@@ -121,3 +122,21 @@ async def test_one_connection_too_many_is_refused(tmp_path: Path) -> None:
         # The server sees the end of a connection a moment later.
         answers = [(await client.get("/healthz")).status_code for _ in range(20)]
         assert answers[-1] == 200
+
+
+@pytest.mark.slow
+async def test_many_half_open_requests_keep_nobody_out(tmp_path: Path) -> None:
+    """1,500 connections that send half a line: all are closed, and a person is answered meanwhile."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
+    model = ScriptedModel(["hello"])
+    async with limited(tmp_path, ConnectionLimits(2000, 2.0, 2.0), model) as (client, port):
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(1500)]
+        for _, writer in opened:
+            writer.write(b"GET /healthz HT")
+        assert (await client.post("/api/v1/chat", json={"message": "hi"})).json()["response"] == "hello"
+        async with asyncio.timeout(HANG_SECONDS):
+            got = [await reader.read() for reader, _ in opened]
+        assert all(answer == b"" or b"408" in answer for answer in got)
+        for _, writer in opened:
+            writer.close()

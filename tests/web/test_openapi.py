@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import pytest
 import schemathesis
 from hypothesis import given, settings
@@ -80,6 +81,15 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
     """The OpenAPI document of a running service."""
     with Served(tmp_path_factory) as address:
         yield schemathesis.openapi.from_url(f"{address}/openapi.json")
+
+
+async def test_operations_have_readable_names(client: httpx2.AsyncClient) -> None:
+    """Each of its own, as a generated client calls it."""
+    document = (await client.get("/openapi.json")).json()
+    names = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
+    assert len(set(names)) == len(names) > 60
+    assert {"chat", "list_sessions", "erase_user"} <= set(names)
+    assert [name for name in names if "api_v1" in name or "__" in name] == []
 
 
 # The engine of runs waits for random times in a thread beside, which Hypothesis takes for the strategies' doing.

@@ -38,7 +38,7 @@ async def test_a_key_of_one_user_exports_that_user(
     app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nobody else."""
-    monkeypatch.setattr("threadkeep.web.key_ring.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.web.keys.REFRESH_SECONDS", 0.0)
     await say(client, "hi", session_id="room", user_id="ann")
     new = await app.memory.api_keys.add("phone", scope="read", user_id="ann")
     headers = {"x-api-key": new.secret}

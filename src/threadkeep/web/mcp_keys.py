@@ -13,7 +13,7 @@ from threadkeep.errors import InvalidSettings
 from threadkeep.memory import Memory
 from threadkeep.records.api_keys import KEY_SCOPES
 from threadkeep.settings import Settings
-from threadkeep.web.key_ring import KeyRing
+from threadkeep.web.keys import KeyRing
 from threadkeep.web.rate_limits import RateLimits
 
 

@@ -23,10 +23,9 @@ from threadkeep.web.callers import Caller
 from threadkeep.web.console import mounting
 from threadkeep.web.console.cookies import is_page, key_in_cookie
 from threadkeep.web.console.sign_in import refusal_page
-from threadkeep.web.key_ring import KeyRing
+from threadkeep.web.keys import KeyRing, UserTokens
 from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, problem_response
 from threadkeep.web.rate_limits import RateLimits
-from threadkeep.web.tokens import UserTokens
 
 CALLBACKS = "/channels/"
 OPEN_PATHS = frozenset({"/healthz", description.ADDRESS, *description.FILES, "/openapi.json", *mounting.OPEN})

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 from threadkeep.app import App, open_app
 from threadkeep.errors import ThreadkeepError
@@ -25,26 +26,20 @@ from threadkeep.web.api import (
     knowledge,
     manifests,
     persons,
-    procedures,
-    retention,
     runs,
     sessions,
-    superseding,
-    users,
     workflows,
 )
 from threadkeep.web.chat_protocols import ag_ui, ai_sdk, openai
-from threadkeep.web.connections import ConnectionLimits
 from threadkeep.web.console.mounting import mount_console
 from threadkeep.web.description import describe
-from threadkeep.web.key_ring import KeyRing
+from threadkeep.web.keys import KeyRing, TokenOptions, UserTokens
 from threadkeep.web.langgraph import assistants, commands, store, threads
 from threadkeep.web.langgraph import runs as thread_runs
 from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS, Access, BodyLimit, CrossOrigin, SafeHeaders
 from threadkeep.web.problems import Problem, answer_errors_with_problems, documented
 from threadkeep.web.rate_limits import Buckets, RateLimits
-from threadkeep.web.server import Server, bind
-from threadkeep.web.tokens import TokenOptions, UserTokens
+from threadkeep.web.server import ConnectionLimits, Server, bind
 
 HEARTBEAT_SECONDS = 15.0
 
@@ -109,12 +104,17 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     service.state.app = app
     service.state.heartbeat_seconds = heartbeat_seconds
     # Used directly: including a router would build each of its routes again, at the first request.
-    subjects = (chat, sessions, superseding, manifests, retention, workflows, runs, facts, procedures, persons)
-    for subject in (*subjects, users, knowledge, channels, chatkit, health):
+    subjects = (chat, sessions, manifests, workflows, runs, facts, persons)
+    for subject in (*subjects, knowledge, channels, chatkit, health):
         service.router.routes.extend(subject.router.routes)
-    service.router.routes.extend(sessions.search_router.routes)
+    for router in (sessions.search_router, facts.procedures_router, persons.users_router):
+        service.router.routes.extend(router.routes)
     for part in (assistants, threads, commands, thread_runs, store, openai, ai_sdk, ag_ui):
         service.router.routes.extend(part.router.routes)
+    for route in service.router.routes:
+        if isinstance(route, APIRoute):
+            # Names of generated clients: FastAPI's own have the whole path in them.
+            route.operation_id = route.operation_id or route.name
     describe(service)
     mount_console(service)
     answer_errors_with_problems(service)

@@ -23,7 +23,13 @@ type ChannelName = Annotated[
 ]
 
 
-@router.get("/channels/{name}", summary="Check of a callback's address", response_model=None, responses=_FAILURES)
+@router.get(
+    "/channels/{name}",
+    summary="Check of a callback's address",
+    operation_id="check_callback",
+    response_model=None,
+    responses=_FAILURES,
+)
 @router.post("/channels/{name}", summary="Callback of a platform", response_model=None, responses=_FAILURES)
 async def receive_callback(name: ChannelName, request: Request, app: AppInUse) -> Response:
     """Receive a platform's callback for a bot. The bot sends its answer later, in a separate call."""

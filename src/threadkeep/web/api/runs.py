@@ -15,7 +15,8 @@ from threadkeep.web.api.workflows import WorkflowName
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.cursors import read_cursor, write_cursor
 from threadkeep.web.problems import documented
-from threadkeep.web.run_schemas import (
+from threadkeep.web.runs import (
+    EXAMPLE,
     Cancelled,
     ResumeBody,
     RetryBody,
@@ -24,8 +25,9 @@ from threadkeep.web.run_schemas import (
     RunTraceBody,
     RunTree,
     WaitMode,
+    open_run_stream,
+    open_submitted_stream,
 )
-from threadkeep.web.run_streams import EXAMPLE, open_run_stream, open_submitted_stream
 from threadkeep.web.schemas import GivenId
 from threadkeep.web.streams import EventStream
 

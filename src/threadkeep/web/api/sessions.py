@@ -1,21 +1,44 @@
-"""Sessions, their metadata, and the search in their messages."""
+"""Sessions: their metadata, retention and search, and changes to their messages."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Self
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
+from threadkeep.app import App
+from threadkeep.errors import InvalidInput
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import damaged_sessions
+from threadkeep.history.retention_rounds import AllRetention
+from threadkeep.records import Retention, RetentionLimits, SessionInfo
+from threadkeep.runs.chat import Again, RegenerationRequest
+from threadkeep.runs.chat_turns import ChatTurn
 from threadkeep.store.codec import clean_text
 from threadkeep.store.transcripts import SessionQuery
+from threadkeep.web.api.chat import STREAM, answer_of
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, Limit, SessionId, UserId
 from threadkeep.web.cursors import read_cursor, write_cursor
 from threadkeep.web.problems import documented
 from threadkeep.web.routing import EncodedPathRoute
-from threadkeep.web.schemas import SearchHitBody, SearchResult, SessionBody, SessionList, SessionPatch
+from threadkeep.web.schemas import (
+    BranchBody,
+    ChatResponseBody,
+    EditBody,
+    Edited,
+    HistoryMessage,
+    RegenerateBody,
+    SearchHitBody,
+    SearchResult,
+    SessionBody,
+    SessionList,
+    SessionPatch,
+    TakeBackBody,
+    TakenBack,
+)
+from threadkeep.web.streams import EventStream, open_stream
 
 router = APIRouter(prefix="/api/v1/sessions", tags=["sessions"], route_class=EncodedPathRoute)
 
@@ -106,3 +129,194 @@ async def search(
     hits = [SearchHitBody.of(hit) for hit in found.hits]
     damaged = {"damaged": found.damaged} if found.damaged else {}
     return SearchResult(hits=hits, count=len(hits), unindexed=found.unindexed, **damaged)
+
+
+_CHANGES = documented(400, 404, 413, 422, 503)
+_CHAT_FAILURES = documented(400, 404, 409, 413, 422, 502, 503)
+
+
+@router.post(
+    "/take-back", summary="Take the newest messages back", responses=_CHANGES, response_model_exclude_unset=True
+)
+async def take_back(
+    session_id: SessionId, app: AppInUse, body: TakeBackBody | None = None, user_id: UserId = None
+) -> TakenBack:
+    """Supersede the newest messages and return them: they stay in the history, but are not active any more.
+
+    Concurrent requests get different messages.
+    """
+    session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
+    taken = await session.take_back(body.n if body is not None else 1)
+    messages = [HistoryMessage.of(message) for message in taken]
+    return TakenBack(session_id=session_id, messages=messages, count=len(messages))
+
+
+@router.post(
+    "/edit",
+    summary="Replace a message",
+    responses={**_CHANGES, **documented(409)},
+    response_model_exclude_unset=True,
+)
+async def edit(session_id: SessionId, body: EditBody, app: AppInUse, user_id: UserId = None) -> Edited:
+    """Supersede a message and all later ones, and store a new version of it. `regenerate` has it answered."""
+    session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
+    message = await session.edit(body.message_id, body.message, new_id=body.new_message_id)
+    return Edited(session_id=session_id, message=HistoryMessage.of(message))
+
+
+@router.post(
+    "/branch",
+    summary="Branch a session",
+    status_code=201,
+    responses=_CHANGES,
+    response_model_exclude_defaults=True,
+)
+async def branch(
+    session_id: SessionId, app: AppInUse, body: BranchBody | None = None, user_id: UserId = None
+) -> SessionBody:
+    """Create a session with copies of this session's messages up to a position. Both continue independently."""
+    session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
+    wanted = BranchBody() if body is None else body
+    branched = await session.branch(wanted.at, session_id=wanted.session_id)
+    return SessionBody.of(replace(await branched.info(), namespace=found.namespace))
+
+
+@router.post("/regenerate", summary="Have a question answered again", responses=_CHAT_FAILURES)
+async def regenerate(
+    session_id: SessionId, app: AppInUse, body: RegenerateBody | None = None, user_id: UserId = None
+) -> ChatResponseBody:
+    """Supersede everything after a question and answer it again, as POST /api/v1/chat does.
+
+    The question keeps its `message_id`: sending it again returns the new answer. If the question is being answered,
+    the response is that answer.
+    """
+    return await answer_of(await _again(app, session_id, user_id, body, stream=False))
+
+
+@router.post(
+    "/regenerate/stream",
+    summary="Have a question answered again, and read the answer as it comes",
+    response_class=Response,
+    responses={200: STREAM, **_CHAT_FAILURES},
+)
+async def stream_regenerated(
+    session_id: SessionId,
+    app: AppInUse,
+    request: Request,
+    body: RegenerateBody | None = None,
+    user_id: UserId = None,
+) -> EventStream:
+    """Regenerate an answer as server-sent events, as POST /api/v1/chat/stream does."""
+    turn = await _again(app, session_id, user_id, body, stream=True)
+    return await open_stream(turn, heartbeat_seconds=request.app.state.heartbeat_seconds)
+
+
+async def _again(
+    app: App, session_id: str, user_id: str | None, body: RegenerateBody | None, *, stream: bool
+) -> ChatTurn:
+    """Start the turn that answers a question again.
+
+    Raises:
+        InvalidInput: the built-in chat does not use this conversation, or both a run and a message are named.
+    """
+    session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
+    if found.namespace:
+        raise InvalidInput("An agent keeps this conversation by itself, and the chat does not answer in it.")
+    wanted = RegenerateBody() if body is None else body
+    asked = RegenerationRequest(wanted.run_id, wanted.message_id, wanted.workflow)
+    return await Again(app.chat, app.memory, app.workflows).begin(session, asked, stream=stream)
+
+
+Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, lt=2**53)]
+
+
+class RetentionLimitsBody(BaseModel):
+    """Retention limits; an absent or null limit means no limit."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    max_age_days: Days | None = Field(None, description="Messages that were stored longer ago go.")
+    max_messages: Count | None = Field(
+        None, description="Only so many of the newest stay; the newest user message and what follows it always do."
+    )
+    max_idle_days: Days | None = Field(None, description="After so long without a word the session goes as a whole.")
+
+    def limits(self) -> RetentionLimits:
+        """Return the limits as a record."""
+        return RetentionLimits(self.max_age_days, self.max_messages, self.max_idle_days)
+
+
+class RetentionBody(BaseModel):
+    """The limits for archiving (excluded from windows and search, but stored) and for deletion."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        from_attributes=True,
+        json_schema_extra={"examples": [{"archive": {"max_age_days": 30}, "delete": {"max_age_days": 365}}]},
+    )
+
+    archive: RetentionLimitsBody = RetentionLimitsBody()
+    delete: RetentionLimitsBody = RetentionLimitsBody()
+
+    def retention(self) -> Retention:
+        """Return the retention as a record."""
+        return Retention(self.archive.limits(), self.delete.limits())
+
+
+class SessionRetention(BaseModel):
+    """The retention of a session, and the positions up to which messages are gone."""
+
+    session_id: str
+    own: RetentionBody | None = Field(description="The session's own limits; null where the rules hold.")
+    rules: RetentionBody = Field(description="The service's, for every session without limits of its own.")
+    archived_seq: int = Field(description="Messages up to this place are archived; 0 for none.")
+    deleted_seq: int = Field(description="Messages up to this place are deleted; 0 for none.")
+
+    @classmethod
+    def of(cls, info: SessionInfo, rules: Retention) -> Self:
+        """Return the schema for a session's metadata and the service's rules."""
+        return cls(
+            session_id=info.session_id,
+            own=None if info.retention is None else RetentionBody.model_validate(info.retention),
+            rules=RetentionBody.model_validate(rules),
+            archived_seq=info.archived_seq,
+            deleted_seq=info.deleted_seq,
+        )
+
+
+@router.get("/{session_id}/retention", summary="See how long the messages of a session stay", responses=_FAILURES)
+async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
+    """Return the session's own limits, the service's rules, and the archived and deleted positions."""
+    return await _told(app, session_id, user_id)
+
+
+@router.put(
+    "/{session_id}/retention",
+    summary="Give a session limits of its own",
+    responses={**_FAILURES, **documented(400, 413)},
+)
+async def put_retention(
+    session_id: SessionId, limits: RetentionBody, app: AppInUse, user_id: UserId = None
+) -> SessionRetention:
+    """Set limits that replace all of the service's rules; `{}` keeps all messages of the session permanently.
+
+    Messages beyond the limits are removed in the next retention pass.
+    """
+    return await _changed(app, session_id, limits.retention(), user_id)
+
+
+@router.delete("/{session_id}/retention", summary="Take a session's own limits away", responses=_FAILURES)
+async def delete_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
+    """Remove the session's limits, so that the service's rules apply again."""
+    return await _changed(app, session_id, None, user_id)
+
+
+async def _changed(app: App, session_id: str, retention: Retention | None, user_id: str | None) -> SessionRetention:
+    await AllRetention(app.memory).change(session_id, retention, user_id=user_id)
+    return await _told(app, session_id, user_id)
+
+
+async def _told(app: App, session_id: str, user_id: str | None) -> SessionRetention:
+    _, info = await AllSessions(app.memory).find(session_id, user_id=user_id)
+    return SessionRetention.of(info, app.memory.retention.rules)

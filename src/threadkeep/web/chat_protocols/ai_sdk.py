@@ -132,7 +132,13 @@ class _Parts(Parts):
             yield data_event({"type": "text-end", "id": self._id})
 
 
-@router.post("", summary="Answer a chat of the AI SDK", response_class=Response, responses={200: _STREAM, **_FAILURES})
+@router.post(
+    "",
+    summary="Answer a chat of the AI SDK",
+    operation_id="ai_sdk_chat",
+    response_class=Response,
+    responses={200: _STREAM, **_FAILURES},
+)
 async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Answer the new messages of a chat, or its last question again, as a UI message stream."""
     user_id = caller.user(body.user_id)

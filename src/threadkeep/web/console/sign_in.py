@@ -12,7 +12,7 @@ from threadkeep.web.callers import PUBLIC
 from threadkeep.web.console.cookies import COOKIE, as_cookie, is_page
 from threadkeep.web.console.forms import Form, read_fields
 from threadkeep.web.console.rendering import ConsoleRoute, error_page, page, redirect
-from threadkeep.web.key_ring import KeyRing
+from threadkeep.web.keys import KeyRing
 from threadkeep.web.problems import ProblemRaised, make_problem
 from threadkeep.web.rate_limits import RateLimits
 

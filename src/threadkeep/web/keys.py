@@ -1,0 +1,175 @@
+"""The credentials that a service accepts: keys of its settings and its database, and signed tokens of users."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import jwt
+
+from threadkeep.errors import StoreError
+from threadkeep.records.api_keys import ApiKey, KeyScope
+from threadkeep.store.api_keys import ApiKeys, digest_of
+from threadkeep.web.callers import Caller
+from threadkeep.web.problems import ProblemRaised, make_problem
+from threadkeep.web.rate_limits import RateLimits
+
+REFRESH_SECONDS = 5.0
+_TIMEOUT_SECONDS = 1.0
+_FIRST_TIMEOUT_SECONDS = 10.0
+_NOTE_SECONDS = 60.0
+
+_logger = logging.getLogger("threadkeep.web")
+
+
+class KeyRing:
+    """The callers by the digests of their keys, read from the database again after five seconds.
+
+    While the database does not answer, the keys that were read last are accepted.
+    """
+
+    def __init__(self, keys: ApiKeys, configured: Mapping[str, str], *, clock: Callable[[], datetime]) -> None:
+        self._keys = keys
+        self._clock = clock
+        # Keys are found by a digest: the duration of the search reveals nothing about them.
+        self._configured = {digest_of(key.encode()): name for name, key in configured.items()}
+        self._known: dict[str, ApiKey] = {}
+        self._was_read = False
+        self._failing = False
+        self._next_read = 0.0
+        self._work: asyncio.Task[None] | None = None
+        self._next_note: dict[str, float] = {}
+        self._notes: set[asyncio.Task[None]] = set()
+
+    @property
+    def in_use(self) -> bool:
+        """Return whether there are keys, or were ever any."""
+        return bool(self._configured or self._known)
+
+    async def refresh(self) -> bool:
+        """Read the keys again if it is time; return False if they could never be read."""
+        if time.monotonic() >= self._next_read:
+            if self._work is None or self._work.done():
+                self._work = asyncio.create_task(self._read(), name="threadkeep-keys")
+            await asyncio.wait([self._work])
+        return self._was_read
+
+    def caller(self, given: bytes, limits: RateLimits) -> Caller | None:
+        """Return the caller with a key; None if no valid key is given."""
+        digest = digest_of(given)
+        key = self._known.get(digest)
+        if key is None:
+            name = self._configured.get(digest)
+            return None if name is None else Caller(name, "admin", limits=limits)
+        now = self._clock()
+        if not key.is_valid(now):
+            return None
+        if time.monotonic() >= self._next_note.get(key.key_id, 0.0):
+            self._next_note[key.key_id] = time.monotonic() + _NOTE_SECONDS
+            task = asyncio.create_task(self._note(key.key_id, now))
+            self._notes.add(task)
+            task.add_done_callback(self._notes.discard)
+        return Caller(key.name, key.scope, key.user_id, limits)
+
+    async def _read(self) -> None:
+        try:
+            async with asyncio.timeout(_TIMEOUT_SECONDS if self._was_read else _FIRST_TIMEOUT_SECONDS):
+                found = await self._keys.all()
+        except (StoreError, TimeoutError) as error:
+            if not self._failing:
+                _logger.warning("the keys cannot be read: %s", type(error).__name__)
+            self._failing = True
+        else:
+            self._failing = False
+            self._known = {key.digest: key for key in found}
+            self._was_read = True
+        finally:
+            self._next_read = time.monotonic() + REFRESH_SECONDS
+
+    async def _note(self, key_id: str, moment: datetime) -> None:
+        with contextlib.suppress(StoreError):  # noted again a minute later
+            await self._keys.note_use(key_id, moment)
+
+
+_PUBLIC_KEY_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
+_SHARED_KEY_ALGORITHMS: Final = ("HS256", "HS384", "HS512")
+_LEEWAY_SECONDS: Final = 10
+_KEYS_TIMEOUT_SECONDS: Final = 5
+_MAX_USER: Final = 512
+
+_INVALID = "The token is expired, not for this service, or not signed by its issuer; sign in again."
+_KEYS_AWAY = "The keys of the tokens' issuer cannot be read; try again."
+
+
+@dataclass(frozen=True)
+class TokenOptions:
+    """The tokens that are accepted. `key` is the issuer's public key, the address of its keys, or a shared secret."""
+
+    issuer: str
+    audience: str
+    key: str
+    user_claim: str = "sub"
+    scope: KeyScope = "write"
+
+
+class UserTokens:
+    """The check of tokens. Each speaks for one user."""
+
+    def __init__(self, options: TokenOptions) -> None:
+        self._options = options
+        self._jwks: jwt.PyJWKClient | None = None
+        if options.key.startswith(("https://", "http://")):
+            self._jwks = jwt.PyJWKClient(options.key, timeout=_KEYS_TIMEOUT_SECONDS)
+        # A public key never verifies a token that is signed with it as a shared secret.
+        shared = self._jwks is None and not options.key.lstrip().startswith("-----BEGIN")
+        self._algorithms = _SHARED_KEY_ALGORITHMS if shared else _PUBLIC_KEY_ALGORITHMS
+
+    @staticmethod
+    def is_token(given: bytes) -> bool:
+        """Return whether a credential has the form of a token: three parts, the first of them a JSON object."""
+        return given.startswith(b"eyJ") and given.count(b".") == 2
+
+    async def caller(self, given: bytes, limits: RateLimits) -> Caller:
+        """Return the caller with a token.
+
+        Raises:
+            ProblemRaised: the token is not valid (401), or the issuer's keys cannot be read (503).
+        """
+        try:
+            claims = await self._claims(given.decode("ascii"))
+        except jwt.PyJWKClientConnectionError as error:
+            _logger.warning("the keys of the tokens' issuer cannot be read: %s", type(error).__name__)
+            raise ProblemRaised(make_problem(503, "issuer-unavailable", _KEYS_AWAY)) from None
+        except (jwt.PyJWTError, ValueError):
+            raise _refusal() from None
+        user_id = claims.get(self._options.user_claim)
+        if not isinstance(user_id, str) or not 0 < len(user_id) <= _MAX_USER or not user_id.isprintable():
+            raise _refusal()
+        return Caller(f"token of {user_id}", self._options.scope, user_id, limits)
+
+    async def _claims(self, token: str) -> dict[str, Any]:
+        options = self._options
+        key: object = options.key
+        if self._jwks is not None:
+            key = (await asyncio.to_thread(self._jwks.get_signing_key_from_jwt, token)).key
+        return jwt.decode(
+            token,
+            key,  # type: ignore[arg-type]
+            algorithms=self._algorithms,
+            issuer=options.issuer,
+            audience=options.audience,
+            leeway=_LEEWAY_SECONDS,
+            options={"require": ["exp", "iss", "aud", options.user_claim]},
+        )
+
+
+def _refusal() -> ProblemRaised:
+    return ProblemRaised(
+        make_problem(401, "token-invalid", _INVALID), {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+    )
