@@ -244,6 +244,7 @@ class Worker:
 
     async def _execute(self, active: ActiveRun) -> Outcome | None:
         run, dependencies = active.run, self.dependencies
+        _set_channel(run)
         if run.cancel_requested_at is not None:
             return await self._endings.end(active, Outcome("cancelled"), dependencies)
         active.tracer.note(STATUS, data={"status": "running", "try": run.attempts})
@@ -267,9 +268,7 @@ class Worker:
     async def _run_graph(self, active: ActiveRun) -> Outcome:
         """Execute a run with its workflow and budgets, in a task of its own; wait until the database is available."""
         run, dependencies = active.run, self.dependencies
-        if run.trigger != "child":
-            # A worker serves no channel of its own, and a child keeps the channel of its parent.
-            work_for("http" if run.trigger == "http" else "other")
+        _set_channel(run)
         run_hold.set(active.hold)
         if run.attempts > 1 and run.session_id is not None:
             # The answer may wait in the folder of the dead process.
@@ -353,3 +352,9 @@ class Worker:
                 await self._checkpoints.remove([] if unstored else [run.run_id])
         except Exception as error:  # noqa: BLE001 - the run is over, and must not be tried again for this
             self.report(type(error).__name__, "clearing_up")
+
+
+def _set_channel(run: Run) -> None:
+    """Set the channel of the current task: a worker serves none of its own, a child keeps that of its parent."""
+    if run.trigger != "child":
+        work_for("http" if run.trigger == "http" else "other")
