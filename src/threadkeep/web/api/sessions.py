@@ -136,7 +136,10 @@ _CHAT_FAILURES = documented(400, 404, 409, 413, 422, 502, 503)
 
 
 @router.post(
-    "/take-back", summary="Take the newest messages back", responses=_CHANGES, response_model_exclude_unset=True
+    "/{session_id}/take-back",
+    summary="Take the newest messages back",
+    responses=_CHANGES,
+    response_model_exclude_unset=True,
 )
 async def take_back(
     session_id: SessionId, app: AppInUse, body: TakeBackBody | None = None, user_id: UserId = None
@@ -152,7 +155,7 @@ async def take_back(
 
 
 @router.post(
-    "/edit",
+    "/{session_id}/edit",
     summary="Replace a message",
     responses={**_CHANGES, **documented(409)},
     response_model_exclude_unset=True,
@@ -165,7 +168,7 @@ async def edit(session_id: SessionId, body: EditBody, app: AppInUse, user_id: Us
 
 
 @router.post(
-    "/branch",
+    "/{session_id}/branch",
     summary="Branch a session",
     status_code=201,
     responses=_CHANGES,
@@ -181,7 +184,7 @@ async def branch(
     return SessionBody.of(replace(await branched.info(), namespace=found.namespace))
 
 
-@router.post("/regenerate", summary="Have a question answered again", responses=_CHAT_FAILURES)
+@router.post("/{session_id}/regenerate", summary="Have a question answered again", responses=_CHAT_FAILURES)
 async def regenerate(
     session_id: SessionId, app: AppInUse, body: RegenerateBody | None = None, user_id: UserId = None
 ) -> ChatResponseBody:
@@ -194,7 +197,7 @@ async def regenerate(
 
 
 @router.post(
-    "/regenerate/stream",
+    "/{session_id}/regenerate/stream",
     summary="Have a question answered again, and read the answer as it comes",
     response_class=Response,
     responses={200: STREAM, **_CHAT_FAILURES},
