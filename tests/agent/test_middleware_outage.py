@@ -8,7 +8,7 @@ import dataclasses
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,11 +59,12 @@ async def failing(unsteady_url: str, hurried: MemoryOptions, events: RecordedEve
         yield memory
 
 
-@contextmanager
-def locked(url: str) -> Iterator[None]:
-    """Hold the lock of a SQLite file as another program would."""
-    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
-        connection.execute("BEGIN EXCLUSIVE")
+@asynccontextmanager
+async def locked(url: str) -> AsyncIterator[None]:
+    """Hold the lock of a SQLite file as another program would; the memory may end what it writes before."""
+    path = url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as connection:
+        await asyncio.to_thread(connection.execute, "BEGIN EXCLUSIVE")
         yield
         connection.execute("ROLLBACK")
 
@@ -233,7 +234,7 @@ async def test_a_locked_file_is_read_and_written_later(
         model = ScriptedModel(["hello", "fine", "yes"])
         agent = make_agent(model, [SessionMemory(memory)])
         await ask(agent, "hi")
-        with locked(sqlite_url):
+        async with locked(sqlite_url):
             async with asyncio.timeout(HANG_SECONDS):
                 await ask(agent, "and now?")
             await ask(agent, "still?")
@@ -254,7 +255,7 @@ async def test_what_joins_a_message_that_waits_is_kept(
     async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
         agent = make_agent(ScriptedModel(["fine" if answered else ConnectionError(), "fine"]), [SessionMemory(memory)])
         both = {"messages": [HumanMessage("one", id="1"), HumanMessage("two", id="2")]}
-        with locked(sqlite_url):
+        async with locked(sqlite_url):
             with contextlib.nullcontext() if answered else pytest.raises(ConnectionError):
                 await ask(agent, "two", message_id="2")
             state = await agent.ainvoke(both, config_of())

@@ -101,7 +101,7 @@ async def test_recall_finds_by_words_and_only_in_the_named_scopes(memory: Memory
 
 async def test_a_workspace_has_no_episodes_and_a_page_has_bounds(memory: Memory) -> None:
     """Told in a sentence."""
-    with pytest.raises(InvalidInput, match="session or of a user"):
+    with pytest.raises(InvalidInput, match="session or a user"):
         await memory.episodes.latest(Scope("workspace", "shop"))
     with pytest.raises(InvalidInput, match="limit"):
         await memory.episodes.latest(ADA, limit=0)

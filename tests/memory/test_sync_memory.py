@@ -283,7 +283,7 @@ INTERNAL = {
     "Manifests": {"purge", "keep_writing", "close"},
     "Summaries": {"for_export", "add", "uncovered", "claim", "release"},
     "Compressor": {"close"},
-    "Graphiti": {"close", "delivering", "note_repo_state", "tell"},
+    "Graphiti": {"close", "delivering", "note_repo_state", "send_fact"},
 }
 
 

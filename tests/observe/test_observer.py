@@ -72,12 +72,13 @@ def test_no_sinks_is_an_observer_too() -> None:
 
 @pytest.mark.parametrize("kind", kinds())
 def test_events_are_frozen_and_hold_no_text_of_people(kind: type[Event]) -> None:
-    """An event has counts, times, closed names, ids of sessions and runs, names of workflows, and nothing else."""
+    """An event has counts, times, closed names, ids of sessions and runs, names of workflows and bots; nothing else."""
     assert vars(kind)["__dataclass_params__"].frozen
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if hints[field.name] in (str, str | None):
-            assert field.name in ("session_id", "run_id", "budget_run_id", "error", "reason", "limit", "workflow")
+            named = ("session_id", "run_id", "budget_run_id", "error", "reason", "limit", "workflow", "bot")
+            assert field.name in named
 
 
 def test_events_without_a_channel_get_that_by_which_they_came() -> None:

@@ -32,6 +32,18 @@ EXAMPLE = (
 HEARTBEAT = format_sse_event(comment="still here")
 
 
+_ITEM: dict[str, object] = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "id": {"type": "string"}, "data": {"type": "string"}},
+}
+
+
+def event_content(example: str) -> dict[str, object]:
+    """Return the OpenAPI content of a stream of server-sent events."""
+    return {"text/event-stream": {"itemSchema": _ITEM, "example": example}}
+
+
 class EventStream(StreamingResponse):
     """A response of server-sent events whose source is closed when the client disconnects."""
 

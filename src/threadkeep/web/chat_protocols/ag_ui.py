@@ -17,7 +17,7 @@ from threadkeep.web.callers import CallerInUse
 from threadkeep.web.chat_protocols.sent import Parts, Sent, data_event, open_parts
 from threadkeep.web.langgraph.messages import messages_of
 from threadkeep.web.problems import Problem, documented
-from threadkeep.web.streams import EventStream
+from threadkeep.web.streams import EventStream, event_content
 from threadkeep.workflows.built_in import CHAT
 
 router = APIRouter(prefix="/api/v1/ag-ui", tags=["ag-ui"])
@@ -112,7 +112,7 @@ class _Events(Parts):
     summary="Answer a thread of AG-UI",
     response_class=Response,
     responses={
-        200: {"description": "The events of the run.", "content": {"text/event-stream": {"example": _EXAMPLE}}},
+        200: {"description": "The events of the run.", "content": event_content(_EXAMPLE)},
         **documented(400, 404, 409, 413, 422, 502, 503),
     },
 )

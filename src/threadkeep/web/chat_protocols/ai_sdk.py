@@ -22,7 +22,7 @@ from threadkeep.web.chat_protocols.sent import Parts, Sent, data_event, open_par
 from threadkeep.web.problems import Problem, documented
 from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.schemas import GivenId
-from threadkeep.web.streams import EventStream
+from threadkeep.web.streams import EventStream, event_content
 from threadkeep.workflows.built_in import CHAT
 
 router = APIRouter(prefix="/api/v1/ai-sdk/chat", tags=["ai-sdk"], route_class=EncodedPathRoute)
@@ -37,7 +37,7 @@ _EXAMPLE = (
 )
 _STREAM: dict[str, Any] = {
     "description": "The parts of the answer.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
+    "content": event_content(_EXAMPLE),
 }
 
 type ChatId = Annotated[str, Path(description="The chat, which is a session; a slash is %2F.")]

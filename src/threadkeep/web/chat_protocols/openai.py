@@ -20,7 +20,7 @@ from threadkeep.web.chat_protocols.sent import Parts, Sent, data_event, open_par
 from threadkeep.web.langgraph.messages import messages_of
 from threadkeep.web.problems import Problem, documented
 from threadkeep.web.schemas import GivenId, Usage
-from threadkeep.web.streams import EventStream
+from threadkeep.web.streams import EventStream, event_content
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -169,7 +169,7 @@ async def list_models(app: AppInUse) -> ModelsBody:
     summary="Answer a conversation",
     response_model=Completion,
     responses={
-        200: {"content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}}},
+        200: {"content": event_content(_EXAMPLE)},
         **documented(400, 404, 409, 413, 422, 502, 503),
     },
 )

@@ -28,7 +28,7 @@ from threadkeep.web.langgraph.thread_events import thread_events_of
 from threadkeep.web.langgraph.threads import ThreadId
 from threadkeep.web.problems import documented
 from threadkeep.web.routing import EncodedPathRoute
-from threadkeep.web.streams import EventStream, with_silences
+from threadkeep.web.streams import EventStream, event_content, with_silences
 
 router = APIRouter(tags=["langgraph"], route_class=EncodedPathRoute)
 
@@ -41,7 +41,7 @@ _EXAMPLE = (
 )
 _STREAM: dict[str, Any] = {
     "description": "The run as it happens.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
+    "content": event_content(_EXAMPLE),
 }
 _USUAL_MODES = ["values"]
 _MOST = 200

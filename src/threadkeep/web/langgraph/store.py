@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -23,7 +23,8 @@ router = APIRouter(prefix="/store", tags=["langgraph"])
 _FAILURES = documented(400, 404, 413, 422, 503)
 _RESERVED = "langgraph"
 
-Namespace = Annotated[list[Annotated[CleanText, Field(max_length=256)]], Field(max_length=20)]
+Label = Annotated[CleanText, Field(min_length=1, max_length=256, pattern=r"^[^.]+$")]
+Namespace = Annotated[list[Label], Field(max_length=20)]
 Key = Annotated[CleanText, Field(min_length=1, max_length=512)]
 
 
@@ -44,10 +45,15 @@ class ItemBody(BaseModel):
             namespace=list(item.namespace),
             key=item.key,
             value=item.value,
-            created_at=item.created_at,
-            updated_at=item.updated_at,
+            created_at=_in_utc(item.created_at),
+            updated_at=_in_utc(item.updated_at),
             score=item.score if isinstance(item, SearchItem) else None,
         )
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """Return a time of a store with its zone: that of SQLite gives times in UTC without one."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 class PutItemBody(BaseModel):
@@ -169,9 +175,15 @@ async def delete_item(body: DeleteItemBody, app: AppInUse) -> None:
 async def search_items(body: SearchItemsBody, app: AppInUse) -> ItemsBody:
     """Return the items below a namespace, best or newest first. Histories of conversations are not among them."""
     store = await app.memory.graph_store()
-    found = await store.asearch(
-        tuple(body.namespace_prefix), query=body.query, filter=body.filter, limit=body.limit, offset=body.offset
-    )
+    if body.query is not None and getattr(store, "index_config", None) is None:
+        raise InvalidInput("The store of this service has no index to search by meaning; leave `query` out.")
+    try:
+        found = await store.asearch(
+            tuple(body.namespace_prefix), query=body.query, filter=body.filter, limit=body.limit, offset=body.offset
+        )
+    except (ValueError, TypeError):  # each store has its own rules for filters; its sentence may quote values
+        sentence = "`filter` maps fields to values, or to $eq, $ne, $gt, $gte, $lt or $lte with values of their kind."
+        raise InvalidInput(sentence) from None
     hidden = await _history_roots(app)
     return ItemsBody(items=[ItemBody.of(item) for item in found if item.namespace[0] not in hidden])
 
