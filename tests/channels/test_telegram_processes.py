@@ -24,7 +24,7 @@ from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.records.runs import RunQuery
 
 CHATS = (7, 8)
-MESSAGES = int(os.environ.get("CHANNEL_MESSAGES", "40"))
+MESSAGES = int(os.environ.get("CHANNEL_MESSAGES", "100"))
 """Messages of each chat; `python -m bench channels` sends more."""
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

@@ -48,6 +48,10 @@ class Presence(Protocol):
         """Release the lease; the runs that this process still has may be taken by others."""
         ...
 
+    def abandon(self) -> None:
+        """Close the connections without releasing the lease, which ends with the process or expires."""
+        ...
+
 
 class LockedFiles:
     """A file lock per process on a SQLite database; the system releases it when the process dies.
@@ -90,6 +94,9 @@ class LockedFiles:
             self._path(self._name).unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = None
+
+    def abandon(self) -> None:
+        """Keep the lock until the process ends."""
 
     def _path(self, name: str) -> Path:
         return self._database.with_name(f"{self._database.name}.{name}.lock")
@@ -181,6 +188,10 @@ class Heartbeats:
                 connection.execute(_PROCESSES.delete().where(_PROCESSES.c.name == self._name))
         finally:
             self._pool.dispose()
+
+    def abandon(self) -> None:
+        """Close the connections; the row expires."""
+        self._pool.dispose()
 
     def _since(self, name: str, beats: int, now: float) -> float:
         before = self._seen.get(name)
@@ -293,6 +304,8 @@ class Lease:
         if is_idle:
             with contextlib.suppress(SQLAlchemyError):  # the lease expires by itself
                 await asyncio.to_thread(self._presence.leave)
+        else:
+            await asyncio.to_thread(self._presence.abandon)
         self._connections.close()
         self._records.dispose()
 
