@@ -28,7 +28,7 @@ from threadkeep.web.langgraph.thread_events import thread_events_of
 from threadkeep.web.langgraph.threads import ThreadId
 from threadkeep.web.problems import documented
 from threadkeep.web.routing import EncodedPathRoute
-from threadkeep.web.streams import EventStream, event_content, with_silences
+from threadkeep.web.streams import HEARTBEAT, EventStream, event_content, with_silences
 
 router = APIRouter(tags=["langgraph"], route_class=EncodedPathRoute)
 
@@ -149,7 +149,7 @@ async def _with_heartbeats(
     async with aclosing(with_silences(parts, asked.heartbeat_seconds)) as everything:
         try:
             async for part in everything:
-                yield b": still here\n\n" if part is None else part
+                yield HEARTBEAT if part is None else part
             ended = True
         finally:
             if cancels and not ended:
