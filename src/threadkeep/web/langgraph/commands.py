@@ -25,7 +25,7 @@ from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, th
 from threadkeep.web.langgraph.threads import ThreadId
 from threadkeep.web.problems import documented, log_failure, problem_of
 from threadkeep.web.routing import EncodedPathRoute
-from threadkeep.web.streams import EventStream, with_silences
+from threadkeep.web.streams import HEARTBEAT, EventStream, event_content, with_silences
 
 router = APIRouter(prefix="/threads/{thread_id}", tags=["langgraph"], route_class=EncodedPathRoute)
 
@@ -36,9 +36,8 @@ _EXAMPLE = (
 )
 _STREAM: dict[str, Any] = {
     "description": "The events of the thread's runs, until the client or the service closes the stream.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
+    "content": event_content(_EXAMPLE),
 }
-_HEARTBEAT = format_sse_event(comment="still here")
 
 
 class Commands:
@@ -152,9 +151,9 @@ async def _encoded(events: AsyncGenerator[ProtocolEvent | None]) -> AsyncGenerat
     async with aclosing(events):
         try:
             # Sent at once, so that the client knows that its request was accepted.
-            yield _HEARTBEAT
+            yield HEARTBEAT
             async for event in events:
-                yield _HEARTBEAT if event is None else _bytes_of(event)
+                yield HEARTBEAT if event is None else _bytes_of(event)
         except Exception as error:  # noqa: BLE001 - a stream that breaks off says why
             if not isinstance(error, ThreadkeepError):
                 log_failure("a stream of a thread failed", error)
