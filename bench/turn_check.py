@@ -274,6 +274,10 @@ class _Check:
         return kept and self.outage(self.asked[message_id].at, at)
 
     def _forgotten(self, name: str, call: ModelCall, asked: Sequence[str]) -> Iterator[Fault]:
+        first = self.told.get(asked[-1], ())[:1]
+        if first and first[0].at < call.at and first[0].text != call.answer:
+            # The process was paused after it had read the session, and the question was answered meanwhile.
+            return
         session_id = self.asked[asked[-1]].session_id
         texts = {text for _, text in call.messages}
         told = [

@@ -9,7 +9,7 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -136,6 +136,11 @@ class DatabaseProxy:
         self._open = asyncio.Event()
         self._open.set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._committed = b""
+
+    def stall_after_commit(self, text: bytes) -> None:
+        """Stall as soon as a connection that sent this text has committed, before its client knows."""
+        self._committed = text
 
     def set(self, state: ProxyState) -> None:
         """Change what becomes of bytes that pass."""
@@ -161,13 +166,25 @@ class DatabaseProxy:
             return
         self._writers |= {writer, ours}
         try:
-            await asyncio.gather(self._pass(reader, ours), self._pass(theirs, writer))
+            sent: list[bytes] = []
+            await asyncio.gather(self._pass(reader, ours, sent=sent), self._pass(theirs, writer, received=sent))
         finally:
             self._writers -= {writer, ours}
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        sent: list[bytes] | None = None,
+        received: Sequence[bytes] = (),
+    ) -> None:
         try:
             while data := await reader.read(65536):
+                if self._committed and sent is not None and self._committed in data:
+                    sent.append(data)
+                if received and b"COMMIT\0" in data:
+                    self.set("stalled")
                 if self._state == "slow":
                     await asyncio.sleep(_SLOW_SECONDS)
                 await self._open.wait()

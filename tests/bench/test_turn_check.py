@@ -152,6 +152,16 @@ def test_a_turn_that_was_told_in_an_outage_may_be_stored_behind_the_next() -> No
     assert (list(verdict.faults), [conflict.kind for conflict in verdict.conflicts]) == ([], ["reordered"])
 
 
+def test_a_process_that_wakes_may_send_what_it_had_read() -> None:
+    """Its question was answered while it was paused; turns that were told meanwhile are not in its call."""
+    late = more(calls=[call(3, 6.0, "q1")], asked=[Asked("s", "q0", 0.1)], told=[told("q0", 4, 5.5)])
+    rows = [row(1, "q1"), row(2, "q1", 1), row(3, "q2"), row(4, "q2", 2), row(5, "q0"), row(6, "q0", 4)]
+    woken = replace(late(GOOD), stored=rows)
+    assert "context" not in {fault.kind for fault in faults(woken)}
+    asked_anew = replace(woken, told=[one for one in woken.told if one.message_id != "q1"])
+    assert "context" in {fault.kind for fault in faults(asked_anew)}
+
+
 def test_each_speaker_has_an_answer_of_its_own() -> None:
     """Of two speakers both answers belong to the question; the last one is told. One that is missing is found."""
     first, second = answer(1, "q1", "writer"), answer(2, "q1", "critic")

@@ -274,6 +274,7 @@ INTERNAL = {
         "record_joined",
         "belong_to",
         "check_owner",
+        "deliver",
         "question",
         "recall",
         "superseded",

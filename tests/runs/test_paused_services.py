@@ -157,6 +157,28 @@ async def test_a_process_that_is_paused_in_its_model_call(
     assert await place.answers() == ["#2"]
 
 
+async def test_a_process_that_is_paused_after_its_answer_is_stored(
+    stack: AsyncExitStack, tmp_path: Path, postgres_url: str
+) -> None:
+    """It does not know of its commit yet: the other process tells its answer, and so does it when it wakes."""
+    place = await opened(stack, tmp_path, postgres_url)
+    assert place.proxy is not None
+    place.proxy.stall_after_commit(b"#1 ")
+    first = await place.begin(0)
+    place.model.release.set()
+    await place.stored("#1")
+    place.services[0].pause()
+    stack.callback(place.services[0].wake)
+    place.proxy.set("open")
+    paused_at = time.monotonic()
+    await until(lambda: time.monotonic() - paused_at > _PAUSED_SECONDS)
+    assert not first.done()
+    assert await place.insist(1) == "#1"
+    place.services[0].wake()
+    assert await first == "#1"
+    assert (await place.answers(), len(place.model.calls)) == (["#1"], 1)
+
+
 async def test_a_process_that_is_killed_between_begin_and_end(
     stack: AsyncExitStack, tmp_path: Path, shared_url: str
 ) -> None:

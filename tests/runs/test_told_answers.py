@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableConfig
 
 from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
 from tests.runs.desk import RunDesk, eventually
-from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
+from threadkeep import Memory, MemoryOptions, Message, SessionMemory, StoreUnavailable, open_memory
 from threadkeep.records import Turn
 from threadkeep.records.runs import NewRun, RunQuery
 from threadkeep.runs.requests import RunRequest
@@ -64,6 +68,31 @@ async def test_an_answer_of_an_outage_gives_way_to_one_that_was_told(
     again = await chat.ask(said("hi", "1"))
     assert again.response == "theirs"
     assert [message.content for message in await memory.session(ROOM).tail(9)] == ["hi", "theirs"]
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_an_agent_that_is_asked_again_after_an_outage_says_the_answer_that_stands(
+    memory: Memory, outage: Outage, told: bool
+) -> None:
+    """Its own waits to be written; another process stored one, which stands only if a person was told it."""
+    model = ScriptedModel([])
+    agent = create_agent(model, middleware=[SessionMemory(memory)], name="answer")
+    config: RunnableConfig = {"configurable": {"thread_id": ROOM}}
+    question = HumanMessage("hi", id="1")
+    gate = Gate()
+    held = create_agent(ScriptedModel([[gate, "mine"]]), middleware=[SessionMemory(memory)], name="answer")
+    turn = asyncio.create_task(held.ainvoke({"messages": [question]}, config))
+    await gate.reached()
+    async with outage():
+        gate.open()
+        assert (await turn)["messages"][-1].content == "mine"
+    async with open_memory(outage.url, options=MemoryOptions(background=False)) as elsewhere:
+        answer = Message("assistant", "theirs", answers="1", author="answer")
+        await elsewhere.session(ROOM).record([answer], answers="1", told=told)
+    again = await agent.ainvoke({"messages": [question]}, config)
+    assert again["messages"][-1].content == ("theirs" if told else "mine")
+    assert [one.content for one in await memory.session(ROOM).tail(9)] == ["hi", "theirs" if told else "mine"]
+    assert not model.calls
 
 
 async def test_a_run_says_the_answer_that_stands(every_desk: RunDesk) -> None:

@@ -109,10 +109,14 @@ class OpenTurn:
         if not self.question:
             return
         question = await self._question_rows(metadata or {}, received)
-        waiting = self.session.waiting()
+        waiting = self._pending()
+        if waiting:
+            # Another process may have stored an answer: the database decides which one stands.
+            await self._read(self.session.deliver())
+            waiting = self._pending()
         self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])
         self._known_question_id = self.question_id
-        if self.earlier or self.question_id in [message.id for message in waiting]:
+        if waiting:
             self._repeated = True
             if question[:-1]:
                 # The newest message is pending; the others may not be stored yet.
@@ -125,6 +129,10 @@ class OpenTurn:
         if self._repeated and not self.earlier:
             await self._read_stored()
         self._find_answer()
+
+    def _pending(self) -> list[Message]:
+        """Return the pending question and the pending answers to it."""
+        return [m for m in self.session.waiting() if self.question_id in (m.id, m.answers)]
 
     async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
         """Return the rows of the question; a changed text has the digest of the received text in its metadata."""

@@ -209,6 +209,10 @@ class Session:
             if turn.session_id == self.session_id and not entry.refused and self.user_id in (None, turn.user_id):
                 yield turn
 
+    async def deliver(self) -> bool:
+        """Try to write this process's pending turns of the session; return True if none is left."""
+        return await self._pending.deliver(self.session_id)
+
     @asynccontextmanager
     async def timeout(self, seconds: float = _TIMEOUT_SECONDS) -> AsyncIterator[None]:
         """Limit the time to wait for the database; the limit is short while the database is known to fail.
@@ -251,14 +255,14 @@ class Session:
             return await self._transcripts.superseded(self.session_id)
 
     async def answers_to(self, question: Message) -> list[Message]:
-        """Return the complete answers to a message, stored or pending, in order: one per speaker."""
+        """Return the complete answers to a message, stored or pending, in order: one per speaker and ordinal."""
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None:
             return waiting
         async with self._reading():
             stored = await self._transcripts.answers_to(self.session_id, question)
-        there = {one.id for one in stored}
-        return [*stored, *(one for one in waiting if one.id not in there)]
+        there = {key for one in stored for key in _keys(one)}
+        return [*stored, *(one for one in waiting if there.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
         """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
@@ -378,7 +382,7 @@ class Session:
         Pending turns are written first, so that they are before the reset. Resetting a session that does not exist does
         nothing.
         """
-        await self._pending.deliver(self.session_id)
+        await self.deliver()
         await self._transcripts.reset(self.session_id, user_id=self.user_id)
 
     async def take_back(self, n: int = 1) -> list[Message]:
@@ -531,7 +535,7 @@ class Session:
         Raises:
             StoreUnavailable: the database is not available.
         """
-        if self.waiting() and not await self._pending.deliver(self.session_id) and self.waiting():
+        if self.waiting() and not await self.deliver() and self.waiting():
             raise StoreUnavailable(
                 "Earlier turns of this session wait to be written; try again when the database takes them."
             )
