@@ -78,9 +78,17 @@ class Eraser:
         return wanted
 
     async def erase(
-        self, wanted: Erasable, *, dry_run: bool, vacuum: bool, remains: Sequence[str] = ()
+        self, wanted: Erasable, *, dry_run: bool, vacuum: bool, groups: ErasedStore, remains: Sequence[str]
     ) -> EraseReceipt:
-        """Erase what `begin` has noted, and return the receipt; `remains` are copies that were not reached before."""
+        """Erase what `begin` has noted, and return the receipt.
+
+        Args:
+            wanted: the person or the session.
+            dry_run: count only.
+            vacuum: rewrite the file or the tables.
+            groups: the groups in Graphiti that were deleted before.
+            remains: what could not be deleted there, in words.
+        """
         digest = await self._digest()
         subject = await self._subject(wanted)
         begun_at = self._memory.clock()
@@ -107,6 +115,7 @@ class Eraser:
         if self._rows.backend == "postgres":
             not_reached.append(_LOG if vacuum and not dry_run else _DEAD_ROWS)
         not_reached += await self._unreadable(wanted)
+        stores = [*(ErasedStore(name, before[name], after[name]) for name in before), groups]
         receipt = EraseReceipt(
             kind=_kind(wanted),
             subject=subject,
@@ -116,9 +125,7 @@ class Eraser:
             sessions=before["chat_sessions"],
             shared_sessions=len(shared),
             shared_messages=before["shared messages"] + before[_SHARED],
-            stores=tuple(
-                ErasedStore(name, before[name], after[name]) for name in before if before[name] or after[name]
-            ),
+            stores=tuple(store for store in stores if store.before or store.after),
             not_reached=tuple(not_reached),
         )
         return replace(receipt, signature=digest(receipt.signed_text()))

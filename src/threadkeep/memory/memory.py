@@ -24,11 +24,13 @@ from threadkeep.knowledge.proposals import Proposals
 from threadkeep.memory.person_archive import archive
 from threadkeep.memory.person_export import PersonExport
 from threadkeep.observe import Observer
-from threadkeep.records.erasure import EraseReceipt
+from threadkeep.records.erasure import ErasedStore, EraseReceipt
 from threadkeep.records.knowledge import Scope
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.api_keys import ApiKeys
 from threadkeep.store.erasing import Erasable, TableErasing
+
+_GROUPS = "groups in Graphiti"
 
 
 class Memory(history.Memory):
@@ -73,11 +75,11 @@ class Memory(history.Memory):
             StoreUnavailable: a database does not answer; repeat the call.
         """
         wanted = await self.eraser.wanted(session_id, user_id)
-        remains: list[str] = []
+        groups, remains = ErasedStore(_GROUPS, 0, 0), list[str]()
         if not dry_run:
             wanted = await self.eraser.begin(wanted)
-            remains = await self._purge_graphs(wanted)
-        return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, remains=remains)
+            groups, remains = await self._purge_graphs(wanted)
+        return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, groups=groups, remains=remains)
 
     def export(self, *, user_id: str, after: str | None = None) -> AsyncIterator[str]:
         """Yield what there is of a person, as lines of JSON: what `erase` would take, under all ids.
@@ -99,23 +101,24 @@ class Memory(history.Memory):
         """Return `gone`, `there` (rows exist again, or still), or `unsigned` (not a receipt of this database)."""
         return await self.eraser.verify(receipt)
 
-    async def _purge_graphs(self, wanted: Erasable) -> list[str]:
+    async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:
         """Delete the groups of a person and of the person's sessions from Graphiti; return what remains there."""
-        if not self.graphiti.is_on:
-            return []
         remains: list[str] = []
-        scopes = [Scope("user", id_) for id_ in wanted.ids]
-        scopes += [Scope("session", session_id) for session_id in await self.eraser.sessions(wanted)]
+        purged = 0
+        scopes = [Scope("user", id_) for id_ in wanted.ids] if self.graphiti.is_on else []
+        scopes += [Scope("session", name) for name in await self.eraser.sessions(wanted)] if self.graphiti.is_on else []
         for scope in scopes:
             try:
-                purged = await self.graphiti.purge(scope)
-            except (GraphitiError, KnowledgeNotFound) as error:
-                if isinstance(error, GraphitiError):
-                    remains.append(f"Graphiti: a group of a {scope.kind} ({error.kind})")
+                found = await self.graphiti.purge(scope)
+            except GraphitiError as error:
+                remains.append(f"Graphiti: a group of a {scope.kind} ({error.kind})")
+            except KnowledgeNotFound:
                 continue
-            if purged.remains:
-                remains.append(f"Graphiti: {purged.remains} of group {purged.group_id}")
-        return remains
+            else:
+                purged += not found.remains
+                if found.remains:
+                    remains.append(f"Graphiti: {found.remains} in a group of a {scope.kind}")
+        return ErasedStore(_GROUPS, purged + len(remains), len(remains)), remains
 
     @classmethod
     async def open(cls, url: str, *, observers: Sequence[Observer] = (), options: MemoryOptions | None = None) -> Self:

@@ -150,6 +150,36 @@ async def test_a_purge_drops_what_waits_and_says_what_is_left(
         assert contents(graphiti) == []
 
 
+async def test_an_erase_is_not_complete_while_the_server_has_the_group(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receipt counts the group, and names neither it nor the person; the repeated call ends it."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
+    async with opening(scopes=("user",)) as memory:
+        await allow(memory)
+        await talk(memory, 1, 1)
+        await deliver(memory, clock)
+        kept = await memory.erase(user_id="ann")
+        assert not kept.complete
+        assert await memory.verify_erased(kept) == "there"
+        assert group_id_of(Scope("user", "ann")) not in str(kept.to_dict())
+        graphiti.fail("status")
+        refused = await memory.erase(user_id="ann")
+        graphiti.backend = "neo4j"
+        graphiti.mend()
+        gone = await memory.erase(user_id="ann")
+        counts = [
+            (store.before, store.after)
+            for receipt in (kept, refused, gone)
+            for store in receipt.stores
+            if store.name == "groups in Graphiti"
+        ]
+        # Of the person, and of the session.
+        assert counts == [(2, 1), (2, 2), (2, 0)]
+        assert (refused.complete, gone.complete) == (False, True)
+        assert await memory.verify_erased(gone) == "gone"
+
+
 async def test_the_connection_is_tested_without_writing(allowed: Memory, graphiti: FakeGraphiti) -> None:
     """Each step with its time, and what to do about it."""
     checks = await allowed.graphiti.test()
