@@ -263,7 +263,7 @@ class _Check:
             if all(row.content != text for row in rows):
                 stored = _short(rows[-1].content) if rows else "none"
                 fault = Fault("context", f"{name} was sent {_short(text)} of {answer.message_id}; stored {stored}")
-                if self._superseded_later(answer.message_id, text, call.at):
+                if self._superseded_later(answer.message_id, text, call.at) or self._waited(text, call.at):
                     self.conflicts.append(fault)
                 else:
                     yield fault
@@ -272,6 +272,15 @@ class _Check:
         """Return whether a text stood in the transcript until an outage's pending answer took its place."""
         kept = any(row.content == text for row in self.superseded.get(message_id, ()))
         return kept and self.outage(self.asked[message_id].at, at)
+
+    def _waited(self, text: str, at: float) -> bool:
+        """Return whether an answer waited in a process that could not read the database, and was told to nobody.
+
+        It is not stored: another answer was told by then.
+        """
+        given = next((call.at for call in self.history.calls if call.answer == text), None)
+        was_told = any(one.text == text for one in self.history.told)
+        return given is not None and not was_told and self.outage(given, given) and self.outage(at, at)
 
     def _forgotten(self, name: str, call: ModelCall, asked: Sequence[str]) -> Iterator[Fault]:
         first = self.told.get(asked[-1], ())[:1]

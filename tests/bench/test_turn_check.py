@@ -162,6 +162,16 @@ def test_a_process_that_wakes_may_send_what_it_had_read() -> None:
     assert "context" in {fault.kind for fault in faults(asked_anew)}
 
 
+def test_a_call_may_be_sent_an_answer_that_waited_in_an_outage() -> None:
+    """Nobody was told it, and another one was stored; not in quiet times, and not when it was told."""
+    waited = more(calls=[call(7, 1.2, "q1"), call(8, 4.2, "q1", "q2", answers=[7])])(GOOD)
+    away = replace(waited, outages=[Outage("one", 1.0, 4.5, "stall")])
+    assert [fault.kind for fault in faults(waited)] == ["context", "context"]
+    assert (faults(away), [conflict.kind for conflict in check(away).conflicts]) == ([], ["context"])
+    heard = more(told=[told("q1", 7, 2.5)])(away)
+    assert "context" in {fault.kind for fault in faults(heard)}
+
+
 def test_each_speaker_has_an_answer_of_its_own() -> None:
     """Of two speakers both answers belong to the question; the last one is told. One that is missing is found."""
     first, second = answer(1, "q1", "writer"), answer(2, "q1", "critic")
