@@ -12,6 +12,8 @@ import structlog
 
 from threadkeep.observe.events import (
     ContextBuilt,
+    RunFinished,
+    RunOutcome,
     StoreRead,
     TurnFinished,
     WriteFailed,
@@ -65,6 +67,14 @@ def test_the_level_decides_what_is_written(level: Level, names: list[str]) -> No
     observer.notify(StoreRead(backend="sqlite", milliseconds=1))
     observer.notify(TurnFinished(milliseconds=1))
     assert [line["event"] for line in lines(stream)] == names
+
+
+@pytest.mark.parametrize(("session_id", "status", "written"), [("s", "done", 0), (None, "done", 1), ("s", "failed", 1)])
+def test_a_turn_has_one_line(session_id: str | None, status: RunOutcome, written: int) -> None:
+    """A run that is done in a session is the turn whose line follows; other runs have lines of their own."""
+    stream = configured("INFO")
+    LogObserver().notify(RunFinished(workflow="chat", status=status, milliseconds=1, session_id=session_id))
+    assert len(lines(stream)) == written
 
 
 def test_lines_for_people_have_no_colours_in_a_file() -> None:

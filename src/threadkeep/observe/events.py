@@ -419,6 +419,7 @@ class TurnFinished(Event):
     input_tokens: int = 0
     output_tokens: int = 0
     estimated: bool = False
+    workflow: str | None = None
     run_id: str | None = None
     session_id: str | None = None
 

@@ -34,6 +34,7 @@ from threadkeep.observe.events import (
     PromptSent,
     PruningFailed,
     ReadFailed,
+    RunFinished,
     RunRetried,
     RunTakenOver,
     RunTrouble,
@@ -99,6 +100,8 @@ class LogObserver:
     def notify(self, event: Event, /) -> None:
         """Write the event's name and the fields that have a value; do nothing if its level is off."""
         level = _LEVELS.get(type(event), logging.INFO)
+        if isinstance(event, RunFinished) and event.status == "done" and event.session_id is not None:
+            level = logging.DEBUG  # `TurnFinished` is the line of a turn
         if not self._target.isEnabledFor(level):
             return
         values = {field.name: getattr(event, field.name) for field in fields(event)}
