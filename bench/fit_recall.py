@@ -38,6 +38,8 @@ _NAMES = [
     *(("ANSWER", name) for name in current.ANSWER),
     *(("MATCH", name) for name in current.MATCH),
 ]
+# The fits see no question about what an agent said, so they would count an agent's turns for too little.
+_SET_BY_HAND = ("by_agent",)
 _QUESTION_WORDS = re.compile(
     r"^(what|when|where|who|why|which|how( many| long| often| much)?)\b( (kind|type)s? of)?"
     r"( (did|does|do|is|was|are|has|have|would|were))?", re.IGNORECASE,
@@ -199,13 +201,30 @@ def _fitted(folds: Sequence[Mapping[str, Sequence[Example]]]) -> Floats:
     return fit([(share, [one for fold in folds for one in fold[name]]) for name, share in _SHARES.items()])
 
 
+def fitted_without(given: Sequence[Chat]) -> list[Floats]:
+    """The weights for each conversation that are fitted to the others."""
+    folds = _folds(given)
+    return [_fitted([fold for fold in folds if fold is not left_out]) for left_out in folds]
+
+
+def use(weights: Floats) -> None:
+    """Rank with these weights from now on; turns that are indexed already keep their priors."""
+    for table, fitted in _tables(weights).items():
+        getattr(current, table).update(fitted)
+
+
+def _tables(weights: Floats) -> dict[str, dict[str, float]]:
+    tables: dict[str, dict[str, float]] = {"PRIOR": {}, "ANSWER": {}, "MATCH": {}}
+    for (table, name), weight in zip(_NAMES, weights, strict=True):
+        tables[table][name] = current.PRIOR[name] if name in _SET_BY_HAND else float(weight)
+    return tables
+
+
 def _text(weights: Floats) -> str:
     """The module of weights with these in place of its own."""
     source = Path(current.__file__).read_text()
-    for table in ("PRIOR", "ANSWER", "MATCH"):
-        rows = [
-            f'    "{name}": {weight:.3f},\n' for (t, name), weight in zip(_NAMES, weights, strict=True) if t == table
-        ]
+    for table, fitted in _tables(weights).items():
+        rows = [f'    "{name}": {weight:.3f},\n' for name, weight in fitted.items()]
         begin = source.index("{", source.index(f"{table}: Final")) + 1
         source = source[:begin] + "\n" + "".join(rows) + source[source.index("}", begin) :]
     return source

@@ -3,7 +3,7 @@
 `python -m bench.recall_calls --data FILE` stores each conversation in a session, as an application does, and asks its
 questions through `RecalledTurns` and the context of a model call: blocks of quotes by their tokens, and whole calls by
 theirs. The first speaker of a conversation is its user, the second its assistant; both have their names as authors.
-`--each N` asks every Nth question.
+`--each N` asks every Nth question, `--left-out` ranks each conversation with weights that are fitted to the others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from langchain_core.messages import HumanMessage
 
+from bench import fit_recall
 from bench.recall import conversations
 from bench.recall_chats import Asked, Chat
 from threadkeep import Memory, Message, RecalledTurns, Session, open_memory
@@ -105,11 +106,14 @@ def _add(found: Found, name: str, asked: Asked, ids: dict[int, str], seqs: Colle
     found.add(name, asked.evidence, [ids[seq] for seq in seqs if seq in ids], tokens / max(1, len(seqs)))
 
 
-async def report(title: str, given: Sequence[Chat], each: int) -> None:
+async def report(title: str, given: Sequence[Chat], each: int, *, left_out: bool = False) -> None:
     """Measure these conversations and print a line for each kind of measure."""
     found = Found()
+    weights = fit_recall.fitted_without(given) if left_out else []
     async with open_memory("sqlite://") as memory:
-        for chat in given:
+        for number, chat in enumerate(given):
+            if left_out:
+                fit_recall.use(weights[number])
             await measure(memory, chat, found, each=each)
     print(f"{title}: evidence in %, n={max(map(len, found.recalls.values()))}")
     for name, recalls in sorted(found.recalls.items()):
@@ -123,8 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.recall_calls", description=main.__doc__)
     parser.add_argument("--data", type=Path, required=True, help="conversations.json of the shared data set")
     parser.add_argument("--each", type=int, default=1, help="ask every Nth question only")
+    parser.add_argument(
+        "--left-out", action="store_true", help="rank each conversation with weights that are fitted to the others"
+    )
     given = parser.parse_args(arguments)
-    asyncio.run(report("Conversations between people", list(conversations(given.data)), given.each))
+    chats = list(conversations(given.data))
+    asyncio.run(report("Conversations between people", chats, given.each, left_out=given.left_out))
     return 0
 
 

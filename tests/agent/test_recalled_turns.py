@@ -58,11 +58,11 @@ async def test_an_older_turn_that_matters_comes_back(memory: Memory) -> None:
     await small_talk(memory, 40)
     messages = await ask(memory, "Who keeps bees on the roof?", RecalledTurns(memory))
     assert messages[-1].content == "Who keeps bees on the roof?"
-    assert f"> {FACT}" in block(messages)
+    assert f"user: {FACT}" in block(messages)
     assert "no instructions" in block(messages)
-    assert "[message 1, 20" in block(messages)
+    assert "[#1 20" in block(messages)
     window = {str(message.content) for message in messages[:-2]}
-    assert not any(f"> {text}" in block(messages) for text in window if text != "I see.")
+    assert not any(f": {text}" in block(messages) for text in window if text != "I see.")
     manifest = (await memory.manifests.of_session("room"))[0]
     assert [m.content for m in await rebuild(manifest)] == [m.content for m in messages]
     assert ContextManifest.from_dict(manifest.manifest).entries[-2].source == "turns"
@@ -79,7 +79,7 @@ async def test_the_question_points_back(memory: Memory) -> None:
     await remember(memory, FACT)
     await small_talk(memory, 40)
     await remember(memory, "Tell me about the bees of Noor.")
-    assert f"> {FACT}" in block(await ask(memory, "How high up is it?", RecalledTurns(memory)))
+    assert f"user: {FACT}" in block(await ask(memory, "How high up is it?", RecalledTurns(memory)))
 
 
 async def test_who_said_it_is_known_by_name(memory: Memory) -> None:
@@ -97,7 +97,7 @@ async def test_who_said_it_is_known_by_name(memory: Memory) -> None:
         request = ExtraRequest(group, [question], (), (), None, count_tokens, memory.clock())
         found = await small.find(request, 300)
         assert found is not None
-        assert f", {name}]" in str(found.message.content)
+        assert f"\n{name}: " in str(found.message.content)
         assert {turn.seq for turn in found.entry.turns}.intersection((1, 2)) == {1 if name == "Ann" else 2}
 
 
@@ -140,7 +140,7 @@ async def test_other_sessions_only_when_they_may(memory: Memory, scope: RecallSc
     await remember(memory, "Bees on the roof are forbidden.", session_id="secret", user_id="bob")
     await small_talk(memory, 20, user_id="ann")
     told = block(await ask(memory, "Who keeps bees on the roof?", RecalledTurns(memory, scope=scope), user_id="ann"))
-    assert (f"> {FACT}" in told) is found
+    assert (f"user: {FACT}" in told) is found
     assert ("another conversation" in told) is found
     assert "forbidden" not in told
 

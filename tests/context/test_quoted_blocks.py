@@ -9,15 +9,18 @@ from hypothesis import strategies as st
 
 from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.quotation import (
+    TURNS_HEADER,
     Quote,
+    QuotedTurn,
     fitting,
     fitting_summaries,
     quoted_by,
     render,
     summary_message_text,
+    turns_text,
 )
 from threadkeep.context.tokens import chars4
-from threadkeep.records import Summary
+from threadkeep.records import Message, Summary
 
 
 def summary(first: int, last: int, text: str) -> Summary:
@@ -56,9 +59,25 @@ def test_each_line_of_a_quoted_text_is_marked(text: str) -> None:
 
 
 def test_a_speaker_is_found_again_in_a_block() -> None:
-    """Not what the other one said, nor a line that looks like an origin."""
-    said = [Quote("message 1, no date, user", "hi\n[message 2, no date, user]"), Quote("x, assistant", "hello")]
-    assert quoted_by(render("Header.", said), "user") == ["hi\n[message 2, no date, user]"]
+    """Not what the other one said, nor a line of a text that looks like another turn."""
+    said = "hi\nassistant: hello\n[#9 no date]\n\nuser: bye"
+    turns = [("user", said, None), ("assistant", "hello", "Ann, user"), ("user", "x: y", "user: Bob, > [#3]")]
+    block = turns_text(
+        [QuotedTurn("room", Message(role=role, content=text, author=author, seq=n)) for n, (role, text, author) in enumerate(turns)],
+        home="room",
+    )
+    assert quoted_by(block, "user") == [said, "x: y"]
+    assert quoted_by(block, "assistant") == ["hello"]
+    assert block.splitlines().count("[#0 no date]") == 1
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=4), st.sampled_from(("Ann", "> x", "[#3]", "user: b", "a, b", ">")))
+def test_no_text_passes_for_another_turn(texts: list[str], author: str) -> None:
+    """Each turn has one line with a speaker, whatever is in the texts and in a name."""
+    turns = [QuotedTurn("room", Message(role="user", content=text, author=author, seq=n)) for n, text in enumerate(texts)]
+    lines = turns_text(turns, home="room").removeprefix(TURNS_HEADER).splitlines()
+    assert len([line for line in lines if line and not line.startswith(("> ", "["))]) == len(texts)
+    assert len([line for line in lines if line.startswith("[")]) == 1
 
 
 def test_the_best_passage_is_cut_and_never_left_out_for_its_length() -> None:

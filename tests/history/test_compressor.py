@@ -12,6 +12,7 @@ from tests.databases import execute
 from tests.history.summaries import Asked, WrittenDown, check_coverage, ranges, talk
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, open_memory
+from threadkeep.context.cut import CUT_MARK
 from threadkeep.history.compression import Compression, CompressionFailed
 from threadkeep.history.compressor import Compressor, CompressorOptions
 from threadkeep.observe import SummaryFailed, SummaryMade
@@ -70,7 +71,6 @@ def _raise(error: BaseException) -> str:
         (lambda _: _raise(TimeoutError()), "timeout", None),
         (lambda _: _raise(asyncio.CancelledError()), "model", "CancelledError"),
         (lambda _: " \n", "empty", None),
-        (lambda _: "word " * 5_000, "too_long", None),
         (lambda _: _raise(CompressionFailed("too_long")), "too_long", None),
     ],
 )
@@ -114,18 +114,47 @@ async def test_failures_are_tried_again_after_growing_pauses(
     assert await ranges(sqlite_memory) == [(1, 14)]
 
 
-async def test_a_model_that_writes_too_much_is_asked_for_less(sqlite_memory: Memory, clock: SettableClock) -> None:
-    """At the next try, until it does not."""
+async def test_failures_are_tried_again_after_some_turns(sqlite_memory: Memory, clock: SettableClock) -> None:
+    """A busy session does not wait for the time to pass: ten turns at first, then twice as many."""
     summarizer = WrittenDown()
-    summarizer.answer = lambda asked: "word " * (asked.max_tokens * 3)
+    summarizer.answer = lambda _: ""
     await talk(sqlite_memory, 10)
-    while not await ranges(sqlite_memory):
-        assert len(summarizer.asked) < 5
+    tries: list[int] = []
+    for _ in range(32):
         consider(sqlite_memory, summarizer)
         await sqlite_memory.compressor.idle()
-        clock.advance(3601)
+        tries.append(len(summarizer.asked))
+        clock.advance(1)
+    assert [tries.index(count) for count in (1, 2, 3)] == [0, 10, 30]
+
+
+async def test_a_model_that_writes_too_much_is_asked_for_less_at_once(sqlite_memory: Memory) -> None:
+    """The second text is taken as it is."""
+    summarizer = WrittenDown()
+    summarizer.answer = lambda _: "word " * (5_000 if len(summarizer.asked) == 1 else 10)
+    await talk(sqlite_memory, 10)
+    consider(sqlite_memory, summarizer)
+    await sqlite_memory.compressor.idle()
     asked = [asked.max_tokens for asked in summarizer.asked]
-    assert asked[0] >= 2 * asked[-1]
+    assert await ranges(sqlite_memory) == [(1, 14)]
+    assert asked[0] >= 2 * asked[1]
+    [made] = await sqlite_memory.summaries.active("room")
+    assert CUT_MARK not in made.text
+
+
+async def test_a_model_that_never_writes_less_has_its_summary_cut(memory: Memory, events: RecordedEvents) -> None:
+    """It has the beginning of the text and fits its room, and the messages are covered."""
+    summarizer = WrittenDown()
+    summarizer.answer = lambda _: "word " * 5_000
+    await talk(memory, 10)
+    consider(memory, summarizer)
+    await memory.compressor.idle()
+    assert len(summarizer.asked) == 2
+    [made] = await memory.summaries.active("room")
+    assert (made.first_seq, made.last_seq) == (1, 14)
+    assert made.text.endswith(CUT_MARK)
+    assert made.tokens <= BUDGET // 8
+    assert not events.of(SummaryFailed)
 
 
 async def test_one_sessions_trouble_is_not_the_others(sqlite_memory: Memory) -> None:

@@ -100,7 +100,7 @@ _FENCE = re.compile(r"<(?=\s*/?\s*summary)", re.IGNORECASE)
 _LEAST_CHARACTERS = 40
 _NAME_CHARACTERS = 60
 _ROLES = ("user", "assistant", "system", "message", "passage")
-_NOT_IN_NAMES = re.compile(r"[\s\[\],]+")
+_NOT_IN_NAMES = re.compile(r"[\s\[\],:>]+")
 
 
 @dataclass(frozen=True)
@@ -149,17 +149,20 @@ class QuotedTurn:
         time = self.message.sent_at or self.message.created_at
         return time and time.astimezone(UTC)
 
-    def quote(self, before: QuotedTurn | None, home: str) -> Quote:
-        """Return the quote of the turn in a prompt of the session `home`, after the quote of another turn.
+    def lines(self, before: QuotedTurn | None, home: str) -> list[str]:
+        """Return the lines of the turn in a prompt of the session `home`, after those of another turn.
 
-        The first of a day has its place, its day in UTC and its speaker, the later ones only their speakers.
+        The first turn of a day follows a line with its `seq` and its day in UTC. Only the first line of a text stands
+        behind a speaker; the others have a mark, so that none of them can pass for another turn.
         """
+        first, *others = self.text.splitlines() or [""]
         speaker = attribution(self.message.role, self.message.author)
+        lines = [f"{speaker}: {first}", *(f"> {line}" for line in others)]
         if self.continues(before):
-            return Quote(speaker, self.text)
+            return lines
         said = f"{self.time:%Y-%m-%d}" if self.time else "no date"
-        where = "" if self.session_id == home else " of another conversation"
-        return Quote(f"message {self.message.seq or 0}{where}, {said}, {speaker}", self.text)
+        where = "" if self.session_id == home else ", another conversation"
+        return ["", f"[#{self.message.seq or 0} {said}{where}]", *lines]
 
     def continues(self, before: QuotedTurn | None) -> bool:
         """Return whether this was said in the same session and on the same day as another turn."""
@@ -169,27 +172,29 @@ class QuotedTurn:
 
 
 def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
-    """Return the block of these turns, in their order, with an empty line between days."""
+    """Return the block of these turns, in their order, with a line for each day."""
     lines = [TURNS_HEADER]
     for before, turn in pairwise((None, *turns)):
         if turn is not None:
-            lines += [] if turn.continues(before) else [""]
-            lines.append(turn.quote(before, home).render())
+            lines += turn.lines(before, home)
     return "\n".join(lines)
 
 
 def quoted_by(block: str, role: str) -> list[str]:
-    """Return the texts of one role's turns from a block that `render` made; persons with a name are users."""
+    """Return the texts of one role's turns from a block of `turns_text`; persons with a name are users."""
     texts: list[list[str]] = []
     speaker = ""
-    for line in block.splitlines():
-        if line.startswith("["):
-            texts.append([])
-            first = line.removeprefix("[").rpartition(", ")[2].removesuffix("]").partition(" ")[0]
+    for line in block.removeprefix(TURNS_HEADER).splitlines():
+        if line.startswith("> "):
+            if speaker == role:
+                texts[-1].append(line.removeprefix("> "))
+        elif line and not line.startswith("["):
+            origin, _, text = line.partition(": ")
+            first = origin.partition(" ")[0]
             speaker = first if first in _ROLES else "user"
-        elif texts and line.startswith("> ") and speaker == role:
-            texts[-1].append(line.removeprefix("> "))
-    return ["\n".join(lines) for lines in texts if lines]
+            if speaker == role:
+                texts.append([text])
+    return ["\n".join(lines) for lines in texts]
 
 
 def render(header: str, quotes: Sequence[Quote]) -> str:

@@ -32,23 +32,24 @@ _MOST_SESSIONS = 1_000
 class CompressorOptions:
     """Options of the compressor. Times are in seconds.
 
-    After a failure a session is skipped for the first pause, then twice as long each time, up to the longest. Queued
-    work gets `closing_seconds` to finish when the memory closes. The rest is done after the next turn, in whichever
+    After a failure a session is skipped for the first pause, in seconds or in turns, whichever ends first; then for
+    twice as long each time, up to the longest. Queued work gets `closing_seconds` to finish when the memory closes. The rest is done after the next turn, in whichever
     process.
     """
 
     first_pause_seconds: float = 60.0
+    first_pause_turns: int = 10
     longest_pause_seconds: float = 3600.0
     closing_seconds: float = 5.0
 
 
 @dataclass(frozen=True)
 class _Trouble:
-    """The failures of a session: all of them, those with a summary that was too long, and the end of the pause."""
+    """The failures of a session in a row, and the end of its pause: a time, or a number of turns."""
 
     failures: int
-    too_long: int
     until: datetime
+    turns: int
 
 
 class Compressor:
@@ -166,9 +167,10 @@ class Compressor:
     async def _attempt(self, request: CompressionRequest) -> None:
         session_id = request.session_id
         trouble = self._troubles.get(session_id)
-        if trouble is not None and self._clock() < trouble.until:
+        if trouble is not None and trouble.turns > 1 and self._clock() < trouble.until:
+            self._troubles[session_id] = replace(trouble, turns=trouble.turns - 1)
             return
-        writer = self._writer(replace(request, shorter=trouble.too_long if trouble else 0))
+        writer = self._writer(request)
         try:
             await writer.compress()
         except CompressionFailed as error:
@@ -196,10 +198,12 @@ class Compressor:
         self._report(session_id, reason, error)
         if reason == "outdated":
             return  # another process did it, or nothing is due any more
-        before = self._troubles.pop(session_id, _Trouble(0, 0, self._clock()))
-        failures, too_long = before.failures + 1, before.too_long + (reason == "too_long")
-        pause = min(self._options.first_pause_seconds * 2 ** min(failures - 1, 30), self._options.longest_pause_seconds)
-        self._troubles[session_id] = _Trouble(failures, too_long, self._clock() + timedelta(seconds=pause))
+        before = self._troubles.pop(session_id, None)
+        failures = before.failures + 1 if before else 1
+        doubled = 2 ** min(failures - 1, 30)
+        pause = min(self._options.first_pause_seconds * doubled, self._options.longest_pause_seconds)
+        until = self._clock() + timedelta(seconds=pause)
+        self._troubles[session_id] = _Trouble(failures, until, self._options.first_pause_turns * doubled)
         if len(self._troubles) > _MOST_SESSIONS:
             self._troubles.popitem(last=False)
 

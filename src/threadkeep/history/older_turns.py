@@ -32,9 +32,9 @@ _MOST_INDEXES = 200
 _MOST_INDEXED = 200_000  # messages of all conversations, about two kilobytes each
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
-_FRAME_TOKENS = 8
-"""The tokens of the line above each quoted turn."""
-_DAY_TOKENS = 12
+_FRAME_TOKENS = 6
+"""The tokens of the speaker before each quoted turn, and of the end of its line."""
+_DAY_TOKENS = 11
 """The tokens that the first turn of a day has in addition."""
 _MORE = 16
 """A sixteenth more is found than may fit, since the tokens of a block are only known when it is made."""

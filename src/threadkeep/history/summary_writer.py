@@ -23,7 +23,7 @@ from threadkeep.context.compression import (
     reaches,
     to_merge,
 )
-from threadkeep.context.cut import keep_ends, pieces
+from threadkeep.context.cut import cut_end, keep_ends, pieces
 from threadkeep.context.quotation import quoted_message, quoted_summary
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreError
@@ -36,7 +36,8 @@ from threadkeep.store.summaries import Summaries, Uncovered
 from threadkeep.store.transcripts import Transcripts
 
 _PAGE_ROWS = 200
-_MOST_HALVINGS = 3
+_SHORTER = 3
+"""A summary that was too long is requested once more, with this part of the length."""
 _MOST_PIECES = 32
 """A message longer than this many records loses its middle, with a mark."""
 
@@ -53,8 +54,7 @@ class CompressionRequest:
 
     `budget` is the tokens of a model call. `left_out_upto_seq` is the newest message that did not fit a window:
     messages up to it are summarised before the trigger is reached, and so is the beginning of a `window` that is nearly
-    full. `upto_seq` is the end of a range that an earlier pass found due and did not finish. `shorter` counts earlier
-    summaries that were too long: then a shorter one is requested.
+    full. `upto_seq` is the end of a range that an earlier pass found due and did not finish.
     """
 
     session_id: str
@@ -64,13 +64,11 @@ class CompressionRequest:
     left_out_upto_seq: int = 0
     window: WindowRoom = UNLIMITED
     upto_seq: int = 0
-    shorter: int = 0
 
     @property
     def room(self) -> SummaryRoom:
         """The allowed length of summaries, and the size of a record."""
-        room = SummaryRoom.within(self.compression.max_summary_tokens, self.budget, self.summarizer.input_tokens)
-        return replace(room, asked=room.asked >> min(self.shorter, _MOST_HALVINGS))
+        return SummaryRoom.within(self.compression.max_summary_tokens, self.budget, self.summarizer.input_tokens)
 
 
 @dataclass(frozen=True)
@@ -309,13 +307,29 @@ class SummaryWriter:
         return text
 
     async def _ask(self, record: str, earlier: str | None, task: SummaryTask) -> str:
-        if not await self._claim():
-            raise CompressionFailed("outdated")
+        """Return the text for a record. If it is too long, ask once for a shorter one; cut that one if necessary."""
         known = self._counter(earlier) if earlier and task == "continuation" else 0
         asked = max(min(self._room.asked, (self._counter(record) + known) // 2), _LEAST_ASKED)
+        text = ""
+        for length in (asked, asked // _SHORTER):
+            try:
+                text = await self._answer(record, earlier, task, length)
+            except CompressionFailed as error:
+                # A model without tokens left returns no text that could be cut.
+                if error.reason != "too_long" or length != asked:
+                    raise
+                continue
+            if self._counter(text) <= self._room.one:
+                return text
+        # Otherwise the messages would be in no context until a later attempt.
+        return cut_end(text, self._room.one, self._counter)
+
+    async def _answer(self, record: str, earlier: str | None, task: SummaryTask, length: int) -> str:
+        if not await self._claim():
+            raise CompressionFailed("outdated")
         try:
             async with asyncio.timeout(CLAIM_SECONDS):
-                said = await self._request.summarizer.summarize(record, earlier=earlier, task=task, max_tokens=asked)
+                said = await self._request.summarizer.summarize(record, earlier=earlier, task=task, max_tokens=length)
         except TimeoutError:
             raise CompressionFailed("timeout") from None
         except CompressionFailed:
@@ -328,11 +342,8 @@ class SummaryWriter:
         except Exception as error:  # noqa: BLE001 - a model may raise anything; the session is unchanged
             # From None: the error of a model may quote the record.
             raise CompressionFailed("model", type(error).__name__) from None
-        text = clean_text(said).strip()
-        if not text:
+        if not (text := clean_text(said).strip()):
             raise CompressionFailed("empty")
-        if self._counter(text) > self._room.one:
-            raise CompressionFailed("too_long")
         return text
 
     def _summary(self, first_seq: int, last_seq: int, text: str, *, level: int = 1) -> Summary:

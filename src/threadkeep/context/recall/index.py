@@ -265,7 +265,7 @@ def _is_agent(turn: IndexedTurn) -> bool:
     return _role_of(turn) == "assistant" and not turn.speaker[:1].isupper()
 
 
-COST_SHARE: Final = 1.0
+COST_SHARE: Final = 1.3
 """A turn that costs e times as much needs a score that is higher by this."""
 
 

@@ -105,11 +105,7 @@ class Scoring:
 OF_MANY = "_of_many"
 """Suffix of signals that count in proportion to the number of turns that match about as well as the best one."""
 
-_OF_MANY = [
-    (name.removesuffix(OF_MANY), MATCH[name.removesuffix(OF_MANY)], weight)
-    for name, weight in MATCH.items()
-    if name.endswith(OF_MANY)
-]
+_OF_MANY = [name.removesuffix(OF_MANY) for name in MATCH if name.endswith(OF_MANY)]
 _NEARLY, _MANY_SCALE = 0.8, 0.2
 
 
@@ -130,7 +126,7 @@ class Matching:
         self._many = self._of_many()
         self.places = places_of(hits, match, places)
         self._episodes = episodes_of(hits, places)
-        self._weights = {**MATCH, **{name: weight + self._many * of_many for name, weight, of_many in _OF_MANY}}
+        self._weights = {**MATCH, **{name: MATCH[name] + self._many * MATCH[name + OF_MANY] for name in _OF_MANY}}
 
     def _of_many(self) -> float:
         """Return the (logarithmic) number of turns that match about as well as the best one: 0 for none."""
