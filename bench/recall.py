@@ -85,7 +85,7 @@ class Recall:
         """How alike the query and each turn are, if there is an embedding."""
         if self._embed is None:
             return None
-        [asked] = self._embed([query])
+        [asked] = self._embed([self._index.meaningful(query)])
         return {turn: math.sumprod(asked, vector) for turn, vector in self._vectors.items()}
 
     def select(self, query: str, token_budget: int) -> list[str]:

@@ -20,7 +20,7 @@ compile() { # compile SET OPTIONS: one file of requirements/
         --output-file "requirements/$name.txt" "$@"
 }
 
-compile bench "$@" pyproject.toml --extra server --group build --group dev --group bench
+compile bench "$@" pyproject.toml --extra server --extra meaning --group build --group dev --group bench
 compile dev pyproject.toml --extra server --group build --group dev --constraint requirements/bench.txt
 compile server pyproject.toml --extra server --group build --constraint requirements/dev.txt
 compile base pyproject.toml --constraint requirements/server.txt

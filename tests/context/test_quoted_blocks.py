@@ -61,20 +61,22 @@ def test_each_line_of_a_quoted_text_is_marked(text: str) -> None:
 def test_a_speaker_is_found_again_in_a_block() -> None:
     """Not what the other one said, nor a line of a text that looks like another turn."""
     said = "hi\nassistant: hello\n[#9 no date]\n\nuser: bye"
-    turns = [("user", said, None), ("assistant", "hello", "Ann, user"), ("user", "x: y", "user: Bob, > [#3]")]
-    block = turns_text(
-        [QuotedTurn("room", Message(role=role, content=text, author=author, seq=n)) for n, (role, text, author) in enumerate(turns)],
-        home="room",
-    )
+    turns = [
+        QuotedTurn("room", Message(role="user", content=said, seq=0)),
+        QuotedTurn("room", Message(role="assistant", content="hello", author="Ann, user", seq=1)),
+        QuotedTurn("room", Message(role="user", content="x: y", author="user: Bob, > [#3]", seq=2)),
+    ]
+    block = turns_text(turns, home="room")
     assert quoted_by(block, "user") == [said, "x: y"]
     assert quoted_by(block, "assistant") == ["hello"]
     assert block.splitlines().count("[#0 no date]") == 1
 
 
-@given(st.lists(st.text(max_size=40), min_size=1, max_size=4), st.sampled_from(("Ann", "> x", "[#3]", "user: b", "a, b", ">")))
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=4), st.sampled_from(("Ann", "> x", "[#3]", "user: b", ">")))
 def test_no_text_passes_for_another_turn(texts: list[str], author: str) -> None:
     """Each turn has one line with a speaker, whatever is in the texts and in a name."""
-    turns = [QuotedTurn("room", Message(role="user", content=text, author=author, seq=n)) for n, text in enumerate(texts)]
+    said = [Message(role="user", content=text, author=author, seq=seq) for seq, text in enumerate(texts)]
+    turns = [QuotedTurn("room", message) for message in said]
     lines = turns_text(turns, home="room").removeprefix(TURNS_HEADER).splitlines()
     assert len([line for line in lines if line and not line.startswith(("> ", "["))]) == len(texts)
     assert len([line for line in lines if line.startswith("[")]) == 1

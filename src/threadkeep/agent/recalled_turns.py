@@ -14,6 +14,7 @@ from threadkeep.agent.quoted_sections import turns_message
 from threadkeep.context.manifest import Entry, QuoteReference
 from threadkeep.context.quotation import QuotedTurn
 from threadkeep.context.recall.embedding import Embedder
+from threadkeep.context.recall.word_vectors import installed_word_vectors
 from threadkeep.errors import InvalidInput
 from threadkeep.history.memory import Memory
 from threadkeep.history.older_turns import FoundTurn, RecallScope, Search
@@ -25,10 +26,11 @@ _PATIENCE_SECONDS = 3.0
 
 
 class RecalledTurns:
-    """Finds older turns of the session, or of all sessions of its user, that matter for the input.
+    """A source of older turns of the session, or of all sessions of its user, that matter for the input.
 
-    No model is needed. With `embeddings` (any of LangChain's) turns are also found that mean the same in other words:
-    each message is embedded once, in the background; `embeddings_name` tells the vectors of one model from another's.
+    No model is needed. With the extra `meaning`, or with `embeddings` (any of LangChain's), turns are also found that
+    mean the same in other words: each message is embedded once, in the background. `embeddings_name` distinguishes the
+    vectors of different models.
     """
 
     def __init__(
@@ -91,8 +93,11 @@ class _LangChainEmbedder:
 
 
 def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | None:
-    """Return an embedder over a model of LangChain, with a name or else the model's; None without a model."""
-    return None if embeddings is None else _LangChainEmbedder(embeddings, name)
+    """Return an embedder over a model of LangChain, with a name or else the model's.
+
+    Without a model it is the built-in one, or None if the extra `meaning` is not installed.
+    """
+    return installed_word_vectors() if embeddings is None else _LangChainEmbedder(embeddings, name)
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:

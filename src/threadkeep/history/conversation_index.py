@@ -171,7 +171,7 @@ class TurnVectors:
             return {}
         try:
             async with asyncio.timeout(_QUERY_SECONDS):
-                wanted = unit_vector(await embedder.embed_query(query))
+                wanted = unit_vector(await embedder.embed_query(index.words.meaningful(query)))
         except Exception as error:  # noqa: BLE001 - a model may raise anything; words alone find turns too
             self._report(error)
             return {}

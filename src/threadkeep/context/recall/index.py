@@ -17,7 +17,7 @@ from threadkeep.context.recall.postings import Postings
 from threadkeep.context.recall.priors import Priors, Surroundings, answer_signals, prior_signals, priors_of, signs_of
 from threadkeep.context.recall.query import ROLES, Kind, Participants, read
 from threadkeep.context.recall.spans import Span, spans_of
-from threadkeep.context.recall.words import terms_of, words_of
+from threadkeep.context.recall.words import meaningful, terms_of, words_of
 
 _READ_CHARACTERS = 20_000
 _EPISODE_TURNS = 60
@@ -156,6 +156,13 @@ class RecallIndex:
         """Return the terms of an input with their rarity, to choose passages by."""
         terms = dict.fromkeys(terms_of(words_of(query[:_READ_CHARACTERS])))
         return {term: self._postings.rarity(len(self._postings.of_term(term)[0])) for term in terms}
+
+    def meaningful(self, query: str) -> str:
+        """Return an input without stop words and the names of speakers, to embed it.
+
+        Those are in most turns, and would make the turns of a speaker alike to each question about the speaker.
+        """
+        return meaningful(query[:_READ_CHARACTERS], self._names)
 
     def candidates(self, query: str) -> Iterator[tuple[Place, Kind, dict[str, float]]]:
         """Yield every candidate for this input with its signals, for fitting the weights."""

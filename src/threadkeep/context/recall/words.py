@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from importlib.resources import files
 from typing import Final
@@ -140,6 +140,13 @@ def _plain(text: str) -> str:
 def is_stop_word(word: str) -> bool:
     """Return True if this word is too common to distinguish turns."""
     return word in STOP_WORDS
+
+
+def meaningful(text: str, names: Collection[str]) -> str:
+    """Return the text without stop words and these names, for an embedding; all of it if nothing is left."""
+    words = [(word, word.lower().replace("’", "'")) for word in _RUNS.findall(text)]
+    left = [word for word, lower in words if not (lower in STOP_WORDS or lower.removesuffix("'s") in names)]
+    return " ".join(left) or text
 
 
 def terms_of(words: list[str]) -> Iterator[str]:
