@@ -27,11 +27,24 @@ class Place:
 
 @dataclass(frozen=True)
 class Appended:
-    """A conversation with an appended turn, and the other items that change; none if nothing was new."""
+    """A conversation with an appended turn, the other items that change, and the columns of the new messages.
+
+    There are none of both if nothing was new.
+    """
 
     conversation: Conversation
     items: Mapping[ItemKey, Value]
     receipt: Receipt
+    rows: Sequence[Mapping[str, object]] = ()
+
+
+@dataclass(frozen=True)
+class Written:
+    """The receipt of a turn; if messages were only appended, also the former version and the changes."""
+
+    receipt: Receipt
+    former_version: int = -1
+    appended: Appended | None = None
 
 
 def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], place: Place) -> Appended:
@@ -65,7 +78,8 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
     there_already = () if place.last_chunk is None else place.last_chunk["messages"]
     before = [message for message in there_already if message["seq"] < first]
     items |= chunk_items(conversation, [*before, *values], place)
-    return Appended(grown, items, _receipt(prepared, first, grown.last_seq, known))
+    rows = [{**row, "seq": seq} for seq, (_, row) in enumerate(fresh.values(), start=first)]
+    return Appended(grown, items, _receipt(prepared, first, grown.last_seq, known), rows)
 
 
 def _grown(

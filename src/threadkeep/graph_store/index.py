@@ -11,12 +11,13 @@ from datetime import datetime
 from typing import NamedTuple
 
 from threadkeep.errors import StoreError
+from threadkeep.graph_store.appending import Written
 from threadkeep.graph_store.layout import size_of
 from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import Conversation
 from threadkeep.records import Message, dump_json
 from threadkeep.store.codec import Counter, marks_of, message_parameters, time_of, time_text
-from threadkeep.store.driver import Connection, Driver, Row
+from threadkeep.store.driver import Connection, Driver, Row, Statement
 from threadkeep.store.statements import load_statements
 from threadkeep.store.superseding import SupersedingWriter
 from threadkeep.store.tables import delete_session, deletion_statements
@@ -54,6 +55,20 @@ class SessionIndex:
         """
         while await self._step(session_id):
             pass
+
+    async def add(self, written: Written) -> bool:
+        """Add the rows of a turn; return False if the rows do not follow the version of the conversation before it."""
+        appended, former = written.appended, written.former_version
+        if appended is None or former < 0:
+            return False
+        conversation = appended.conversation
+        place = {"session_id": conversation.session_id, "former_version": former}
+        session = {**_session_row(conversation, conversation.last_seq), "former_version": former}
+        no_marks: dict[str, object] = {"superseded_at": None, "superseded_by": None}
+        statements: list[Statement] = [(self._sql["hold_version"], session)]
+        statements += [(self._sql["index_message"], {**no_marks, **row, **place}) for row in appended.rows]
+        rows = await self._driver.write([*statements, (self._sql["index_session"], session)])
+        return bool(rows[-1])
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
         """Yield the sessions that have rows, each with the version of its conversation that they follow."""
@@ -127,7 +142,8 @@ class SessionIndex:
             if begun and seen is not None and seen.revision != conversation.revision:
                 # First: a new answer may have the place of one that is superseded.
                 await self._mark(connection, conversation, upto)
-            if not await self._write(connection, conversation, messages, upto, begun=begun):
+            former = seen.version if begun and seen is not None else None
+            if not await self._write(connection, conversation, messages, upto, former=former):
                 return True
         return upto < conversation.last_seq
 
@@ -139,17 +155,23 @@ class SessionIndex:
         return True
 
     async def _write(
-        self, connection: Connection, conversation: Conversation, messages: list[Message], upto: int, *, begun: bool
+        self,
+        connection: Connection,
+        conversation: Conversation,
+        messages: list[Message],
+        upto: int,
+        *,
+        former: int | None,
     ) -> bool:
-        """Write the next rows; return False if another process has begun meanwhile."""
+        """Write the rows after a version, None for the first ones; return False if another process has begun them."""
         row = _session_row(conversation, upto)
-        if not begun and not await connection.execute(self._sql["begin_indexing"], row):
+        if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False
+        followed = {"former_version": -1 if former is None else former}
         if messages:
-            await connection.execute_many(
-                self._sql["index_message"], [self._message_row(conversation, message) for message in messages]
-            )
-        await connection.execute(self._sql["index_session"], row)
+            rows = [{**self._message_row(conversation, message), **followed} for message in messages]
+            await connection.execute_many(self._sql["index_message"], rows)
+        await connection.fetch(self._sql["index_session"], {**row, **followed})
         return True
 
     async def _mark(self, connection: Connection, conversation: Conversation, upto: int) -> None:

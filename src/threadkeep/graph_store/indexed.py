@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from threadkeep.errors import InvalidInput, SessionDamaged, StoreError
+from threadkeep.graph_store.appending import Written
 from threadkeep.graph_store.index import SessionIndex
 from threadkeep.graph_store.items import Locks
 from threadkeep.graph_store.transcripts import GraphTranscripts
@@ -54,9 +55,9 @@ class IndexedTranscripts:
 
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn."""
-        receipt = await self._conversations.append(turn)
-        await self._follow(turn.session_id)
-        return receipt
+        written = await self._conversations.write(turn)
+        await self._follow(turn.session_id, written)
+        return written.receipt
 
     async def newest(
         self,
@@ -216,12 +217,13 @@ class IndexedTranscripts:
                 differing.add(conversation.session_id)
         return differing
 
-    async def _follow(self, session_id: str) -> None:
-        """Update the rows of a session; a failure does not undo the write."""
+    async def _follow(self, session_id: str, written: Written | None = None) -> None:
+        """Update the rows of a session, by what was `written` if that is known; a failure does not undo the write."""
         self._behind.add(session_id)
         try:
             async with self._following.of(session_id):
-                await self._index.follow(session_id)
+                if written is None or not await self._index.add(written):
+                    await self._index.follow(session_id)
         except StoreError as error:
             self._failed(session_id, error)
         else:

@@ -9,6 +9,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+from pydantic_core import from_json
+
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace
 from threadkeep.observe import Backend
 from threadkeep.records import dump_json
@@ -53,6 +55,22 @@ class Writing(Protocol):
     async def remove(self, keys: Collection[ItemKey]) -> None:
         """Remove items of the conversation, once in a block, whatever the version of its metadata."""
         ...
+
+
+class ReadOnce:
+    """A locked conversation whose items are read once: nobody else changes them before the block ends."""
+
+    def __init__(self, writing: Writing) -> None:
+        self._writing = writing
+        self._read: dict[ItemKey, Value | None] = {}
+        self.keys, self.put, self.remove = writing.keys, writing.put, writing.remove
+
+    async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
+        """Return the items with these keys, in their order."""
+        unread = [key for key in dict.fromkeys(keys) if key not in self._read]
+        if unread:
+            self._read.update(zip(unread, await self._writing.get(unread), strict=True))
+        return [self._read[key] for key in keys]
 
 
 class Items(Protocol):
@@ -205,9 +223,13 @@ async def _get(connection: Connection, sql: Mapping[str, str], keys: Sequence[It
 def _value(text: str | bytes) -> Value:
     """Return the object that an item holds; an empty one if it holds something else."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
+        value = from_json(text)
+    except ValueError:
+        # Python's parser also takes halves of surrogate pairs.
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return {}
     return value if isinstance(value, dict) else {}
 
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from itertools import pairwise
 from typing import Any
 
 from threadkeep.errors import InvalidMessage, SessionDamaged
@@ -51,7 +50,7 @@ _MESSAGE_DEFAULTS: Mapping[str, object] = {
     "superseded_at": None,
     "superseded_by": None,
 }
-_MESSAGE_FIELDS = tuple(one.name for one in fields(Message))
+_MESSAGE_FIELDS = frozenset(one.name for one in fields(Message))
 _TIMES = ("sent_at", "created_at", "superseded_at")
 
 
@@ -233,6 +232,15 @@ def messages_in(
         ) from None
 
 
+def check_chunk(conversation: Conversation, chunk: int, value: Value) -> None:
+    """Check that an item is a chunk of a conversation, with messages in order; their fields are not checked.
+
+    Raises:
+        SessionDamaged: it is not.
+    """
+    messages_in(conversation, chunk, value, "", (1, 0))
+
+
 def missing_chunk(conversation: Conversation) -> SessionDamaged:
     """Return the error of a conversation whose newest chunk is missing."""
     newest = chunk_key(chunk_of(conversation.last_seq, conversation.chunk_size))
@@ -275,7 +283,7 @@ def message_in(value: Value, value_field: str) -> Message:
         _Misshapen: a field is missing or cannot be used.
     """
     read = _Fields(value)
-    given = {name: value[name] for name in _MESSAGE_FIELDS if value.get(name) is not None}
+    given = {name: found for name, found in value.items() if found is not None and name in _MESSAGE_FIELDS}
     given |= {"seq": read.number("seq", least=1), "role": read.text("role"), "content": read.text(value_field)}
     given |= {name: read.time(name) for name in _TIMES if name in given}
     if "confidence" in given:
@@ -328,9 +336,11 @@ class _Fields:
 
     def time(self, name: str, *default: datetime) -> datetime:
         """Return a time."""
-        found = self._get(name, str | datetime, "a time", default)
+        found = self._get(name, (str, datetime), "a time", default)
         try:
             moment: datetime = time_of(found)
+            if moment.tzinfo is UTC:
+                return moment
             # A time without a zone would fail at the first comparison.
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
@@ -385,14 +395,14 @@ def _values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence
     found = value.get("messages")
     if not isinstance(found, list | tuple):
         raise _Misshapen("has no list of messages")
-    if not all(isinstance(each, Mapping) for each in found):
+    if not set(map(type, found)) <= {dict}:
         raise _Misshapen("has a message that is no object")
     seqs = [each.get("seq") for each in found]
-    if not all(type(seq) is int for seq in seqs):
+    if not set(map(type, seqs)) <= {int}:
         # The error of the first one says what it is instead.
         seqs = [_Fields(each).number("seq", least=1) for each in found]
-    first, size = first_of(chunk, conversation.chunk_size), conversation.chunk_size
-    if any(earlier >= later for earlier, later in pairwise([first - 1, *seqs, first + size])):
+    first = first_of(chunk, conversation.chunk_size)
+    if seqs != sorted(set(seqs)) or (seqs and not first <= seqs[0] <= seqs[-1] < first + conversation.chunk_size):
         raise _Misshapen("has messages that are not in order")
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 
-from threadkeep.graph_store.appending import mark_of, turns_in
+from threadkeep.graph_store.appending import Written, mark_of, turns_in
 from threadkeep.graph_store.items import Items, Writing
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.graph_store.reading import ConversationReader
@@ -79,6 +79,10 @@ class GraphTranscripts:
 
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn."""
+        return (await self.write(turn)).receipt
+
+    async def write(self, turn: Turn) -> Written:
+        """Store a turn; also return what changed."""
         now = self._clock()
         prepared = prepare_turn(turn, count=self._count, now=time_text(now))
         return await self.writer.append(turn, prepared, now, self._superseding.take_place)

@@ -10,13 +10,14 @@ from datetime import datetime
 from typing import Final
 
 from threadkeep.errors import QuestionGone, SessionDamaged, StoreUnavailable, WrongUser
-from threadkeep.graph_store.appending import Appended, Place, append, receipt_of, steps_left
-from threadkeep.graph_store.items import ConversationChanged, Items, Value, Writing
+from threadkeep.graph_store.appending import Appended, Place, Written, append, receipt_of, steps_left
+from threadkeep.graph_store.items import ConversationChanged, Items, ReadOnce, Value, Writing
 from threadkeep.graph_store.layout import STEPS, GraphLayout, ItemKey, chunk_of, stretches
 from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import (
     Conversation,
     answer_note,
+    check_chunk,
     messages_in,
     metadata_value,
     missing_chunk,
@@ -72,7 +73,7 @@ class ConversationWriter:
         self.reader = reader
         self._conflicted = conflicted
 
-    async def append(self, turn: Turn, prepared: Prepared, now: datetime, take_place: TakingPlace) -> Receipt:
+    async def append(self, turn: Turn, prepared: Prepared, now: datetime, take_place: TakingPlace) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
         An answer that was delivered while the store was down replaces an undelivered one, by `take_place`; otherwise it
@@ -83,9 +84,11 @@ class ConversationWriter:
             QuestionGone: the message that the turn answers does not exist.
         """
 
-        async def work(writing: Writing, found: Conversation | None) -> Receipt:
+        async def work(writing: Writing, found: Conversation | None) -> Written:
             if found is not None and turn.user_id not in (None, found.user_id):
                 raise WrongUser(turn.session_id)
+            if found is not None:
+                await writing.get(self._needed(found, turn, prepared))
             ready = prepared if turn.answers is None else await self._answering(writing, found, turn, prepared, now)
             new = Conversation(turn.session_id, now, now, turn.user_id, chunk_size=self.layout.chunk_size)
             former = found or new
@@ -93,16 +96,31 @@ class ConversationWriter:
             fresh, adopted = await self._without_answered(writing, former, ready, there)
             if adopted is not None and turn.told_at is not None:
                 if not adopted.get("told_at") and len(ready.messages) == 1:
-                    return await take_place(writing, former, ready, adopted, now)
+                    return Written(await take_place(writing, former, ready, adopted, now))
                 fresh = _superseded_by(adopted, ready, now)
             if adopted is not None and not fresh.messages and not there:
-                return receipt_of(prepared, adopted)
+                return Written(receipt_of(prepared, adopted))
             appended = await self.appended(writing, former, fresh, there, now)
             if appended.items:
-                await self.put(writing, former, appended.conversation, appended.items)
-            return appended.receipt if adopted is None else replace(appended.receipt, adopted=str(adopted.get("id")))
+                stored = await self.put(writing, former, appended.conversation, appended.items)
+                appended = replace(appended, conversation=stored)
+            if adopted is not None:
+                return Written(replace(appended.receipt, adopted=str(adopted.get("id"))))
+            return Written(appended.receipt, former.version, appended if appended.items else None)
 
         return await self.hold(turn.session_id, work)
+
+    def _needed(self, conversation: Conversation, turn: Turn, prepared: Prepared) -> list[ItemKey]:
+        """Return the keys of the items that an append needs, to read them at once."""
+        session_id, size, last_seq = conversation.session_id, conversation.chunk_size, conversation.last_seq
+        names = [str(message.id) for message in prepared.messages]
+        names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
+        names += [] if turn.answers is None else [turn.answers]
+        chunks = {chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)}
+        return [
+            *(self.layout.message_id(session_id, name) for name in names),
+            *(self.layout.chunk(session_id, chunk) for chunk in chunks),
+        ]
 
     async def _answering(
         self, writing: Writing, found: Conversation | None, turn: Turn, prepared: Prepared, now: datetime
@@ -189,7 +207,7 @@ class ConversationWriter:
         if newest is None and last_seq > conversation.deleted_seq:
             raise missing_chunk(conversation)
         if last is not None:
-            self._read(conversation, chunks[0], last)
+            check_chunk(conversation, chunks[0], last)
         place = Place(self.layout, last, now)
         return append(conversation, prepared, there=there, place=place)
 
@@ -293,7 +311,8 @@ class ConversationWriter:
         broken = False
         while True:
             try:
-                async with self._items.writing(key) as writing:
+                async with self._items.writing(key) as held:
+                    writing = ReadOnce(held)
                     [found] = await writing.get([key])
                     return await work(writing, None if found is None else self.reader.described(session_id, found))
             except ConversationChanged:
@@ -314,11 +333,12 @@ class ConversationWriter:
         former: Conversation,
         conversation: Conversation,
         others: Mapping[ItemKey, Value | None] | None = None,
-    ) -> None:
-        """Write the new state of a conversation, with other items of it."""
+    ) -> Conversation:
+        """Write the new state of a conversation, with other items of it; return it with its new version."""
         version = former.version if former.version >= 0 else None
-        value = metadata_value(replace(conversation, version=max(former.version, 0) + 1))
-        await writing.put(value, others or {}, version=version)
+        changed = replace(conversation, version=max(former.version, 0) + 1)
+        await writing.put(metadata_value(changed), others or {}, version=version)
+        return changed
 
     async def _without(
         self, writing: Writing, conversation: Conversation, beginning: Beginning

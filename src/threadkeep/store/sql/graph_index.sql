@@ -7,6 +7,11 @@ SELECT last_seq, created_at, graph_version, revision FROM chat_sessions WHERE se
 -- The same, locked until the transaction ends.
 UPDATE chat_sessions SET active = active WHERE session_id = :session_id RETURNING last_seq, created_at, graph_version, revision
 
+-- name: hold_version
+-- Lock the rows of a session while they follow a version of its conversation.
+UPDATE chat_sessions SET active = active
+WHERE session_id = :session_id AND graph_version = :former_version AND created_at = :created_at
+
 -- name: all_indexed
 SELECT session_id, graph_version FROM chat_sessions
 WHERE graph_version IS NOT NULL AND session_id > :after
@@ -31,17 +36,19 @@ UPDATE chat_sessions SET
     archived_seq = :deleted_seq, deleted_seq = :deleted_seq, active = :active, tags = :tags, metadata = :metadata,
     updated_at = :updated_at, graph_version = :graph_version, revision = :revision, parent_session_id = :parent_session_id,
     parent_seq = :parent_seq
-WHERE session_id = :session_id
+WHERE session_id = :session_id AND graph_version = :former_version AND created_at = :created_at
+RETURNING session_id
 
 -- name: index_message
+-- A message of the conversation, while the rows of its session follow a version.
 INSERT INTO chat_messages (
     session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, sent_at, created_at, author, answers,
     ordinal, told_at, superseded_at, superseded_by
 )
-VALUES (
+SELECT
     :session_id, :seq, :id, :role, '', :tokens, :status, :confidence, :escalated, :run_id, :sent_at, :created_at, :author,
     :answers, :ordinal, :told_at, :superseded_at, :superseded_by
-)
+WHERE EXISTS (SELECT 1 FROM chat_sessions WHERE session_id = :session_id AND graph_version = :former_version)
 
 -- name: hide_before
 -- Deactivate the summaries of messages before a reset.
