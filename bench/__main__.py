@@ -29,6 +29,7 @@ _PARTS = {
     "chaos": ("bench.chaos", False),
     "channels": ("bench.channels", False),
     "turn-cost": ("bench.turn_cost", False),
+    "memory-cost": ("bench.memory_cost", False),
     "capacity": ("bench.capacity", False),
 }
 """The benches that are commands of their own: their module, and whether it writes into the docs."""
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "`python -m bench context`: the contexts of model calls; `python -m bench runs`: runs of workflows; "
         "`python -m bench knowledge`: Graphiti and recall of facts; "
         "`python -m bench chaos`: runs in processes that die; `python -m bench turn-cost`: CPU of a chat turn; "
+        "`python -m bench memory-cost`: CPU that `SessionMemory` adds to a turn; "
         "`python -m bench capacity`: capacity predicted and measured.",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run of half a minute, with short sessions")

@@ -31,10 +31,11 @@ from threadkeep.history.session import BegunTurn, Session
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.records import Message, Receipt
 from threadkeep.store.driver import Joined, Statement
+from threadkeep.store.manifests import NotedManifest
 
 
 class TurnContext:
-    """The contexts of one turn. Each call's manifest is kept when its model has answered, or the next call begins.
+    """The contexts of one turn. The manifest of the last call is stored with the answer, the others in the background.
 
     `question_seq` is the place of the question in the session, where its turn knows that already, and `questions` how
     many messages up to there are of it. One that was asked before may have other words now than are stored:
@@ -71,6 +72,7 @@ class TurnContext:
         self._open: tuple[ContextManifest, Mapping[str, str], CallMeasure] | None = None
         self._new_begin: int | None = None
         self.anchored = False
+        self._joins_record = False
         self._truncation_told = False
         self._steps = TurnSteps(memory, session, options)
         self._hold = run_hold.get()
@@ -161,7 +163,10 @@ class TurnContext:
         return sent
 
     def report(self, reply: AIMessage | None) -> None:
-        """The model has answered the last call: what its provider counted is kept with the manifest."""
+        """Add the usage that the provider reported to the manifest of the last call.
+
+        The manifest waits for the answer, unless the model called tools or the run stores it.
+        """
         reported = usage_of(reply)
         if self._open is not None and reported is not None:
             manifest, texts, measure = self._open
@@ -169,21 +174,40 @@ class TurnContext:
             if measure.learns and measure.model:
                 estimated = measure.unscaled(manifest.tokens + measure.tools)
                 self._memory.learned_factors.learn(measure.model, estimated, reported.input_tokens)
-        self.keep()
+        if self._hold is not None or reply is None or reply.tool_calls:
+            self.keep()
 
     def keep(self) -> None:
         """Have the record of the last call stored."""
-        if self._open is not None:
-            manifest, texts, _ = self._open
+        if (entry := self._entry()) is None:
+            return
+        if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
+            self._hold.manifests.append(entry)
+        else:
+            self._memory.manifests.queue(entry)
+        self._open = None
+
+    def _entry(self) -> NotedManifest | None:
+        if self._open is None:
+            return None
+        manifest, texts, _ = self._open
+        return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
+
+    def joined(self) -> Joined:
+        """Return the statements for the transaction of the answer: the last call's record, and the moved anchor."""
+        manifests, entry = self._memory.manifests, self._entry()
+        if entry is not None and (entry.session_id != self._session.session_id or manifests.has_earlier(entry)):
+            entry = None
+        self._joins_record = entry is not None
+        records = [] if entry is None else manifests.joined(entry)
+        anchor = self.anchor_statement()
+        return Joined((), records if anchor is None else [*records, anchor])
+
+    def stored_with_answer(self) -> None:
+        """Note that the transaction of the answer has executed the statements of `joined`."""
+        self.anchored = True
+        if self._joins_record:
             self._open = None
-            manifests = self._memory.manifests
-            entry = manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
-            if entry is None:
-                return
-            if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
-                self._hold.manifests.append(entry)
-            else:
-                manifests.queue(entry)
 
     def forget(self) -> None:
         """The session was deleted: what was to be kept for it is not."""

@@ -35,7 +35,6 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.observe import HistoryDiffers
 from threadkeep.records import Json, Message, Receipt, Status
-from threadkeep.store.driver import Joined
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class OpenTurn:
 
     async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
         """Return the rows of the question; a changed text has the digest of the received text in its metadata."""
-        rows = [self._stored(message, "complete").with_fields(metadata=metadata) for message in self.question]
+        rows = [self._stored(message, "complete", metadata=metadata) for message in self.question]
         texts = dict(enumerate(map(transcript_text, received)))
         changed = [place for place, row in enumerate(rows) if texts.get(place, row.content) != row.content]
         if changed and (digest := await self._memory.text_digests.digest()) is not None:
@@ -252,7 +251,9 @@ class OpenTurn:
             await self._read_stored()
             if self.answered is not None:
                 return self.answered
-        answer = self._stored(message, status).with_fields(
+        answer = self._stored(
+            message,
+            status,
             author=self.speaker.author,
             answers=self.question_id or self.run_id,
             ordinal=None if self.speaker.ordinal == 1 else self.speaker.ordinal,
@@ -271,23 +272,23 @@ class OpenTurn:
         hold = self._hold
         return hold is not None and hold.takes(self.session) and not self.contexts.has_steps
 
-    async def _record_anchored(self, answer: Message, *, told: bool) -> Receipt | None:
-        """Store the answer with the new anchor of the window, in one transaction.
+    async def _record_joined(self, answer: Message, *, told: bool) -> Receipt | None:
+        """Store the answer with the manifest of its call and the new anchor of the window, in one transaction.
 
-        Return None if the anchor stays, or if pending turns come first.
+        Return None if that cannot be done now.
         """
-        anchor = self.contexts.anchor_statement()
-        if anchor is None:
+        stored = await self.session.record_joined(
+            [answer], lambda _: self.contexts.joined(), answers=self._known_question_id, told=told
+        )
+        if stored is None:
             return None
-        joined, asked = Joined((), (anchor,)), self._known_question_id
-        stored = await self.session.record_joined([answer], lambda _: joined, answers=asked, told=told)
-        self.contexts.anchored = stored is not None
-        return None if stored is None else stored[0]
+        self.contexts.stored_with_answer()
+        return stored[0]
 
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
         """Store the answer; return the answer that was stored first, if another process was faster."""
         try:
-            receipt = await self._record_anchored(answer, told=told)
+            receipt = await self._record_joined(answer, told=told)
             if receipt is None:
                 receipt = await self._record([answer], answers=self._known_question_id, told=told)
         except QuestionGone:
@@ -344,6 +345,6 @@ class OpenTurn:
         except (StoreError, TimeoutError):
             return None
 
-    def _stored(self, message: BaseMessage, status: Status) -> Message:
+    def _stored(self, message: BaseMessage, status: Status, **fields: object) -> Message:
         stored = from_langchain(message, full=self._options.keep_originals)
-        return stored.with_fields(run_id=self.run_id, status=status)
+        return stored.with_fields(run_id=self.run_id, status=status, **fields)

@@ -84,6 +84,10 @@ class Manifests:
         """Return the statements that store a record in the transaction of its turn."""
         return self._rows.joined(entry)
 
+    def has_earlier(self, entry: NotedManifest) -> bool:
+        """Return whether records of earlier calls of the same run may not be stored yet: they get lower numbers."""
+        return self._writing.locked() or any(earlier.run_id == entry.run_id for earlier in self._waiting)
+
     def queue(self, entry: NotedManifest) -> None:
         """Queue a record to be written in the background."""
         self._waiting.append(entry)

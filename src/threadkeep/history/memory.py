@@ -7,7 +7,7 @@ import contextlib
 import copy
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import WeakSet, WeakValueDictionary
 
 from threadkeep.context.manifest import ConversationPlace
-from threadkeep.context.tokens import RememberedCounts
 from threadkeep.errors import SessionDamaged, StoreError, WrongUser
 from threadkeep.graph_store.indexed import IndexedTranscripts
 from threadkeep.graph_store.layout import GraphLayout
@@ -86,7 +85,7 @@ class Memory:
         self.token_factors = tables.token_factors
         self.learned_factors = parts.learned_factors
         self.counter = parts.counter
-        self.remembered_counts = RememberedCounts()
+        self.remembered_counts = parts.remembered_counts
         self.embeddings = tables.embeddings
         self.session_cache = SessionCache(parts.options.context_cache_bytes)
         self.run_retention = parts.run_retention
@@ -254,15 +253,14 @@ class Memory:
             )
         return self._null
 
-    async def finish[**P, T](self, work: Callable[P, Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
+    async def finish[**P, T](
+        self, work: Callable[P, Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
+    ) -> T:
         """Finish work even if its caller is cancelled; closing the memory waits for it."""
         return await asyncio.shield(self._begin(work(*arguments, **named)))
 
-    def _begin[T](self, work: Awaitable[T]) -> asyncio.Task[T]:
-        async def working() -> T:
-            return await work
-
-        task = asyncio.create_task(working())
+    def _begin[T](self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
         self._unfinished.add(task)
         task.add_done_callback(self._finished)
         return task

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from threadkeep.context.tokens import TokenCounter
+from threadkeep.context.tokens import RememberedCounts, TokenCounter
 from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations
@@ -108,6 +108,7 @@ class MemoryParts:
     compressor: Compressor
     learned_factors: LearnedFactors
     counter: TokenCounter
+    remembered_counts: RememberedCounts
     observers: Observers
     clock: Callable[[], datetime]
     graphiti: GraphitiOptions | None = None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+from threadkeep.context.tokens import RememberedCounts
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.graph_store.indexed import NOT_AVAILABLE
 from threadkeep.graph_store.items import ConversationChanged
@@ -58,7 +59,7 @@ async def open_sessions[M: Memory](
     """
     if address.in_memory and address.memory_name is None:
         address = replace(address, memory_name=f"threadkeep-{uuid4().hex}")
-    everyone = Observers(*observers)
+    everyone, counts = Observers(*observers), RememberedCounts()
     async with AsyncExitStack() as stack:
         driver = await stack.enter_async_context(open_database(address, options.store))
         # A separate stack: these resources close after all remaining data is stored.
@@ -72,8 +73,13 @@ async def open_sessions[M: Memory](
             clock=options.clock,
             observer=everyone,
         )
-        backend = await stack.enter_async_context(await _backend(address, driver, options, everyone, conversations))
-        memory = make(_parts(stack, address, driver, backend, options, everyone, conversations=conversations))
+        backend = await stack.enter_async_context(
+            await _backend(address, driver, options, everyone, conversations, counts)
+        )
+        parts = _parts(
+            stack, address, driver, backend, options, everyone, conversations=conversations, remembered_counts=counts
+        )
+        memory = make(parts)
         if options.background:
             await _begin_background(stack, memory, driver, options)
         stack.push_async_callback(memory.older_turns.close)
@@ -90,6 +96,7 @@ def _parts(
     observers: Observers,
     *,
     conversations: GraphConversations,
+    remembered_counts: RememberedCounts,
 ) -> MemoryParts:
     """Return the parts of a memory over an open database; they close with the stack."""
     transcripts, clock = backend.transcripts, options.clock
@@ -127,6 +134,7 @@ def _parts(
         compressor=compressor,
         learned_factors=learned_factors,
         counter=options.counter,
+        remembered_counts=remembered_counts,
         observers=observers,
         clock=clock,
         conversations=conversations,
@@ -171,6 +179,7 @@ async def _backend(
     options: MemoryOptions,
     observer: Observer,
     conversations: GraphConversations,
+    counts: RememberedCounts,
 ) -> AbstractAsyncContextManager[TranscriptBackend]:
     """Return the transcripts backend that the options select.
 
@@ -184,7 +193,9 @@ async def _backend(
 
     graphiti = options.graphiti if options.graphiti and options.graphiti.enabled else None
     graph_turns = GraphTurns(graphiti.endpoint, graphiti.workspace) if graphiti else None
-    dependencies = BackendDependencies(driver, options.counter, options.clock, troubled, graph_turns)
+    dependencies = BackendDependencies(
+        driver, counts.remembering(options.counter), options.clock, troubled, graph_turns
+    )
     if options.transcripts == "tables":
         return open_table_backend(dependencies)
     if graph_turns is not None:

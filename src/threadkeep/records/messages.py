@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -73,12 +73,11 @@ class Message:
             raise InvalidMessage(f"A message's content is text (str), not {type(self.content).__name__}.")
         if self.status not in STATUSES:
             raise InvalidMessage(f"A message's status is one of {', '.join(STATUSES)}.")
-        for name in ("id", "run_id", "author", "answers", "superseded_by"):
-            _check_id(name, getattr(self, name))
-        for name in _TIMES:
-            _check_time(name, getattr(self, name))
-        for name in ("seq", "tokens", "ordinal"):
-            _check_count(name, getattr(self, name))
+        values = vars(self)
+        for names, check in _CHECKS:
+            for name in names:
+                if (value := values[name]) is not None:
+                    check(name, value)
         if self.confidence is not None and not _is_finite(self.confidence):
             raise InvalidMessage("A message's confidence is a finite number or None.")
         if not isinstance(self.escalated, bool):
@@ -150,7 +149,7 @@ class Message:
 
     def with_fields(self, **changes: Any) -> Message:
         """Return a copy with other values for some fields."""
-        return replace(self, **changes)
+        return Message(**{**vars(self), **changes})
 
 
 @dataclass(frozen=True)
@@ -221,8 +220,6 @@ class SearchResult:
 
 
 def _check_id(name: str, value: object) -> None:
-    if value is None:
-        return
     if not isinstance(value, str) or not value or len(value) > MAX_ID_CHARACTERS:
         raise InvalidMessage(f"A message's {name} is text of 1 to {MAX_ID_CHARACTERS} characters, or None.")
     if not value.isprintable():
@@ -230,8 +227,6 @@ def _check_id(name: str, value: object) -> None:
 
 
 def _check_time(name: str, value: object) -> None:
-    if value is None:
-        return
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidMessage(f"A message's {name} is a datetime with a time zone, or None.")
     if not 1 < value.year < 9999:
@@ -249,10 +244,16 @@ def _is_finite(value: object) -> bool:
 
 
 def _check_count(name: str, value: object) -> None:
-    if value is None:
-        return
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
         raise InvalidMessage(f"A message's {name} is a whole number from 0, or None.")
+
+
+_CHECKS: tuple[tuple[tuple[str, ...], Callable[[str, object], None]], ...] = (
+    (("id", "run_id", "author", "answers", "superseded_by"), _check_id),
+    (_TIMES, _check_time),
+    (("seq", "tokens", "ordinal"), _check_count),
+)
+"""The checks of fields that may be None."""
 
 
 def _parse_time(name: str, text: str) -> datetime:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from contextvars import Context
 from itertools import islice
@@ -17,7 +16,6 @@ from threadkeep.store.turn_writer import PreparedTurn, TurnWriter, receipt_of
 
 type _Outcome = Receipt | StoreError | WrongUser | QuestionGone
 
-_QUEUE_TURNS = 10_000
 _GROUP_TURNS = 512
 # Each session that waits for a lock occupies a connection.
 _WAITING_SESSIONS = 2
@@ -41,7 +39,7 @@ class GroupCommit:
         self._driver = driver
         self._graph_turns = graph_turns
         self._turns = TurnWriter(graph_turns)
-        self._queue: asyncio.Queue[PreparedTurn] = asyncio.Queue(_QUEUE_TURNS)
+        self._queue: list[PreparedTurn] = []
         self._task: asyncio.Task[None] | None = None
         self._locked: dict[str, list[PreparedTurn]] = {}
         self._waiting: set[asyncio.Task[None]] = set()
@@ -52,34 +50,28 @@ class GroupCommit:
         """Store a turn together with others that wait. Cancelling the caller does not stop the write."""
         if self._closed:
             raise StoreClosed("The memory was closed; append inside its `async with open_memory(...)` block.")
+        self._queue.append(prepared)
         if self._task is None:
             # A context of its own: otherwise the task would keep the first caller's whole run alive.
             self._task = asyncio.create_task(self._write_groups(), context=Context(), name="threadkeep-group-commit")
-        await self._queue.put(prepared)
         return await prepared.stored
 
     async def close(self) -> None:
         """Write the queued turns, then stop."""
         self._closed = True
-        if self._task is None:
-            return
-        await self._queue.join()
+        while self._task is not None:
+            await asyncio.wait([self._task])
         while self._waiting:
             await asyncio.wait(self._waiting)
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
 
     async def _write_groups(self) -> None:
-        while True:
-            group = [await self._queue.get()]
-            while len(group) < _GROUP_TURNS and not self._queue.empty():
-                group.append(self._queue.get_nowait())
-            try:
+        """Write the queued turns, and those that arrive meanwhile."""
+        try:
+            while self._queue:
+                group, self._queue = self._queue[:_GROUP_TURNS], self._queue[_GROUP_TURNS:]
                 await self._write_free(group)
-            finally:
-                for _ in group:
-                    self._queue.task_done()
+        finally:
+            self._task = None
 
     async def _write_free(self, group: list[PreparedTurn]) -> None:
         """Write the turns of a group; turns of sessions that wait for a lock are queued behind them."""
