@@ -5,18 +5,34 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import uuid
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
-from google.adk.events import Event
+import pytest
+from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events import Event, EventActions
 from google.adk.sessions import InMemorySessionService
-from google.genai.types import Content, Part
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.genai.types import (
+    Content,
+    FunctionCall,
+    GenerateContentResponseUsageMetadata,
+    GroundingMetadata,
+    Part,
+    SearchEntryPoint,
+)
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import MockLLM
 
-from threadkeep import open_memory, open_memory_sync
-from threadkeep.adapters.google_adk import MemoryService
+from threadkeep import Memory, Message, open_memory, open_memory_sync
+from threadkeep.adapters.google_adk import MemoryService, SessionService
 from threadkeep.adapters.llama_index import ChatMemory
+from threadkeep.history import keys
 
 URL = os.environ["THREADKEEP_TEST_DATABASE"]
 
@@ -47,7 +63,8 @@ def test_a_chat_engine_remembers() -> None:
 
 def said(author: str, text: str, **fields: Any) -> Event:
     """Return an event in which something is said."""
-    return Event(author=author, content=Content(role="user", parts=[Part(text=text)]), timestamp=time.time(), **fields)
+    fields.setdefault("timestamp", time.time())
+    return Event(author=author, content=Content(role="user", parts=[Part(text=text)]), **fields)
 
 
 def test_an_agent_finds_what_was_said_in_earlier_sessions() -> None:
@@ -72,3 +89,175 @@ def test_an_agent_finds_what_was_said_in_earlier_sessions() -> None:
             assert await memory.session("adk:shop:ann:s_3a1", user_id="ann").count() == 2
 
     asyncio.run(run())
+
+
+@pytest.fixture
+async def memory() -> AsyncIterator[Memory]:
+    """A memory on the database of the test."""
+    async with open_memory(URL) as opened:
+        yield opened
+
+
+def new_app() -> str:
+    """Return an app's name that no other test has."""
+    return f"app-{uuid.uuid4()}"
+
+
+async def read(service: SessionService, app: str, user: str = "ann", name: str = "s", **config: Any) -> Any:
+    """Return a session as it is stored; the arguments are those of a `GetSessionConfig`."""
+    wanted = GetSessionConfig(**config) if config else None
+    return await service.get_session(app_name=app, user_id=user, session_id=name, config=wanted)
+
+
+def changing(state: dict[str, Any], **fields: Any) -> Event:
+    """Return an event that changes state and says nothing."""
+    return Event(author="guide", actions=EventActions(state_delta=state), **fields)
+
+
+async def test_a_session_is_created_once_read_back_and_deleted(memory: Memory) -> None:
+    """Equal to what was created; another one with its id is refused, also of a race, and after a delete accepted."""
+    service, app = SessionService(memory), new_app()
+    key: dict[str, Any] = {"app_name": app, "user_id": "ann", "session_id": "s 1"}
+    assert await read(service, app, name="s 1") is None
+    attempts = [service.create_session(**key, state={"theme": "dark"}) for _ in range(3)]
+    results = await asyncio.gather(*attempts, return_exceptions=True)
+    [session] = [one for one in results if not isinstance(one, BaseException)]
+    assert [type(one) for one in results if one is not session] == [AlreadyExistsError, AlreadyExistsError]
+    assert await read(service, app, name="s 1") == session
+    assert (session.id, session.state, session.events) == ("s 1", {"theme": "dark"}, [])
+    with pytest.raises(AlreadyExistsError):
+        await service.create_session(**{**key, "session_id": " s 1 "})
+    await service.delete_session(**key)
+    assert await read(service, app, name="s 1") is None
+    with pytest.raises(SessionNotFoundError):
+        await service.append_event(session, said("user", "Hello?"))
+    assert (await service.create_session(**key)).state == {}
+
+
+async def test_state_has_the_scope_of_its_prefix(memory: Memory) -> None:
+    """An app's is every user's, a user's is in all sessions of the app, and temporary state is not stored."""
+    service, app = SessionService(memory), new_app()
+    given = {"app:a": 1, "user:u": {"name": "Ann"}, "s": [1], "temp:t": "x"}
+    one = await service.create_session(app_name=app, user_id="ann", session_id="one", state=given)
+    assert one.state == {"app:a": 1, "user:u": {"name": "Ann"}, "s": [1]}
+    event = changing({"app:b": 2, "user:v": 2.5, "s": [2], "temp:t": "y", "made": datetime(2026, 1, 1, tzinfo=UTC)})
+    await service.append_event(one, event)
+    assert one.state["temp:t"] == "y"
+    assert "temp:t" not in event.actions.state_delta
+    shared = {"app:a": 1, "app:b": 2}
+    ann = {**shared, "user:u": {"name": "Ann"}, "user:v": 2.5}
+    again = await read(service, app, name="one")
+    assert again.state == {**ann, "s": [2], "made": "2026-01-01T00:00:00Z"}
+    assert (await service.create_session(app_name=app, user_id="ann", session_id="two")).state == ann
+    assert (await service.create_session(app_name=app, user_id="bob", session_id="one")).state == shared
+    assert await service.get_user_state(app_name=app, user_id="ann") == {"u": {"name": "Ann"}, "v": 2.5}
+    assert await service.get_user_state(app_name=app, user_id="bob") == {}
+    assert await service.get_user_state(app_name=new_app(), user_id="ann") == {}
+
+
+async def test_an_event_survives_whole_and_its_text_is_a_message(memory: Memory) -> None:
+    """Calls, actions, bytes and grounding are equal; the transcript has the texts, and a search finds them."""
+    service, app = SessionService(memory), new_app()
+    session = await service.create_session(app_name=app, user_id="ann", session_id="trip")
+    word = f"lisbon{uuid.uuid4().hex[:8]}"
+    call = Part(function_call=FunctionCall(id="c1", name="find", args={"city": word}))
+    image = Part.from_bytes(data=b"\x00\xffpng", mime_type="image/png")
+    events = [
+        said("user", f"Flights to {word}?", invocation_id="i1"),
+        Event(author="guide", content=Content(role="model", parts=[call]), long_running_tool_ids={"c1"}),
+        Event(author="user", content=Content(role="user", parts=[image]), timestamp=1_700_000_000.125),
+        said(
+            "guide",
+            "One at nine.",
+            actions=EventActions(artifact_delta={"plan": 0}, transfer_to_agent="clerk", escalate=True),
+            grounding_metadata=GroundingMetadata(
+                web_search_queries=["flights"], search_entry_point=SearchEntryPoint(sdk_blob=b"blob")
+            ),
+            usage_metadata=GenerateContentResponseUsageMetadata(total_token_count=2),
+            custom_metadata={"seat": "12a"},
+            turn_complete=True,
+        ),
+    ]
+    for event in events:
+        await service.append_event(session, event)
+    await service.append_event(session, Event(author="guide", partial=True))
+    again = await read(service, app, name="trip")
+    assert again == session
+    assert again.events == events
+    stored = memory.session(f"adk:{keys.escape_key(app)}:ann:trip", user_id="ann")
+    texts = [(one.role, one.author, one.id, one.content) for one in await stored.tail(50) if one.role != "system"]
+    assert texts == [
+        ("user", None, events[0].id, f"Flights to {word}?"),
+        ("assistant", "guide", events[3].id, "One at nine."),
+    ]
+    assert [hit.message.id for hit in await memory.search(word, user_id="ann")] == [events[0].id]
+    found = await MemoryService(memory).search_memory(app_name=app, user_id="ann", query=word)
+    assert [entry.id for entry in found.memories] == [events[0].id]
+
+
+async def test_of_two_writers_of_one_revision_the_second_is_refused(memory: Memory) -> None:
+    """Also at once, and for a copy without ADK's marker; nothing of the refused event is stored."""
+    service, app = SessionService(memory), new_app()
+    first = await service.create_session(app_name=app, user_id="ann", session_id="s")
+    for number in range(4):
+        second = first.model_copy(deep=True)
+        pair = [(one, changing({f"{who}{number}": 1, "app:last": who})) for one, who in ((first, "a"), (second, "b"))]
+        results = await asyncio.gather(*(service.append_event(*one) for one in pair), return_exceptions=True)
+        lost = [place for place, result in enumerate(results) if isinstance(result, StaleSessionError)]
+        assert len(lost) == 1
+        with pytest.raises(ValueError, match="modified in storage"):
+            await service.append_event(pair[lost[0]][0], said("user", "Too late."))
+        first, event = pair[1 - lost[0]]
+        again = await read(service, app)
+        assert [one.id for one in again.events][-1] == event.id
+        assert len(again.events) == number + 1
+        assert again.state["app:last"] == event.actions.state_delta["app:last"]
+    dumped = type(first).model_validate(first.model_dump())
+    await service.append_event(dumped, said("user", "From a dump."))
+    with pytest.raises(StaleSessionError):
+        await service.append_event(type(first).model_validate(first.model_dump()), said("user", "Too late."))
+
+
+async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(memory: Memory) -> None:
+    """Oldest activity first, of a user or of all; the newest events, and those from a time on."""
+    service, app = SessionService(memory), new_app()
+    for user, name in (("ann", "x"), ("ann", "y"), ("bob", "z")):
+        await service.create_session(app_name=app, user_id=user, session_id=name, state={"name": name})
+    session = await read(service, app, name="x")
+    later = session.last_update_time + 1000
+    for number in range(1, 6):
+        await service.append_event(session, said("user", str(number), timestamp=later + number))
+    assert session.last_update_time == later + 5
+    listed = (await service.list_sessions(app_name=app)).sessions
+    assert [(one.user_id, one.id, one.state, one.events) for one in listed] == [
+        ("ann", "y", {"name": "y"}, []),
+        ("bob", "z", {"name": "z"}, []),
+        ("ann", "x", {"name": "x"}, []),
+    ]
+    assert [one.id for one in (await service.list_sessions(app_name=app, user_id="bob")).sessions] == ["z"]
+    for most, count in ((0, 0), (3, 3), (9, 5)):
+        got = await read(service, app, name="x", num_recent_events=most)
+        assert [one.timestamp for one in got.events] == [later + n for n in range(1, 6)][5 - count :]
+    got = await read(service, app, name="x", after_timestamp=later + 4)
+    assert [one.timestamp for one in got.events] == [later + 4, later + 5]
+
+
+async def test_other_channels_share_the_session_and_an_erase_takes_its_state(memory: Memory) -> None:
+    """What others say is an event, what is taken back is none; the person's state goes with the person."""
+    service, app, user = SessionService(memory), new_app(), f"ann-{uuid.uuid4()}"
+    session = await service.create_session(app_name=app, user_id=user, session_id="s", state={"user:likes": "tea"})
+    await service.append_event(session, said("user", "Hello."))
+    stored = memory.session(f"adk:{keys.escape_key(app)}:{keys.escape_key(user)}:s", user_id=user)
+    await stored.append([Message("assistant", "From the console.", author="clerk")])
+    got = await read(service, app, user)
+    assert [(one.author, one.content.parts[0].text) for one in got.events] == [
+        ("user", "Hello."),
+        ("clerk", "From the console."),
+    ]
+    await stored.take_back(1)
+    got = await read(service, app, user)
+    assert [one.author for one in got.events] == ["user"]
+    await service.append_event(got, said("user", "And again."))
+    assert (await memory.erase(user_id=user)).complete
+    assert await service.get_user_state(app_name=app, user_id=user) == {}
+    assert await read(service, app, user) is None

@@ -24,6 +24,7 @@ def test_the_cases_of_google_adk_and_llama_index_hold(shared_url: str) -> None:
         )
     cases = Path(__file__).with_name("adapter_cases.py")
     options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(cases.parent), "-p", "no:cacheprovider"]
+    options += ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]
     run = subprocess.run(
         [PYTHON, "-m", "pytest", *options, cases],
         env={**os.environ, "THREADKEEP_TEST_DATABASE": shared_url},
@@ -34,4 +35,4 @@ def test_the_cases_of_google_adk_and_llama_index_hold(shared_url: str) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "2 passed" in run.stdout
+    assert "8 passed" in run.stdout

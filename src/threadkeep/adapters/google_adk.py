@@ -1,32 +1,223 @@
-"""A memory service for Google's Agent Development Kit: agents find what was said in earlier sessions."""
+"""Sessions and memory for Google's Agent Development Kit.
+
+A session of ADK is the session `adk:<app>:<user>:<session>` of its user.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import cast
 
+from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event
 from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
 from google.adk.memory.memory_entry import MemoryEntry
-from google.adk.sessions import Session
+from google.adk.sessions import BaseSessionService, Session, State
+from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
 from google.genai.types import Content, Part
+from langchain_core.utils.uuid import uuid7
+from pydantic_core import to_jsonable_python
 
+from threadkeep.adapters.items import append_once, item_message, messages_after, stored_item
+from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.history import keys
+from threadkeep.history.session import Session as StoredSession
 from threadkeep.memory import Memory
-from threadkeep.records import Message, SearchHit
+from threadkeep.records import Json, Message, SearchHit
+from threadkeep.store.driver import Joined, Statement
 
+_NAME = "google-adk"
+_REVISION = "adk:"
 _MOST_HITS = 20
 _MOST_WORDS = 12
 _WORD = re.compile(r"\w+")
+_STALE = (
+    "The session has been modified in storage since it was loaded. "
+    "Please reload the session before appending more events."
+)
+
+
+class SessionService(BaseSessionService):
+    """Sessions of ADK in a memory; texts of events are messages that other channels and searches see.
+
+    Each event is stored in one transaction with the shared state that it changes, and with the number of its revision:
+    of several writers of one revision the first succeeds. The state of a session is the sum of its events. Messages of
+    other channels in the session are returned as events; events that were taken back, or are before a reset, are not.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        """Create a service.
+
+        Raises:
+            InvalidInput: the memory keeps its sessions in a graph store.
+        """
+        if memory.in_graph_store:
+            raise InvalidInput("Sessions of ADK need a memory in SQL tables; open one by a database URL.")
+        self._memory = memory
+
+    async def create_session(
+        self, *, app_name: str, user_id: str, state: dict[str, object] | None = None, session_id: str | None = None
+    ) -> Session:
+        """Create a session; keys that begin with `app:` or `user:` become state of the app or of the user.
+
+        Raises:
+            AlreadyExistsError: there is such a session.
+        """
+        session_id = (session_id or "").strip() or str(uuid7())
+        item: Json = {"state": _state_of_session(state), "created": time.time()}
+        note = item_message(_NAME, item, role=None, text="[session]", message_id=f"{_REVISION}0")
+        there = await self._read(app_name, user_id, session_id) is not None
+        if there or not await self._append(self._session(app_name, user_id, session_id), app_name, state, note):
+            raise AlreadyExistsError(f"Session with id {session_id} already exists.")
+        return cast("Session", await self.get_session(app_name=app_name, user_id=user_id, session_id=session_id))
+
+    async def get_session(
+        self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
+    ) -> Session | None:
+        """Return a session with its events and the state of all scopes; None if there is none."""
+        session = await self._read(app_name, user_id, session_id)
+        if session is None:
+            return None
+        session.state |= await self._shared_state(app_name, user_id)
+        if config and config.after_timestamp:
+            session.events = [event for event in session.events if event.timestamp >= config.after_timestamp]
+        if config and config.num_recent_events is not None:
+            session.events = session.events[max(0, len(session.events) - config.num_recent_events) :]
+        return session
+
+    async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
+        """Return the sessions of an app, or of one of its users, oldest activity first; every session is read."""
+        prefix = f"adk:{keys.escape_key(app_name)}:" if user_id is None else _prefix(app_name, user_id)
+        sessions: list[Session] = []
+        names = [info.session_id async for info in self._memory.sessions(user_id)]
+        for name in names:
+            if name.startswith(prefix):
+                owner, session_id = (keys.unescape_key(part) for part in name.split(":")[2:])
+                if session := await self.get_session(app_name=app_name, user_id=owner, session_id=session_id):
+                    sessions.append(session.model_copy(update={"events": []}))
+        return ListSessionsResponse(sessions=sorted(sessions, key=lambda one: (one.last_update_time, one.id)))
+
+    async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
+        """Delete a session with its events and its state."""
+        await self._session(app_name, user_id, session_id).delete()
+
+    async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, object]:
+        """Return the state of a user in an app; the keys have no prefix."""
+        values = await self._memory.channels.state.values_of(_user_scope(user_id), _user_prefix(app_name))
+        return {key.removeprefix(_user_prefix(app_name)): json.loads(value) for key, value in values.items()}
+
+    async def append_event(self, session: Session, event: Event) -> Event:
+        """Store an event and its changes to the state.
+
+        Raises:
+            StaleSessionError: another event was stored since the session was read; nothing was stored.
+            SessionNotFoundError: the session was deleted.
+            StoreUnavailable: the database does not answer; the same call can be repeated.
+        """
+        if event.partial:
+            return event
+        self._apply_temp_state(session, event)
+        event = self._trim_temp_delta_state(event)
+        stored = self._session(session.app_name, session.user_id, session.id)
+        revision = await self._revision(session, stored)
+        item: Json = {"event": event.model_dump(mode="json", exclude_none=True)}
+        said = _message(event)
+        messages = [] if said is None else [said.with_fields(original={_NAME: item})]
+        note = item_message(
+            _NAME,
+            {"said": event.id} if said else item,
+            role=None,
+            text="[event]",
+            message_id=f"{_REVISION}{revision + 1}",
+        )
+        if not await self._append(stored, session.app_name, event.actions.state_delta, note, *messages):
+            raise StaleSessionError(_STALE)
+        session.last_update_time = event.timestamp
+        session._storage_update_marker = str(revision + 1)  # noqa: SLF001 - ADK's place for it
+        return self._commit_event_to_session(session, event)
+
+    async def _append(
+        self, stored: StoredSession, app_name: str, delta: Mapping[str, object] | None, *messages: Message
+    ) -> bool:
+        """Store messages with their changes to shared state; return False if the revision exists."""
+        state = self._memory.channels.state
+        statements: list[Statement] = []
+        for key, value in _json_safe(delta).items():
+            if key.startswith(State.APP_PREFIX):
+                name = key.removeprefix(State.APP_PREFIX)
+                statements.append(state.keep_statement(_app_scope(app_name), name, json.dumps(value)))
+            elif key.startswith(State.USER_PREFIX):
+                name = _user_prefix(app_name) + key.removeprefix(State.USER_PREFIX)
+                statements.append(state.keep_statement(_user_scope(str(stored.user_id)), name, json.dumps(value)))
+        return await append_once(stored, messages, Joined(after=statements))
+
+    async def _revision(self, session: Session, stored: StoredSession) -> int:
+        """Return the number of the newest revision that a session of ADK contains."""
+        if marker := session._storage_update_marker:  # noqa: SLF001 - ADK's place for it
+            if await stored.find(f"{_REVISION}{marker}") is None:
+                raise SessionNotFoundError(f"Session {session.id} not found.")
+            return int(marker)
+        # The session came from elsewhere, as from a dump: its last event has to be the last one.
+        newest = await self._read(session.app_name, session.user_id, session.id)
+        if newest is None:
+            raise SessionNotFoundError(f"Session {session.id} not found.")
+        if [event.id for event in newest.events[-1:]] != [event.id for event in session.events[-1:]]:
+            raise StaleSessionError(_STALE)
+        return int(newest._storage_update_marker or 0)  # noqa: SLF001 - as above
+
+    async def _read(self, app_name: str, user_id: str, session_id: str) -> Session | None:
+        """Return a session with its own state; None if there is none."""
+        stored = self._session(app_name, user_id, session_id)
+        session = Session(id=session_id.strip(), app_name=app_name, user_id=user_id)
+        revision: int | None = None
+        try:
+            reset_seq = (await stored.info()).reset_seq
+        except SessionNotFound:
+            return None
+        for message in await messages_after(stored, 0, view="history"):
+            if (message.id or "").startswith(_REVISION):
+                revision = int(str(message.id).removeprefix(_REVISION))
+            if message.superseded_at is not None:
+                continue
+            item = stored_item(_NAME, message)
+            if isinstance(item, Mapping) and "state" in item:
+                session.state |= cast("dict[str, object]", item["state"])
+                session.last_update_time = cast("float", item["created"])
+            event = _event(message)
+            if event is not None:
+                session.state |= _state_of_session(event.actions.state_delta)
+                session.last_update_time = event.timestamp
+                session.events += [event] if (message.seq or 0) > reset_seq else []
+        if revision is None:
+            return None
+        session._storage_update_marker = str(revision)  # noqa: SLF001 - ADK's place for it
+        return session
+
+    async def _shared_state(self, app_name: str, user_id: str) -> dict[str, object]:
+        app = await self._memory.channels.state.values_of(_app_scope(app_name), "")
+        user = await self.get_user_state(app_name=app_name, user_id=user_id)
+        return {
+            **{State.APP_PREFIX + key: json.loads(value) for key, value in app.items()},
+            **{State.USER_PREFIX + key: value for key, value in user.items()},
+        }
+
+    def _session(self, app_name: str, user_id: str, session_id: str) -> StoredSession:
+        key = f"{_prefix(app_name, user_id)}{keys.escape_key(session_id.strip())}"
+        return self._memory.session(key, user_id=user_id)
 
 
 class MemoryService(BaseMemoryService):
     """A memory as ADK's memory service.
 
-    A session of ADK is the session `adk:<app>:<user>:<session>` of the user; an event with a text is a message with the
-    event's id, so that a session can be added again.
+    An event with a text is a message with the event's id, so that a session can be added again, and one of
+    `SessionService` need not be added.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -71,6 +262,50 @@ def _prefix(app_name: str, user_id: str) -> str:
     return f"adk:{keys.escape_key(app_name)}:{keys.escape_key(user_id)}:"
 
 
+def _app_scope(app_name: str) -> str:
+    return f"adk-app:{app_name}"
+
+
+def _user_scope(user_id: str) -> str:
+    """Return the scope of a person's values; an erase of the person deletes it."""
+    return f"adk:{user_id}"
+
+
+def _user_prefix(app_name: str) -> str:
+    return f"{keys.escape_key(app_name)}:"
+
+
+def _json_safe(state: Mapping[str, object] | None) -> dict[str, Json]:
+    """Return a state as JSON, without temporary values; a value that is no JSON becomes its text."""
+    kept = {key: value for key, value in (state or {}).items() if not key.startswith(State.TEMP_PREFIX)}
+    return cast("dict[str, Json]", to_jsonable_python(kept, fallback=str))
+
+
+def _state_of_session(state: Mapping[str, object] | None) -> dict[str, Json]:
+    shared = (State.APP_PREFIX, State.USER_PREFIX)
+    return {key: value for key, value in _json_safe(state).items() if not key.startswith(shared)}
+
+
+def _event(message: Message) -> Event | None:
+    """Return the event of a message, as it was stored, or made of the message of another channel."""
+    item = stored_item(_NAME, message)
+    if isinstance(item, Mapping):
+        return Event.model_validate(item["event"]) if "event" in item else None
+    if message.role == "system":
+        return None
+    moment = message.sent_at or message.created_at or datetime.now(UTC)
+    return Event(
+        id=str(message.id),
+        author=message.author or message.role,
+        content=_content(message),
+        timestamp=moment.timestamp(),
+    )
+
+
+def _content(message: Message) -> Content:
+    return Content(role="user" if message.role == "user" else "model", parts=[Part(text=message.content)])
+
+
 def _message(event: Event) -> Message | None:
     """Return the message of an event; None if nothing is said in it."""
     parts = event.content.parts or [] if event.content else []
@@ -88,10 +323,10 @@ def _message(event: Event) -> Message | None:
 
 def _entry(message: Message) -> MemoryEntry:
     moment = message.sent_at or message.created_at
-    role = "user" if message.role == "user" else "model"
+    content = _content(message)
     return MemoryEntry(
-        content=Content(role=role, parts=[Part(text=message.content)]),
+        content=content,
         id=message.id,
-        author=message.author or role,
+        author=message.author or content.role,
         timestamp=moment.isoformat() if moment else None,
     )

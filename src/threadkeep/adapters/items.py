@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.errors import SessionNotFound
+from threadkeep.errors import SessionNotFound, StoreUnavailable
 from threadkeep.history.session import LONGEST_PAGE, Session
-from threadkeep.records import Json, Message, Role
+from threadkeep.records import Json, Message, Role, View
+from threadkeep.store.driver import Joined
+
+_ATTEMPTS = 3
 
 
 def item_message(framework: str, item: Json, *, role: Role | None, text: str, message_id: str | None = None) -> Message:
@@ -41,12 +44,14 @@ async def read_messages(session: Session, limit: int | None = None) -> list[Mess
     return await messages_after(session, after, limit)
 
 
-async def messages_after(session: Session, after: int, limit: int | None = None) -> list[Message]:
-    """Return the newest active messages with a `seq` above `after`, oldest first; `limit` None means all of them."""
+async def messages_after(
+    session: Session, after: int, limit: int | None = None, *, view: View = "active"
+) -> list[Message]:
+    """Return the newest messages of a view with a `seq` above `after`, oldest first; `limit` None means all of them."""
     found: list[Message] = []
     before: int | None = None
     while (missing := LONGEST_PAGE if limit is None else limit - len(found)) > 0:
-        page = await session.page(before, min(missing, LONGEST_PAGE))
+        page = await session.page(before, min(missing, LONGEST_PAGE), view=view)
         wanted = [message for message in page.messages if (message.seq or 0) > after]
         found = [*wanted, *found]
         before = page.next_before
@@ -61,3 +66,24 @@ async def take_back_newest(session: Session) -> Message | None:
         return None
     taken = await session.take_back()
     return taken[0] if taken else None
+
+
+async def append_once(session: Session, messages: Sequence[Message], joined: Joined) -> bool:
+    """Store messages and statements in one transaction, all or nothing.
+
+    The id of the first message stands for a revision that only one writer may store. Return False if another writer
+    has stored it; a repeated call returns True.
+
+    Raises:
+        WrongUser: the session is another user's.
+        StoreUnavailable: the database does not answer, or a later message's id is known.
+    """
+    revision = messages[0]
+    for _ in range(_ATTEMPTS):
+        if await session.record_joined(messages, lambda _: joined) is not None:
+            return True
+        found = await session.find(str(revision.id))
+        if found is not None:
+            return found.original == revision.original
+        await session.check_owner()
+    raise StoreUnavailable("The messages were not stored: the database is busy, or has an id of them. Try again.")

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Self
 
 from threadkeep.store.codec import time_text
-from threadkeep.store.driver import Driver, Parameters
+from threadkeep.store.driver import Driver, Parameters, Statement
 from threadkeep.store.duties import Duties
 from threadkeep.store.outbox import Outbox
 from threadkeep.store.statements import load_statements
@@ -41,8 +41,13 @@ class ChannelState:
 
     async def keep(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> None:
         """Store a value, replacing the previous one."""
+        async with self._driver.writing() as connection:
+            await connection.execute(*self.keep_statement(scope, name, value, expires_at=expires_at))
+
+    def keep_statement(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> Statement:
+        """Return the statement of `keep`, for a transaction of the caller."""
         expiry = None if expires_at is None else time_text(expires_at)
-        await self._execute("keep", {"scope": scope, "name": name, "value": value, "expires_at": expiry})
+        return self._sql["keep"], {"scope": scope, "name": name, "value": value, "expires_at": expiry}
 
     async def keep_first(self, scope: str, name: str, value: str) -> None:
         """Store a value unless there is one."""

@@ -93,7 +93,7 @@ class TableTranscripts:
         joined = join(prepared.messages)
         if joined is None:
             raise TurnRefused("What belongs to the turn is too large; store one after the other.")
-        prepared.before, prepared.after = joined.before, joined.after
+        prepared.before, prepared.after, prepared.is_joined = joined.before, joined.after, True
         return await self._commits.append(prepared), prepared.rows
 
     async def newest(

@@ -20,8 +20,8 @@ from threadkeep.store.superseding import SupersedingWriter
 class PreparedTurn:
     """A turn ready to be stored: its messages cleaned, with ids, and their columns.
 
-    The statements `before` and `after` are executed in the same transaction, or the turn is refused; `rows` receives
-    their rows.
+    A turn that `is_joined` is stored whole, in one transaction with the statements `before` and `after`, or it is
+    refused; `rows` receives the rows of the statements.
     """
 
     turn: Turn
@@ -33,11 +33,7 @@ class PreparedTurn:
     after: Sequence[Statement] = ()
     rows: list[list[Row]] = field(default_factory=list)
     stored: asyncio.Future[Receipt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    @property
-    def is_joined(self) -> bool:
-        """True if statements belong to the turn."""
-        return bool(self.before or self.after)
+    is_joined: bool = False
 
 
 class _Winner(NamedTuple):
