@@ -20,7 +20,7 @@ _ROLES: Mapping[MessageRole, Role] = {MessageRole.USER: "user", MessageRole.ASSI
 
 
 class ChatMemory(BaseMemory):
-    """A session of a memory as a memory of LlamaIndex, with blocking and asynchronous methods.
+    """A session of a memory as a memory of LlamaIndex; LlamaIndex calls the methods in threads for asynchronous ones.
 
     Tool calls and tool results are notes in the transcript: they are returned again as they were, and no other agent's
     context contains them.
@@ -50,53 +50,27 @@ class ChatMemory(BaseMemory):
         """Return the newest messages since the last reset, oldest first, from a user's message on."""
         return _from_a_user(_items(self._session.wait_for(lambda one: read_messages(one, self.max_messages))))
 
-    async def aget(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name
-        """Return what `get` returns."""
-        return _from_a_user(_items(await self._session.call(lambda one: read_messages(one, self.max_messages))))
-
     def get_all(self) -> list[ChatMessage]:
         """Return all messages since the last reset, oldest first."""
         return _items(self._session.wait_for(read_messages))
 
-    async def aget_all(self) -> list[ChatMessage]:
-        """Return all messages since the last reset, oldest first."""
-        return _items(await self._session.call(read_messages))
-
     def put(self, message: ChatMessage) -> None:
         """Store a message."""
         self.put_messages([message])
-
-    async def aput(self, message: ChatMessage) -> None:
-        """Store a message."""
-        await self.aput_messages([message])
 
     def put_messages(self, messages: list[ChatMessage]) -> None:
         """Store messages as one turn."""
         if turn := [_message(message) for message in messages]:
             self._session.wait_for(lambda session: session.append(turn))
 
-    async def aput_messages(self, messages: list[ChatMessage]) -> None:
-        """Store messages as one turn."""
-        if turn := [_message(message) for message in messages]:
-            await self._session.call(lambda session: session.append(turn))
-
     def set(self, messages: list[ChatMessage]) -> None:
         """Reset the session, and store these messages; the earlier ones stay in the transcript."""
         self.reset()
         self.put_messages(messages)
 
-    async def aset(self, messages: list[ChatMessage]) -> None:
-        """Reset the session, and store these messages; the earlier ones stay in the transcript."""
-        await self.areset()
-        await self.aput_messages(messages)
-
     def reset(self) -> None:
         """Hide the messages so far; they stay in the transcript."""
         self._session.wait_for(lambda session: session.reset())
-
-    async def areset(self) -> None:
-        """Hide the messages so far; they stay in the transcript."""
-        await self._session.call(lambda session: session.reset())
 
 
 def _message(message: ChatMessage) -> Message:
