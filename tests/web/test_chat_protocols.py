@@ -146,6 +146,9 @@ async def test_a_chat_of_the_ai_sdk_is_answered_in_its_stream(tmp_path: Path) ->
     assert kinds[:3] == ["start", "start-step", "text-start"]
     assert kinds[-4:] == ["text-end", "finish-step", "finish", "[DONE]"]
     assert text_of(parts) == text_of(repeated) == "It is teal."
+    answer_id = read["messages"][1]["id"]
+    assert [one["messageId"] for one in (parts[0], repeated[0])] == [answer_id, answer_id]
+    assert {one["id"] for one in parts[2:-3]} == {answer_id}
     assert [one["parts"][0]["text"] for one in read["messages"]] == ["Which?", "It is teal."]
     assert text_of(regenerated) == "again"
     assert [text for _, text, _ in said(stored)] == ["Which?", "again"]
@@ -191,6 +194,8 @@ async def test_a_thread_of_ag_ui_is_merged_by_message_id(tmp_path: Path) -> None
     assert [one["content"] for one in second[-2]["messages"]] == ["first", "one", "second", "two"]
     assert [text for _, text, _ in said(stored)] == ["first", "one", "second", "two"]
     assert [one["id"] for one in second[-2]["messages"]][::2] == ["a", "b"]
+    assert [one["messageId"] for one in second[2:6]] == [second[-2]["messages"][3]["id"]] * 4
+    assert [one["messageId"] for one in first if "messageId" in one] == [first[-2]["messages"][1]["id"]] * 3
 
 
 def run_input(messages: list[Any], run_id: str = "r1") -> dict[str, Any]:

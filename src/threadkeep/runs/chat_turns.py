@@ -30,7 +30,7 @@ from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.retries import RUN_ERRORS
 from threadkeep.runs.service import RunService
 from threadkeep.runs.session_answers import with_own_answer
-from threadkeep.runs.streams import Outcome, RunStream
+from threadkeep.runs.streams import Outcome, RunPiece, RunStream
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.registry import Workflows
 
@@ -112,9 +112,10 @@ class ChatStarted:
 
 @dataclass(frozen=True)
 class ChatToken:
-    """A piece of the answer."""
+    """A piece of an answer; `message_id` is the id under which the answer is stored, if the model has named it."""
 
     text: str
+    message_id: str | None = None
 
 
 type ChatEvent = ChatStarted | ChatToken | ChatAnswer
@@ -174,10 +175,10 @@ class ChatTurn:
         if not self._events:
             self._tell(ChatStarted(self.session_id, self.run_id, self.message_id))
 
-    def tell_piece(self, text: str) -> None:
+    def tell_piece(self, piece: RunPiece) -> None:
         """Send a token of the answer to all followers."""
         self.tell_started()
-        self._tell(ChatToken(text))
+        self._tell(ChatToken(piece.text, piece.message_id))
 
     async def answer(self) -> ChatAnswer:
         """Wait for the answer. Cancelling the caller does not stop the turn."""
@@ -231,7 +232,7 @@ async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> 
         if stream.begun:
             turn.tell_started()
         for piece in stream.pieces[published:]:
-            turn.tell_piece(piece.text)
+            turn.tell_piece(piece)
         published = len(stream.pieces)
         if work.done() or stream.outcome is not None:
             return

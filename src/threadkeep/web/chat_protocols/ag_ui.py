@@ -77,34 +77,26 @@ class _Events(Parts):
         self._session = app.memory.session(body.thread_id, user_id=user_id)
         self._names = {"threadId": body.thread_id, "runId": body.run_id}
         self._before = before
-        self._message_id = ""
-        self._open = False
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
-        self._message_id = event.run_id
         yield data_event({"type": "RUN_STARTED", **self._names})
         yield data_event({"type": "MESSAGES_SNAPSHOT", "messages": self._before})
 
-    def piece(self, text: str) -> Iterator[bytes]:
-        if not self._open:
-            self._open = True
-            yield data_event({"type": "TEXT_MESSAGE_START", "messageId": self._message_id, "role": "assistant"})
-        yield data_event({"type": "TEXT_MESSAGE_CONTENT", "messageId": self._message_id, "delta": text})
+    def opened(self, message_id: str) -> Iterator[bytes]:
+        yield data_event({"type": "TEXT_MESSAGE_START", "messageId": message_id, "role": "assistant"})
+
+    def piece(self, text: str, message_id: str) -> bytes:
+        return data_event({"type": "TEXT_MESSAGE_CONTENT", "messageId": message_id, "delta": text})
+
+    def ended_message(self, message_id: str) -> Iterator[bytes]:
+        yield data_event({"type": "TEXT_MESSAGE_END", "messageId": message_id})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        for part in self._closed():
-            yield part
         yield data_event({"type": "MESSAGES_SNAPSHOT", "messages": await _snapshot(self._session)})
         yield data_event({"type": "RUN_FINISHED", **self._names, "outcome": {"type": "success"}})
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        yield from self._closed()
         yield data_event({"type": "RUN_ERROR", "message": problem.detail, "code": problem.type})
-
-    def _closed(self) -> Iterator[bytes]:
-        if self._open:
-            self._open = False
-            yield data_event({"type": "TEXT_MESSAGE_END", "messageId": self._message_id})
 
 
 @router.post(

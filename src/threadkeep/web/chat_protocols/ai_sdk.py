@@ -91,27 +91,25 @@ class ChatBody(BaseModel):
 
 
 class _Parts(Parts):
-    """The parts of a UI message stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._id = ""
-        self._open = False
+    """The parts of a UI message stream, which is one message: it begins when the id of the answer is known."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
-        self._id = event.run_id
-        names = {"session_id": event.session_id, "run_id": event.run_id, "message_id": event.message_id}
-        yield data_event({"type": "start", "messageId": self._id, "messageMetadata": names})
-        yield data_event({"type": "start-step"})
+        self._names = {"session_id": event.session_id, "run_id": event.run_id, "message_id": event.message_id}
+        self._has_message = False
+        yield from ()
 
-    def piece(self, text: str) -> Iterator[bytes]:
-        if not self._open:
-            self._open = True
-            yield data_event({"type": "text-start", "id": self._id})
-        yield data_event({"type": "text-delta", "id": self._id, "delta": text})
+    def opened(self, message_id: str) -> Iterator[bytes]:
+        yield from self._message(message_id)
+        yield data_event({"type": "text-start", "id": message_id})
+
+    def piece(self, text: str, message_id: str) -> bytes:
+        return data_event({"type": "text-delta", "id": message_id, "delta": text})
+
+    def ended_message(self, message_id: str) -> Iterator[bytes]:
+        yield data_event({"type": "text-end", "id": message_id})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        for part in self._closed():
+        for part in self._message(answer.answer_id or answer.run_id):
             yield part
         if answer.replaced:
             # Another process answered first: the text that was sent is not what is stored.
@@ -122,14 +120,14 @@ class _Parts(Parts):
         yield _DONE
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        yield from self._closed()
         yield data_event({"type": "error", "errorText": problem.detail})
         yield _DONE
 
-    def _closed(self) -> Iterator[bytes]:
-        if self._open:
-            self._open = False
-            yield data_event({"type": "text-end", "id": self._id})
+    def _message(self, message_id: str) -> Iterator[bytes]:
+        if not self._has_message:
+            self._has_message = True
+            yield data_event({"type": "start", "messageId": message_id, "messageMetadata": self._names})
+            yield data_event({"type": "start-step"})
 
 
 @router.post(

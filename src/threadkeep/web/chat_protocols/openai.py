@@ -136,8 +136,8 @@ class _Chunks(Parts):
         self._id = event.run_id
         yield self._chunk({"role": "assistant", "content": ""})
 
-    def piece(self, text: str) -> Iterator[bytes]:
-        yield self._chunk({"content": text})
+    def piece(self, text: str, message_id: str) -> bytes:
+        return self._chunk({"content": text})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
         # Another process answered first: the text that was sent is not what is stored.

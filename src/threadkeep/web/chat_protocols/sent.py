@@ -73,39 +73,65 @@ class Sent:
 
 
 class Parts(ABC):
-    """The parts of a protocol's stream, made of the events of a turn."""
+    """The parts of a protocol's stream, made of the events of a turn.
+
+    A message of the stream has the id of the stored answer.
+    """
 
     def __init__(self) -> None:
-        self._begun = False
-        self._has_text = False
+        self._begun: ChatStarted | None = None
+        self._message_id: str | None = None
 
     def begin(self, event: ChatStarted) -> Iterator[bytes]:
         """Yield the parts that begin the stream, once."""
-        if not self._begun:
-            self._begun = True
+        if self._begun is None:
+            self._begun = event
             yield from self.started(event)
 
     async def of(self, event: ChatEvent) -> AsyncIterator[bytes]:
         """Yield the parts for an event. An answer that existed before comes as one piece."""
         match event:
-            case ChatToken(text):
-                self._has_text = True
-                for part in self.piece(text):
+            case ChatToken(text, message_id):
+                for part in self._spoken(text, message_id):
                     yield part
             case ChatAnswer():
-                if event.response and not self._has_text:
-                    for part in self.piece(event.response):
+                if event.response and self._message_id is None:
+                    for part in self._spoken(event.response, event.answer_id):
                         yield part
+                for part in self.closed():
+                    yield part
                 async for part in self.ended(event):
                     yield part
+
+    def _spoken(self, text: str, message_id: str | None) -> Iterator[bytes]:
+        named = message_id or (self._begun.run_id if self._begun else "")
+        if named != self._message_id:
+            yield from self.closed()
+            self._message_id = named
+            yield from self.opened(named)
+        yield self.piece(text, named)
+
+    def closed(self) -> Iterator[bytes]:
+        """Yield the parts that end the open message, if there is one."""
+        if open_id := self._message_id:
+            self._message_id = ""
+            yield from self.ended_message(open_id)
 
     @abstractmethod
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         """Yield the parts that begin the stream."""
 
+    def opened(self, message_id: str) -> Iterator[bytes]:
+        """Yield the parts that begin a message."""
+        yield from ()
+
     @abstractmethod
-    def piece(self, text: str) -> Iterator[bytes]:
-        """Yield the parts for a piece of the answer."""
+    def piece(self, text: str, message_id: str) -> bytes:
+        """Return the part for a piece of a message."""
+
+    def ended_message(self, message_id: str) -> Iterator[bytes]:
+        """Yield the parts that end a message."""
+        yield from ()
 
     @abstractmethod
     def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
@@ -113,7 +139,7 @@ class Parts(ABC):
 
     @abstractmethod
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        """Yield the parts that end the stream of a turn without an answer."""
+        """Yield the parts that end the stream of a turn without an answer, after its open message."""
 
 
 async def open_parts(turn: ChatTurn, parts: Parts, heartbeat_seconds: float) -> EventStream:
@@ -139,7 +165,7 @@ async def _encoded(
         except Exception as error:  # noqa: BLE001 - a stream that breaks off looks like one that ended
             if not isinstance(error, ThreadkeepError):
                 log_failure("a stream failed", error)
-            for part in parts.failed(problem_of_turn(turn, error)):
+            for part in (*parts.closed(), *parts.failed(problem_of_turn(turn, error))):
                 yield part
 
 
