@@ -24,7 +24,7 @@ from threadkeep.workflows.resources import Resources, RunContext, RunOptions
 from threadkeep.workflows.turn_ends import Graph, nodes_in, sees_question, stores_question, with_turn_ends
 from threadkeep.workflows.yaml_source import YamlSource
 
-type Source = Literal["yaml", "python", "built-in"]
+type WorkflowSource = Literal["yaml", "python", "built-in"]
 
 _DIGITS = 16
 
@@ -42,7 +42,7 @@ class Workflow:
     name: str
     builder: Graph
     version: str
-    source: Source = "python"
+    source: WorkflowSource = "python"
     description: str = ""
     options: RunOptions = field(default_factory=RunOptions)
     definition: Mapping[str, Json] | None = None

@@ -11,7 +11,7 @@ from threadkeep.history.keys import Reason
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import PUBLIC, READS
 from threadkeep.web.problems import documented
-from threadkeep.workflows.definition import Source
+from threadkeep.workflows.definition import WorkflowSource
 from threadkeep.workflows.describing import describe, describe_whole, draw_mermaid, explain_key
 
 
@@ -21,7 +21,7 @@ class WorkflowSummary(BaseModel):
     name: str
     description: str
     version: str = Field(description="Changes with the definition; a run ends on the version that it began with.")
-    source: Source
+    source: WorkflowSource
     nodes: int
     children: list[str] = Field(description="The workflows that it runs.")
 
@@ -46,7 +46,7 @@ class WorkflowBody(BaseModel):
     name: str
     description: str
     version: str
-    source: Source
+    source: WorkflowSource
     nodes: list[WorkflowNodeBody]
     children: list[str]
     options: dict[str, JsonValue] = Field(description="How its runs are carried out; null for no such limit.")

@@ -15,7 +15,7 @@ from fastapi.sse import format_sse_event
 from threadkeep.records.runs import Run
 from threadkeep.store.codec import clean_text
 from threadkeep.web.langgraph.run_events import ProtocolEvent, RunEvents
-from threadkeep.web.langgraph.schemas import RunStatus
+from threadkeep.web.langgraph.schemas import ThreadRunStatus
 
 INTERRUPTS = "__interrupt__"
 TUPLES, MESSAGES = "messages-tuple", "messages"
@@ -123,7 +123,7 @@ async def encoded_parts(
     yield _bytes_of("end", {"run_id": run.run_id, "status": status_of(events.run)})
 
 
-def status_of(run: Run) -> RunStatus:
+def status_of(run: Run) -> ThreadRunStatus:
     """Return the status of a run in the words of LangGraph's server."""
     match run.status:
         case "queued":

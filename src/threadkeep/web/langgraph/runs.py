@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 from urllib.parse import quote
 
 from anyio import CancelScope
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import JsonValue
 
 from threadkeep.app import App
@@ -21,7 +21,7 @@ from threadkeep.web.api.parameters import AppInUse, RunId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import RunEvents
 from threadkeep.web.langgraph.run_parts import INTERRUPTS, encoded_parts, status_of
-from threadkeep.web.langgraph.schemas import RunBody, RunCreateBody, RunStatus
+from threadkeep.web.langgraph.schemas import RunCreateBody, ThreadRunBody, ThreadRunStatus
 from threadkeep.web.langgraph.starting import Start, start_run
 from threadkeep.web.langgraph.states import find_thread, questions, values_of_run
 from threadkeep.web.langgraph.thread_events import thread_events_of
@@ -46,6 +46,7 @@ _STREAM: dict[str, Any] = {
 _USUAL_MODES = ["values"]
 _MOST = 200
 
+type LastEventId = Annotated[str | None, Header(max_length=32, description="The id of the newest known event.")]
 type StreamModes = Annotated[list[str] | None, Query(description="What to stream; without it `values`.")]
 
 
@@ -94,6 +95,17 @@ class ThreadRuns:
             raise RunNotFound(run_id)
         return run
 
+    async def newest(self) -> Run:
+        """Return the run of the thread that was requested last.
+
+        Raises:
+            RunNotFound: there is none.
+        """
+        found = (await find_thread(self._app, str(self.thread_id), user_id=self._caller.user(None))).newest
+        if found is None:
+            raise RunNotFound(str(self.thread_id))
+        return found
+
     async def events(self, run: Run) -> tuple[RunEvents, bool]:
         """Return the events of a run, and whether this process had them before."""
         registry = thread_events_of(self._service)
@@ -111,12 +123,26 @@ class ThreadRuns:
             return {**values, "__error__": {"error": run.error or "failed", "message": "The run failed."}}
         return values
 
-    async def cancel_if_going_on(self, run_id: str) -> None:
-        """Cancel a run unless it is over or waits."""
+    async def cancel_if_going_on(self, run_id: str, *, wait: bool = False) -> None:
+        """Cancel a run unless it is over or waits; with `wait` return when it has ended."""
         runs = await self._app.runs.service()
         run = await runs.run(run_id)
         if not run.over and run.status != "waiting":
             await runs.cancel(run_id)
+        if wait:
+            await runs.result(run_id)
+
+
+def _in_thread(thread_id: ThreadId, app: AppInUse, caller: CallerInUse, request: Request) -> ThreadRuns:
+    return ThreadRuns(app, caller, request, thread_id)
+
+
+def _alone(app: AppInUse, caller: CallerInUse, request: Request) -> ThreadRuns:
+    return ThreadRuns(app, caller, request, None)
+
+
+type RunsInThread = Annotated[ThreadRuns, Depends(_in_thread)]
+type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> Json:
@@ -164,10 +190,10 @@ async def _waited(asked: ThreadRuns, body: RunCreateBody, response: Response) ->
     return await asked.values(run.run_id)
 
 
-async def _begun(asked: ThreadRuns, body: RunCreateBody, response: Response) -> RunBody:
+async def _begun(asked: ThreadRuns, body: RunCreateBody, response: Response) -> ThreadRunBody:
     run, _ = await asked.start(body, "background")
     response.headers["Content-Location"] = _address(run)
-    return RunBody.of(run, status_of(run))
+    return ThreadRunBody.of(run, status_of(run))
 
 
 @router.post(
@@ -176,11 +202,9 @@ async def _begun(asked: ThreadRuns, body: RunCreateBody, response: Response) -> 
     response_class=Response,
     responses={200: _STREAM, **_STARTING},
 )
-async def stream_run(
-    thread_id: ThreadId, body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request
-) -> EventStream:
+async def stream_run(asked: RunsInThread, body: RunCreateBody) -> EventStream:
     """Stream a run in the chosen modes. `Content-Location` names the run, `Location` its stream for a reconnect."""
-    return await _streamed(ThreadRuns(app, caller, request, thread_id), body)
+    return await _streamed(asked, body)
 
 
 @router.post(
@@ -189,43 +213,33 @@ async def stream_run(
     response_class=Response,
     responses={200: _STREAM, **_STARTING},
 )
-async def stream_stateless_run(
-    body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request
-) -> EventStream:
+async def stream_stateless_run(asked: RunsAlone, body: RunCreateBody) -> EventStream:
     """Stream a run that sees no earlier turns and stores none."""
-    return await _streamed(ThreadRuns(app, caller, request, None), body)
+    return await _streamed(asked, body)
 
 
 @router.post("/threads/{thread_id}/runs/wait", summary="Run an assistant in a thread, and wait", responses=_STARTING)
-async def wait_for_run(
-    thread_id: ThreadId, body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request, response: Response
-) -> dict[str, Any]:
+async def wait_for_run(asked: RunsInThread, body: RunCreateBody, response: Response) -> dict[str, Any]:
     """Return the values of the thread when the run is over; `__interrupt__` if it asks a person, `__error__`."""
-    return await _waited(ThreadRuns(app, caller, request, thread_id), body, response)
+    return await _waited(asked, body, response)
 
 
 @router.post("/runs/wait", summary="Run an assistant without a thread, and wait", responses=_STARTING)
-async def wait_for_stateless_run(
-    body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request, response: Response
-) -> dict[str, Any]:
+async def wait_for_stateless_run(asked: RunsAlone, body: RunCreateBody, response: Response) -> dict[str, Any]:
     """Return the messages of a run that sees no earlier turns and stores none."""
-    return await _waited(ThreadRuns(app, caller, request, None), body, response)
+    return await _waited(asked, body, response)
 
 
 @router.post("/threads/{thread_id}/runs", summary="Run an assistant in the background", responses=_STARTING)
-async def start_background_run(
-    thread_id: ThreadId, body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request, response: Response
-) -> RunBody:
+async def start_background_run(asked: RunsInThread, body: RunCreateBody, response: Response) -> ThreadRunBody:
     """Start a run in a thread and return it; join it later, or read the state of the thread."""
-    return await _begun(ThreadRuns(app, caller, request, thread_id), body, response)
+    return await _begun(asked, body, response)
 
 
 @router.post("/runs", summary="Run an assistant in the background without a thread", responses=_STARTING)
-async def start_stateless_run(
-    body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request, response: Response
-) -> RunBody:
+async def start_stateless_run(asked: RunsAlone, body: RunCreateBody, response: Response) -> ThreadRunBody:
     """Start a run that sees no earlier turns and stores none."""
-    return await _begun(ThreadRuns(app, caller, request, None), body, response)
+    return await _begun(asked, body, response)
 
 
 @router.get("/threads/{thread_id}/runs", summary="List the runs of a thread", responses=_FAILURES)
@@ -236,31 +250,26 @@ async def list_thread_runs(
     user_id: UserId = None,
     limit: Annotated[int, Query(ge=1, le=_MOST, description="How many at most.")] = 10,
     offset: Annotated[int, Query(ge=0, le=_MOST, description="How many of the newest to leave out.")] = 0,
-    status: Annotated[RunStatus | None, Query(description="Only runs that stand so.")] = None,
-) -> list[RunBody]:
+    status: Annotated[ThreadRunStatus | None, Query(description="Only runs that stand so.")] = None,
+) -> list[ThreadRunBody]:
     """List the runs of a thread, newest first."""
     await find_thread(app, thread_id, user_id=user_id)
     runs = await app.runs.service()
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=2 * _MOST))
-    shown = [RunBody.of(run, status_of(run)) for run in found if run.parent_run_id is None]
+    shown = [ThreadRunBody.of(run, status_of(run)) for run in found if run.parent_run_id is None]
     return [one for one in shown if status is None or one.status == status][offset : offset + limit]
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}", summary="See a run of a thread", responses=_FAILURES)
-async def get_thread_run(
-    thread_id: ThreadId, run_id: RunId, app: AppInUse, caller: CallerInUse, request: Request
-) -> RunBody:
+async def get_thread_run(asked: RunsInThread, run_id: RunId) -> ThreadRunBody:
     """Return a run."""
-    run = await ThreadRuns(app, caller, request, thread_id).run(run_id)
-    return RunBody.of(run, status_of(run))
+    run = await asked.run(run_id)
+    return ThreadRunBody.of(run, status_of(run))
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run of a thread", responses=_FAILURES)
-async def join_run(
-    thread_id: ThreadId, run_id: RunId, app: AppInUse, caller: CallerInUse, request: Request
-) -> dict[str, Any]:
+async def join_run(asked: RunsInThread, run_id: RunId) -> dict[str, Any]:
     """Return the values of the thread when the run is over or asks a person."""
-    asked = ThreadRuns(app, caller, request, thread_id)
     return await asked.values((await asked.run(run_id)).run_id)
 
 
@@ -271,18 +280,13 @@ async def join_run(
     responses={200: _STREAM, **_FAILURES},
 )
 async def join_run_stream(
-    *,
-    thread_id: ThreadId,
+    asked: RunsInThread,
     run_id: RunId,
-    app: AppInUse,
-    caller: CallerInUse,
-    request: Request,
     stream_mode: StreamModes = None,
     cancel_on_disconnect: Annotated[bool, Query(description="Cancel the run if the client goes away.")] = False,
-    last_event_id: Annotated[str | None, Header(max_length=32, description="The id of the newest known event.")] = None,
+    last_event_id: LastEventId = None,
 ) -> EventStream:
     """Stream a run from its beginning, or after `Last-Event-ID`."""
-    asked = ThreadRuns(app, caller, request, thread_id)
     return await _joined(asked, await asked.run(run_id), stream_mode, last_event_id, cancels=cancel_on_disconnect)
 
 
@@ -293,19 +297,10 @@ async def join_run_stream(
     responses={200: _STREAM, **_FAILURES},
 )
 async def join_thread_stream(
-    thread_id: ThreadId,
-    app: AppInUse,
-    caller: CallerInUse,
-    request: Request,
-    stream_mode: StreamModes = None,
-    last_event_id: Annotated[str | None, Header(max_length=32, description="The id of the newest known event.")] = None,
+    asked: RunsInThread, stream_mode: StreamModes = None, last_event_id: LastEventId = None
 ) -> EventStream:
     """Stream the run that was requested last, from its beginning, or after `Last-Event-ID`."""
-    asked = ThreadRuns(app, caller, request, thread_id)
-    newest = (await find_thread(app, thread_id, user_id=caller.user(None))).newest
-    if newest is None:
-        raise RunNotFound(thread_id)
-    return await _joined(asked, newest, stream_mode, last_event_id, cancels=False)
+    return await _joined(asked, await asked.newest(), stream_mode, last_event_id, cancels=False)
 
 
 @router.post(
@@ -315,23 +310,16 @@ async def join_thread_stream(
     responses=_FAILURES,
 )
 async def cancel_thread_run(
-    *,
-    thread_id: ThreadId,
+    asked: RunsInThread,
     run_id: RunId,
-    app: AppInUse,
-    caller: CallerInUse,
-    request: Request,
     wait: Annotated[bool, Query(description="Answer when the run has ended.")] = False,
     action: Annotated[str, Query(description="`interrupt`; what was said stays.")] = "interrupt",
 ) -> None:
     """Stop a run and its children. Messages that were said stay in the transcript; take them back to remove them."""
     if action != "interrupt":
         raise InvalidInput("action is interrupt; to remove what was said, take it back: POST …/take-back.")
-    asked = ThreadRuns(app, caller, request, thread_id)
     run = await asked.run(run_id)
-    await asked.cancel_if_going_on(run.run_id)
-    if wait:
-        await (await app.runs.service()).result(run.run_id)
+    await asked.cancel_if_going_on(run.run_id, wait=wait)
 
 
 async def _joined(

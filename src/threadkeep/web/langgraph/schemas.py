@@ -11,7 +11,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.records.runs import Run
 from threadkeep.web.schemas import Metadata
 
-type RunStatus = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
+type ThreadRunStatus = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
 type ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 
 
@@ -248,7 +248,7 @@ class RunCreateBody(BaseModel):
                 raise InvalidInput("`command` takes `resume` only; `goto` and `update` are not supported here.")
 
 
-class RunBody(BaseModel):
+class ThreadRunBody(BaseModel):
     """A run."""
 
     run_id: str
@@ -256,12 +256,12 @@ class RunBody(BaseModel):
     assistant_id: str
     created_at: datetime
     updated_at: datetime
-    status: RunStatus
+    status: ThreadRunStatus
     metadata: dict[str, Any] = {}
     multitask_strategy: str | None = None
 
     @classmethod
-    def of(cls, run: Run, status: RunStatus) -> RunBody:
+    def of(cls, run: Run, status: ThreadRunStatus) -> ThreadRunBody:
         """Return a run as LangGraph's server describes it."""
         return cls(
             run_id=run.run_id,
