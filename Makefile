@@ -9,7 +9,7 @@ export VENV
 PYTHON_HERE := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow chaos fuzz lint type docs bench fmt lock foreign sbom audit with-sbom with-server with-dev with-bench
+.PHONY: help setup run test slow browser chaos fuzz lint type docs bench fmt lock foreign sbom audit with-sbom with-server with-dev with-bench
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,6 +28,11 @@ test: with-dev ## run the tests, on SQLite and on a PostgreSQL of their own
 
 slow: with-dev ## run the tests that take long: processes that are killed, random HTTP requests
 	$(PYTEST) -m slow $(ARGS)
+
+# Beside the set `dev`, and only where there is a browser: the driver alone is 130 MB.
+browser: with-dev ## test the console in Chromium, where it is installed: live pages, keys, and no violation that axe finds
+	@if command -v chromium >/dev/null; then sh scripts/browser.sh && $(PYTEST) -m browser $(ARGS) tests/web; \
+		else echo "no Chromium on this machine (apt-get install chromium): the tests in a browser are skipped."; fi
 
 chaos: with-dev ## run services beside faults for a minute on each database
 	$(PYTEST) -m chaos $(ARGS)

@@ -23,6 +23,7 @@ compile() { # compile SET OPTIONS: one file of requirements/
 compile bench "$@" pyproject.toml --extra server --extra meaning --group build --group dev --group bench
 compile dev pyproject.toml --extra server --group build --group dev --constraint requirements/bench.txt
 compile server pyproject.toml --extra server --group build --constraint requirements/dev.txt
+compile browser --group browser --constraint requirements/dev.txt
 compile base pyproject.toml --constraint requirements/server.txt
 compile deepagents "$@" pyproject.toml --group build --group deepagents
 compile adapters "$@" pyproject.toml --extra google-adk --extra llama-index --extra postgres --group build --group adapters

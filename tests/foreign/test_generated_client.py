@@ -20,8 +20,8 @@ GENERATED = "GET /api/v1/users/{user_id}"
 """The only operation with a response that the generator leaves out: it has two media types."""
 
 
-async def output_of(*command: str | Path) -> str:
-    """Return what a command prints; it has to succeed."""
+async def output_of(*command: str | Path) -> tuple[str, str]:
+    """Return what a command prints, and its warnings; it has to succeed."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -32,7 +32,7 @@ async def output_of(*command: str | Path) -> str:
         if process.returncode is None:
             process.kill()
     assert process.returncode == 0, errors.decode() + output.decode()
-    return output.decode()
+    return output.decode(), errors.decode()
 
 
 async def test_a_generated_client_chats_lists_pages_and_reads_errors(tmp_path: Path) -> None:
@@ -44,14 +44,15 @@ async def test_a_generated_client_chats_lists_pages_and_reads_errors(tmp_path: P
     environment = {"THREADKEEP_MODEL": "demo", "THREADKEEP_DATABASE_URL": f"sqlite:///{tmp_path}/memory.db"}
     async with running(tmp_path / "service", environment) as (client, _):
         document.write_text((await client.get("/openapi.json")).text)
-        said = await output_of(
+        _, said = await output_of(
             BIN / "openapi-python-client",
             "generate",
             *("--path", document, "--output-path", tmp_path / "client", "--config", config, "--meta", "none"),
         )
         warned = [line for line in said.splitlines() if line.startswith(("WARNING", "ERROR"))]
         script = Path(__file__).with_name("generated_client.py")
-        found: dict[str, Any] = json.loads(await output_of(BIN / "python", script, str(client.base_url), tmp_path))
+        output, _ = await output_of(BIN / "python", script, str(client.base_url), tmp_path)
+        found: dict[str, Any] = json.loads(output)
     assert warned == [f"WARNING parsing {GENERATED} within users."]
     assert found == {
         "answers": [[name, "ChatResponseBody", True] for name in ("s0", "s0", "s1")],

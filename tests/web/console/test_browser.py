@@ -14,8 +14,8 @@ from tests.web.console.test_sessions import said
 from tests.web.services import listening, opened_app, settings_for
 from threadkeep.testing import Gate, ScriptedModel
 
-playwright = pytest.importorskip("playwright.async_api", reason="no browser is driven: pip install --group browser")
-axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="no axe: pip install --group browser")
+playwright = pytest.importorskip("playwright.async_api", reason="no browser is driven: run `make browser`")
+axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="no axe: run `make browser`")
 CHROMIUM = shutil.which("chromium")
 
 pytestmark = [
