@@ -1,0 +1,41 @@
+"""Turns of other frameworks that belong to a revision."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from threadkeep import Memory, Message
+from threadkeep.adapters.items import append_once
+from threadkeep.errors import StoreUnavailable, WrongUser
+from threadkeep.store.driver import Joined
+
+
+async def test_of_several_writers_of_a_revision_one_stores_its_turn(memory: Memory) -> None:
+    """Its statements too; the others store nothing, and a repeat of the first changes nothing."""
+    session, state = memory.session("s", user_id="ann"), memory.channels.state
+
+    async def write(writer: str) -> bool:
+        claim = Message("system", "[revision]", id="revision:1", original={"writer": writer})
+        joined = Joined(after=[state.keep_statement("test", "writer", writer)])
+        return await append_once(session, [claim, Message("user", f"I am {writer}.")], joined)
+
+    stored = await asyncio.gather(*(write(name) for name in "abcd"))
+    assert sum(stored) == 1
+    winner = "abcd"[stored.index(True)]
+    assert await write(winner)
+    assert [one.content for one in await session.tail(10)] == ["[revision]", f"I am {winner}."]
+    assert await state.value("test", "writer") == winner
+
+
+async def test_a_turn_without_statements_is_stored_whole_or_not_at_all(memory: Memory) -> None:
+    """A message that is known refuses it; another user is told so."""
+    session = memory.session("s", user_id="ann")
+    await session.append([Message("user", "Hello.", id="known")])
+    turn = [Message("system", "[revision]", id="revision:1"), Message("user", "Hello.", id="known")]
+    with pytest.raises(StoreUnavailable):
+        await append_once(session, turn, Joined())
+    assert await session.count() == 1
+    with pytest.raises(WrongUser):
+        await append_once(memory.session("s", user_id="bob"), turn[:1], Joined())
