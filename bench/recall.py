@@ -12,13 +12,14 @@ import argparse
 import importlib
 import json
 import math
+import random
 import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -113,6 +114,38 @@ def conversations(path: Path) -> Iterator[Chat]:
         yield Chat(entry["id"], turns, asked)
 
 
+def misspelt(chat: Chat) -> Chat:
+    """The chat with questions in which half of the words of five letters or more have two letters swapped."""
+    chance = random.Random(chat.id)
+    names = {word for turn in chat.turns for word in turn.speaker.split()}
+
+    def swapped(found: re.Match[str]) -> str:
+        word = found[0]
+        if word in names or chance.random() < 0.5:
+            return word
+        place = chance.randint(1, len(word) - 2)
+        return word[:place] + word[place + 1] + word[place] + word[place + 2 :]
+
+    asked = [replace(one, text=re.sub(r"[^\W\d_]{5,}", swapped, one.text)) for one in chat.asked]
+    return replace(chat, asked=asked)
+
+
+def in_languages() -> Chat:
+    """A chat in many languages, whose questions have other forms of the words."""
+    lines = Path(__file__).with_name("recall_languages.txt").read_text(encoding="utf-8").splitlines()
+    rows = [[part.strip() for part in line.split("|")] for line in lines if not line.startswith("#")]
+    begin = datetime(2024, 1, 1, tzinfo=UTC)
+    turns = [
+        ChatTurn(f"{place}", "s", place, "user", said, begin + timedelta(days=place))
+        for place, (_, said, _) in enumerate(rows)
+    ]
+    asked = [
+        Asked(f"{place}", question, language, frozenset((f"{place}",)))
+        for place, (language, _, question) in enumerate(rows)
+    ]
+    return Chat("languages", turns, asked)
+
+
 def measure(chat: Chat, memory: Recall) -> tuple[dict[str, list[list[float]]], list[float]]:
     """Recall by category and budget, and the milliseconds of CPU of each query, those of an embedding apart."""
     memory.ingest(chat.turns)
@@ -190,6 +223,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     people = list(conversations(given.data)) if given.data is not None else []
     if people:
         report("Conversations between people", people, embed)
+        report("The same with misspelt words in the questions", [misspelt(chat) for chat in people], embed)
+    chat = in_languages()
+    memory = Recall(embed)
+    memory.ingest(chat.turns)
+    first = [memory.select(asked.text, 10_000)[:1] == [asked.id] for asked in chat.asked]
+    print(f"Facts in many languages, found at the first place: {sum(first)} of {len(first)}")
     report("Made-up chats with an assistant", list(chats()), embed)
     for part in ("fitted", "held out"):
         report(f"Harder made-up chats, the {part} part", list(recall_hard.chats(part)), embed)

@@ -13,8 +13,7 @@ from threadkeep.agent.model_facts import kept_name
 from threadkeep.agent.quoted_sections import turns_message
 from threadkeep.context.manifest import Entry, QuoteReference
 from threadkeep.context.quotation import QuotedTurn
-from threadkeep.context.recall.embedding import Embedder
-from threadkeep.context.recall.word_vectors import installed_word_vectors
+from threadkeep.context.recall.embedding import Embedder, installed_word_vectors
 from threadkeep.errors import InvalidInput
 from threadkeep.history.memory import Memory
 from threadkeep.history.older_turns import FoundTurn, RecallScope, Search

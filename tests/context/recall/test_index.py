@@ -44,6 +44,16 @@ def test_a_turn_is_found_by_other_forms_of_its_words() -> None:
     assert best(index.rank("How was the running?")) == "1.5"
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"), [("greyhuond", "greyhound"), ("harpsihcord", "harpsichord"), ("бибилотека", "библиотека")]
+)
+def test_a_turn_is_found_by_a_misspelt_word(asked: str, said: str) -> None:
+    """Swapped and missing letters; a word that is written right does not find another one."""
+    index = index_of(chatter(("Ann", f"There is a {said}.")), chatter(("Ben", "There is a granary.")))
+    assert best(index.rank(f"And the {asked}?")) == "0.5"
+    assert best(index.rank("And the granary?")) == "1.5"
+
+
 def test_a_turn_is_found_by_the_topic_that_it_belongs_to() -> None:
     """Who asks for pets finds the turn that names one."""
     index = index_of(chatter(("Ann", "My brother lent me his ladder.")), chatter(("Ann", "Our kitten sleeps all day.")))

@@ -16,6 +16,7 @@ from threadkeep.context.recall.words import stem, terms_of, words_of
         "organize organized organizing organization", "photo photos photography photographer",
         "happy happily happiness",
         "class classes", "write wrote written writing",
+        "рыбака рыбаков", "лодка лодку", "المهندسة مهندسة", "βιβλιοθήκη βιβλιοθήκης",
     ],
 )  # fmt: skip
 def test_forms_of_a_word_have_one_stem(forms: str) -> None:

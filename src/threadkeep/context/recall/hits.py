@@ -81,8 +81,9 @@ class Places:
         return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
 
 
-# A word counts fully; synonyms, words of a requested topic and similar spellings count less.
-_SAME, _TOPIC, _ALIKE = 0.7, 0.6, 0.4
+# A word counts fully; misspellings, synonyms, words of a requested topic and other words with its beginning count less.
+_MISSPELT, _SAME, _TOPIC, _ALIKE = 0.9, 0.7, 0.6, 0.4
+_MOST_MISSPELT = 3
 _MOST_TERMS = 16
 _MOST_ALIKE = 6
 # Limits of a query, independent of the length of the conversation: positions read for its own terms and for their
@@ -189,6 +190,8 @@ def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[
             places = postings.of_topic(topic)
             part = _SAME if topic < FIRST_TOPIC else _TOPIC
             yield number, part * min(1.0, postings.rarity(len(places)) / max(weight, 0.1)), places
+        for places in postings.misspelt(term, _MOST_MISSPELT):
+            yield number, _MISSPELT, places
         for places in postings.alike(term, _MOST_ALIKE):
             yield number, _ALIKE, places
 

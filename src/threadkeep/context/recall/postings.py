@@ -6,12 +6,15 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 
 from threadkeep.context.recall.words import ASKS, COUNTS
 
 # BM25 with a fixed average length, so that stored values stay valid when turns are added.
 _SATURATION, _LENGTH_SHARE, _USUAL_TERMS = 1.2, 0.6, 22.0
 _BEGINNING = 4
+# The share of letters that a term and its misspelling have in common: one of seven may differ.
+_LEAST_ALIKE = 0.8
 # The distance from a known position within which a frequent term is looked up.
 _REACH = 2
 
@@ -44,7 +47,7 @@ class Postings:
     def _new(self, term: str) -> tuple[list[int], list[float]]:
         found: tuple[list[int], list[float]] = ([], [])
         self._terms[term] = found
-        if len(term) > _BEGINNING and term.isascii():
+        if len(term) >= _BEGINNING:
             self._beginnings.setdefault(term[:_BEGINNING], []).append(term)
         return found
 
@@ -58,10 +61,28 @@ class Postings:
 
     def alike(self, term: str, most: int) -> Iterator[Sequence[int]]:
         """Yield the positions of other terms with the same prefix."""
-        if len(term) >= _BEGINNING and term.isascii():
+        if len(term) >= _BEGINNING:
             for other in self._beginnings.get(term[:_BEGINNING], ())[:most]:
                 if other != term:
                     yield self._terms[other][0]
+
+    def misspelt(self, term: str, most: int) -> Iterator[Sequence[int]]:
+        """Yield the positions of the terms that this one, which no turn has, may be a misspelling of.
+
+        They have the first letter in common, and most of the others in the same order.
+        """
+        if len(term) <= _BEGINNING or term in self._terms:
+            return
+        letters = set(term[:_BEGINNING])
+        near = [
+            other
+            for beginning, others in self._beginnings.items()
+            if beginning[0] == term[0] and len(letters.intersection(beginning)) > 1
+            for other in others
+            if abs(len(other) - len(term)) <= 1
+        ]
+        for other in get_close_matches(term, near, most, _LEAST_ALIKE):
+            yield self._terms[other][0]
 
     def rarity(self, places: int) -> float:
         """Return the inverse document frequency of a term with this number of positions."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import import_module
 from importlib.resources import files
-from typing import Final
+from typing import Final, Protocol
 
 
 def lines_of(name: str) -> list[str]:
@@ -49,10 +50,36 @@ _DERIVED: tuple[tuple[str, str, int], ...] = (
 )  # fmt: skip
 
 
+class _Stemmer(Protocol):
+    def stemWord(self, word: str) -> str: ...  # noqa: N802 - the name of the package
+
+
+# The first and the last letter of scripts in which most texts are of one language that has a stemmer.
+_STEMMED_SCRIPTS = (
+    ("\u0370", "\u03ff", "greek"), ("\u0400", "\u052f", "russian"), ("\u0530", "\u058f", "armenian"),
+    ("\u0600", "\u06ff", "arabic"), ("\u0900", "\u097f", "hindi"), ("\u0b80", "\u0bff", "tamil"),
+)  # fmt: skip
+
+
+@cache
+def _stemmer(language: str) -> _Stemmer:
+    # Imported at the first use: the package loads all of its languages.
+    found: _Stemmer = import_module("snowballstemmer").stemmer(language)
+    return found
+
+
 @lru_cache(maxsize=65_536)
 def stem(word: str) -> str:
-    """Return the stem of a lower-case word; words with other characters than a to z stay unchanged."""
-    if len(word) <= 2 or not (word.isascii() and word.isalpha()):
+    """Return the stem of a lower-case word: an English one in Latin letters, else one of the main language of a script.
+
+    Words of other scripts stay unchanged.
+    """
+    if len(word) <= 2:
+        return word
+    for first, last, language in _STEMMED_SCRIPTS:
+        if first <= word[0] <= last:
+            return _stemmer(language).stemWord(word)
+    if not (word.isascii() and word.isalpha()):
         return word
     word = BASE_FORMS.get(word, word)
     word = _without_inflection(word)

@@ -14,7 +14,7 @@ from typing import Self
 import pytest
 
 from tests.context.recall.test_index import index_of
-from threadkeep.context.recall import RecallIndex, word_vectors
+from threadkeep.context.recall import RecallIndex, embedding
 from threadkeep.context.recall.embedding import Embedder
 
 WORDS = ("<unk>", "cat", "kitten", "stock")
@@ -61,9 +61,9 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedder 
     monkeypatch.setitem(sys.modules, "tokenizers", tokenizers)
     monkeypatch.delitem(sys.modules, "wordllama", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    word_vectors.installed_word_vectors.cache_clear()
-    yield word_vectors.installed_word_vectors()
-    word_vectors.installed_word_vectors.cache_clear()
+    embedding.installed_word_vectors.cache_clear()
+    yield embedding.installed_word_vectors()
+    embedding.installed_word_vectors.cache_clear()
 
 
 async def test_a_text_has_the_mean_of_its_words(found: Embedder | None) -> None:
@@ -79,10 +79,10 @@ async def test_a_text_has_the_mean_of_its_words(found: Embedder | None) -> None:
 
 def test_without_the_extra_there_is_no_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words alone are compared then."""
-    monkeypatch.setattr(word_vectors, "find_spec", lambda _: None)
-    word_vectors.installed_word_vectors.cache_clear()
-    assert word_vectors.installed_word_vectors() is None
-    word_vectors.installed_word_vectors.cache_clear()
+    monkeypatch.setattr(embedding, "find_spec", lambda _: None)
+    embedding.installed_word_vectors.cache_clear()
+    assert embedding.installed_word_vectors() is None
+    embedding.installed_word_vectors.cache_clear()
 
 
 def test_an_input_is_embedded_without_names_and_common_words() -> None:
