@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bench.token_patterns import all_patterns, pattern_counts
 from bench.token_samples import rows
 from bench.tokens import ENCODINGS, Row, measure, misses
-from threadkeep.context import script_weights
+from threadkeep.context import estimates
 from threadkeep.context.exact_tokens import Encoding
 from threadkeep.context.tokens import TokenCounter, counter_named
 
@@ -32,7 +32,7 @@ _LEAST, _MIDDLE, _MOST = 0.99, 1.09, 1.21
 _UNDER, _NEAR, _OVER = 6.0, 0.3, 2.0
 _RIDGE = 0.01
 _ROUNDS, _SETTLED, _LENGTHS = 100, 1e-9, (1.0, 0.5, 0.2, 0.05)
-_FIGURES = re.compile(r"(, )-?\d+\.\d+(, )-?\d+\.\d+(\))")
+_FIGURES = re.compile(r"(, )-?\d+\.\d+(, )-?\d+\.\d+(\])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _print(measured: Sequence[Row]) -> None:
 
 def _write(found: dict[Encoding, Floats]) -> None:
     """Put the figures in place of those that are there, in the order of the patterns."""
-    path = Path(script_weights.__file__)
+    path = Path(estimates.__file__).with_name("token_costs.json")
     pairs = iter(zip(*(found[encoding] for encoding in ENCODINGS), strict=True))
 
     def renewed(match: re.Match[str]) -> str:

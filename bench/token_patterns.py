@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 
-from threadkeep.context import script_weights as weights
-from threadkeep.context.estimates import CAPITALS, KINDS, LETTERS, digit_groups, framed
-from threadkeep.context.script_weights import Pattern, as_bytes
+from threadkeep.context.estimates import (
+    CAPITALS,
+    KINDS,
+    LETTERS,
+    Pattern,
+    digit_groups,
+    framed,
+    patterns_by_script,
+)
 
 
 def all_patterns() -> list[Pattern]:
     """All patterns in the order of the file that has their costs."""
-    found = [*weights.RUNS, *weights.KINDS, *weights.TEXT]
-    for script in weights.SCRIPTS.values():
-        found += [*script.kinds, *script.text, *script.capitals]
-    return found
+    scripts = patterns_by_script().values()
+    return [
+        pattern
+        for script in scripts
+        for group in (script.runs, script.kinds, script.text, script.capitals)
+        for pattern in group
+    ]
 
 
 def pattern_counts(text: str) -> list[int]:
@@ -22,12 +31,10 @@ def pattern_counts(text: str) -> list[int]:
     data = framed(text)
     of_kinds, of_text, of_capitals = _Occurrences(data.translate(KINDS)), _Occurrences(data), data.translate(CAPITALS)
     counts = [data.translate(LETTERS).count(b" a"), digit_groups(data)]
-    counts += map(of_kinds.count, weights.KINDS)
-    counts += map(of_text.count, weights.TEXT)
-    for script in weights.SCRIPTS.values():
+    for script in patterns_by_script().values():
         counts += map(of_kinds.count, script.kinds)
         counts += map(of_text.count, script.text)
-        counts += [of_capitals.count(as_bytes(pattern)) for pattern in script.capitals]
+        counts += [of_capitals.count(pattern[0]) for pattern in script.capitals]
     return counts
 
 
@@ -38,5 +45,5 @@ class _Occurrences:
         self._short += Counter(data[place : place + 1] for place in range(len(data) - 1))
 
     def count(self, pattern: Pattern) -> int:
-        sought = as_bytes(pattern)
+        sought = pattern[0]
         return self._short[sought] if len(sought) <= 2 else self._data.count(sought)

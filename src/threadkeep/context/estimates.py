@@ -1,17 +1,61 @@
-"""Token estimates: counters that need only the text."""
+"""Token estimates: counters that need only the text.
+
+An estimate is the sum of what the characters of a text cost, and of corrections for frequent sequences: `tion` makes a
+word cheaper in every language that has it. The costs are in `token_costs.json`, fitted by `python -m bench.fit_tokens`,
+rather too high than too low.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from importlib.resources import files
+from typing import Literal, Protocol
 
-from threadkeep.context import script_weights as weights
 from threadkeep.context.exact_tokens import Encoding
-from threadkeep.context.script_weights import Pattern, Script, as_bytes
+
+type Pattern = tuple[bytes, float, float]
+"""Characters or kinds of them, and the tokens per occurrence in the tokenizers `o200k` and `cl100k`."""
+type _Column = Literal[1, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    """The patterns for all texts, or for those with one script: kinds, characters, and positions of capitals.
+
+    The first kind of a script is the kind of its characters. Only those for all texts have `runs`: words, and groups of
+    three digits.
+    """
+
+    kinds: tuple[Pattern, ...]
+    text: tuple[Pattern, ...] = ()
+    capitals: tuple[Pattern, ...] = ()
+    runs: tuple[Pattern, ...] = ()
+
+
+@cache
+def patterns_by_script() -> dict[str, Patterns]:
+    """Return the patterns by the kind of a script's first byte; those for all texts come first, with an empty key."""
+    found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
+    return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
+
+
+def _patterns(groups: dict[str, list[tuple[str, float, float]]]) -> Patterns:
+    return Patterns(
+        *(
+            tuple((_pattern_bytes(text), current, older) for text, current, older in groups.get(name, ()))
+            for name in ("kinds", "text", "capitals", "runs")
+        )
+    )
+
+
+def _pattern_bytes(text: str) -> bytes:
+    """Return the bytes of a pattern; those that are no characters are written as `hex:efbc`."""
+    return bytes.fromhex(text.removeprefix("hex:")) if text.startswith("hex:") else text.encode()
 
 
 def _table(default: str, *kinds: tuple[str, int, int]) -> bytes:
@@ -104,28 +148,30 @@ class TokenCosts:
 @cache
 def token_costs(encoding: Encoding) -> TokenCosts:
     """Return the costs for the tokenizer of an encoding."""
-    column = 1 if encoding == "o200k" else 2
-    words, digit_group = (float(pattern[column]) for pattern in weights.RUNS)
+    column: _Column = 1 if encoding == "o200k" else 2
+    all_texts, *scripts = patterns_by_script().values()
+    words, digit_group = (pattern[column] for pattern in all_texts.runs)
     return TokenCosts(
         pairs=_pairs(column, words),
         digit_group=digit_group,
-        kinds=_counted(weights.KINDS, column),
-        text=_counted(weights.TEXT, column),
-        scripts=tuple(_script(script, column) for script in weights.SCRIPTS.values()),
+        kinds=_counted(all_texts.kinds, column),
+        text=_counted(all_texts.text, column),
+        scripts=tuple(
+            ScriptCosts(
+                script.kinds[0][0],
+                *(_counted(group, column) for group in (script.kinds, script.text, script.capitals)),
+            )
+            for script in scripts
+        ),
     )
 
 
-def _script(script: Script, column: int) -> ScriptCosts:
-    groups = (script.kinds, script.text, script.capitals)
-    return ScriptCosts(as_bytes(script.kinds[0]), *(_counted(group, column) for group in groups))
+def _counted(patterns: Iterable[Pattern], column: _Column) -> Counted:
+    longer = [pattern for pattern in patterns if len(pattern[0]) > 2]
+    return Counted(tuple(pattern[0] for pattern in longer), tuple(pattern[column] for pattern in longer))
 
 
-def _counted(patterns: Iterable[Pattern], column: int) -> Counted:
-    longer = [pattern for pattern in patterns if len(as_bytes(pattern)) > 2]
-    return Counted(tuple(map(as_bytes, longer)), tuple(float(pattern[column]) for pattern in longer))
-
-
-def _pairs(column: int, word: float) -> list[float]:
+def _pairs(column: _Column, word: float) -> list[float]:
     table = [0.0] * 65_536
     for firsts, seconds, cost in _costs_of_pairs(column, word):
         for first in firsts:
@@ -134,18 +180,18 @@ def _pairs(column: int, word: float) -> list[float]:
     return table
 
 
-def _costs_of_pairs(column: int, word: float) -> Iterator[tuple[Iterable[int], Iterable[int], float]]:
+def _costs_of_pairs(column: _Column, word: float) -> Iterator[tuple[Iterable[int], Iterable[int], float]]:
     letters = [byte for byte in _BYTES if chr(LETTERS[byte]) == "a"]
     yield [byte for byte in _BYTES if byte not in letters], letters, word
-    scripts = weights.SCRIPTS.values()
+    scripts = patterns_by_script().values()
     for of_kind, groups in (
-        (True, [weights.KINDS, *(script.kinds for script in scripts)]),
-        (False, [weights.TEXT, *(script.text for script in scripts)]),
+        (True, [script.kinds for script in scripts]),
+        (False, [script.text for script in scripts]),
     ):
         for pattern in (pattern for group in groups for pattern in group):
-            found = [_bytes_of(part, of_kind) for part in as_bytes(pattern)]
+            found = [_bytes_of(part, of_kind) for part in pattern[0]]
             if len(found) <= 2:
-                yield found[0], found[1] if len(found) == 2 else _BYTES, float(pattern[column])
+                yield found[0], found[1] if len(found) == 2 else _BYTES, pattern[column]
 
 
 def _bytes_of(part: int, of_kind: bool) -> Iterable[int]:
