@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from langchain_core.utils.uuid import uuid7
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot
 from threadkeep.channels.contract import Later, Moved, Part, Refused, Sent
 from threadkeep.errors import InvalidInput, StoreError
@@ -74,10 +75,8 @@ class Delivery:
                     await self._woken.wait()
             timed_out = not self._woken.is_set()
             self._woken.clear()
-            try:
+            with ErrorBoundary(self._notify_trouble):
                 await self.deliver_due(of_all=timed_out)
-            except Exception as error:  # noqa: BLE001 - the loop survives any failure, which is reported
-                self._notify_trouble(error)
 
     async def finish(self, *, seconds: float) -> None:
         """Send the answers that are ready, within a time limit; the rest is sent by other processes or later."""
@@ -108,12 +107,11 @@ class Delivery:
         self.wake()
 
     async def _deliver(self, bot: Bot, number: int) -> None:
-        try:
+        # After a failure the claim expires, and the message is sent again.
+        with ErrorBoundary(lambda error: self._notify_trouble(error, bot)):
             message = await self._outbox.claim(number, self._owner, seconds=self._options.claim_seconds)
             if message is not None:
                 await self._send(bot, message)
-        except Exception as error:  # noqa: BLE001 - the claim expires, and the message is sent again
-            self._notify_trouble(error, bot)
 
     async def _send(self, bot: Bot, message: Outgoing) -> None:
         text = await answer_text(self._memory, bot, message)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from weakref import WeakValueDictionary
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot, Command, command_in
 from threadkeep.channels.contract import (
     ChatMigrated,
@@ -314,13 +315,11 @@ class Intake:
         return added
 
     def in_background(self, work: Awaitable[object]) -> None:
-        """Run work until `close`; a failure is reported."""
+        """Run work until `close`; a failure is reported, and the poll of any process finds the answer."""
 
         async def guarded() -> None:
-            try:
+            with ErrorBoundary(self._notify_trouble):
                 await work
-            except Exception as error:  # noqa: BLE001 - a poll of any process finds the answer
-                self._notify_trouble(error)
 
         task = asyncio.create_task(guarded(), name="threadkeep-channel")
         self._background.add(task)

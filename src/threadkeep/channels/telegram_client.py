@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import httpx2
 from langchain_core.utils.uuid import uuid7
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot
 from threadkeep.channels.contract import (
     Account,
@@ -179,10 +180,10 @@ class TelegramPolling:
         pause = _FIRST_PAUSE_SECONDS
         try:
             while True:
-                try:
+                with ErrorBoundary() as attempt:
                     error = await self.poll()
-                except Exception as raised:  # noqa: BLE001 - the loop survives any failure, which is reported
-                    error = type(raised).__name__
+                if attempt.error is not None:
+                    error = type(attempt.error).__name__
                 if error is None:
                     pause = _FIRST_PAUSE_SECONDS
                     continue

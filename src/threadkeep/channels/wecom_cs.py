@@ -12,6 +12,7 @@ from typing import Literal
 
 from langchain_core.utils.uuid import uuid7
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot
 from threadkeep.channels.contract import (
     Callback,
@@ -216,11 +217,11 @@ class DeskFetching:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             error = None
-            try:
+            with ErrorBoundary() as attempt:
                 for name, value in (await self._state.values_of(self._channel.scope, _NOTICE_PREFIX)).items():
                     error = await self.fetch(name.removeprefix(_NOTICE_PREFIX), value) or error
-            except Exception as raised:  # noqa: BLE001 - the loop survives any failure, which is reported
-                error = type(raised).__name__
+            if attempt.error is not None:
+                error = type(attempt.error).__name__
             if error is None:
                 pause, seconds = _FIRST_PAUSE_SECONDS, _LOOK_SECONDS
             else:

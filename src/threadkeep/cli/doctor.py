@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.opening import command_settings
 from threadkeep.cli.problems import Finding, Level
 from threadkeep.cli.terminal import counted, duration, file_size, terminal
@@ -103,11 +104,12 @@ async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
         hint = "; name a real one in THREADKEEP_MODEL" if settings.model == "demo" else "; --call-model asks it"
         return [Finding("model", "ok", f"{settings.model} can be made{hint}.")]
     started = asyncio.get_running_loop().time()
-    try:
+    # Each provider has its own errors, and the sentences of some quote the key.
+    with ErrorBoundary() as call_of_model:
         async with asyncio.timeout(min(settings.model_timeout_seconds, _CALL_SECONDS)):
             await model.ainvoke("Answer with one word: are you there?")
-    except Exception as error:  # noqa: BLE001 - each provider has its own errors, and some sentences quote the key
-        detail = f"{settings.model} does not answer ({type(error).__name__})."
+    if call_of_model.error is not None:
+        detail = f"{settings.model} does not answer ({type(call_of_model.error).__name__})."
         return [Finding("model", "fail", detail, "Check the key, the model's name, the network and the provider.")]
     seconds = asyncio.get_running_loop().time() - started
     return [Finding("model", "ok", f"{settings.model} answers in {seconds:.1f} s.")]

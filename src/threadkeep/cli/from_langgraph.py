@@ -15,6 +15,7 @@ from langgraph.graph.message import _messages_delta_reducer
 
 from threadkeep.agent.conversion import from_langchain, role_of, text_of
 from threadkeep.agent.counting import media_name
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.foreign import Conversation, LeftOut, Unreadable, open_source_database
 from threadkeep.cli.problems import NotDone
 from threadkeep.errors import StoreError
@@ -64,14 +65,16 @@ class LangGraphThreads:
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the threads by their ids."""
         for thread_id in self._threads:
-            try:
-                yield await self._conversation(thread_id)
-            except StoreError:
-                raise
-            except NotImplementedError:
+            # Anything may be wrong with bytes that another program wrote.
+            with ErrorBoundary(raising=(StoreError,)) as attempt:
+                conversation = await self._conversation(thread_id)
+            if attempt.error is None:
+                yield conversation
+            elif isinstance(attempt.error, NotImplementedError):
                 yield Unreadable(thread_id, "Its state is encrypted, or in a format that is not known here.")
-            except Exception as error:  # noqa: BLE001 - anything may be wrong with the bytes that others wrote
-                yield Unreadable(thread_id, f"Its newest checkpoint cannot be read ({type(error).__name__}).")
+            else:
+                kind = type(attempt.error).__name__
+                yield Unreadable(thread_id, f"Its newest checkpoint cannot be read ({kind}).")
             self.done += 1
 
     async def _conversation(self, thread_id: str) -> Conversation:

@@ -15,6 +15,7 @@ from typer._coercion import RuntimeParam, build_runtime_param
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.opening import chosen_database, command_settings
 from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import json_chosen
@@ -39,10 +40,10 @@ def session_ids(incomplete: str) -> list[str]:
     """Return the ids with this prefix for the shell, newest activity first; empty if they cannot be read."""
     import asyncio
 
-    try:
+    # The shell would print a traceback between the words of the line that is being typed.
+    with ErrorBoundary():
         return asyncio.run(_session_ids(incomplete))
-    except Exception:  # noqa: BLE001 - whatever is wrong, a person who types wants no traceback between the words
-        return []
+    return []
 
 
 async def _session_ids(beginning: str) -> list[str]:

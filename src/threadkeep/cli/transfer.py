@@ -142,9 +142,8 @@ def _opened(path: Path | None) -> Iterator[BinaryIO]:
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(path)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
 
 
 def _facts(source: Path) -> Iterator[tuple[int, Fact]]:

@@ -64,13 +64,12 @@ class MemoryLoop:
             begun.set()
             return await work
 
-        try:
+        with contextlib.ExitStack() as unless_begun:
+            unless_begun.callback(work.close)
             future = self._submit(begin())
             if not begun.wait(seconds) and not future.done() and taken.acquire(blocking=False):
                 raise LoopBlocked
-        except BaseException:
-            work.close()
-            raise
+            unless_begun.pop_all()
         return self._wait_for(future)
 
     async def run_from_any_loop[T](self, work: Coroutine[Any, Any, T]) -> T:
@@ -109,12 +108,12 @@ class MemoryLoop:
         return threading.get_ident() == self._thread_id and self._loop.is_running()
 
     def _submit[T](self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        try:
+        with contextlib.ExitStack() as unless_submitted:
+            unless_submitted.callback(work.close)
             self._check()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except BaseException:
-            work.close()
-            raise
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            unless_submitted.pop_all()
+        return future
 
     def _wait_for[T](self, future: Future[T]) -> T:
         try:

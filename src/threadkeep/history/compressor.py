@@ -14,6 +14,7 @@ from contextvars import Context
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.compression import UNLIMITED, WindowRoom
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreError
@@ -171,15 +172,9 @@ class Compressor:
             self._troubles[session_id] = replace(trouble, turns=trouble.turns - 1)
             return
         writer = self._writer(request)
-        try:
+        # The failure of one session does not stop the work on the others.
+        with ErrorBoundary(lambda error: self._failed(session_id, error)):
             await writer.compress()
-        except CompressionFailed as error:
-            self._failed(session_id, error.reason, error.kind)
-        except StoreError as error:
-            self._failed(session_id, "store", type(error).__name__)
-        except Exception as error:  # noqa: BLE001 - one session's trouble does not end the work on all others
-            self._failed(session_id, "model", type(error).__name__)
-        else:
             self._troubles.pop(session_id, None)
             if writer.rest is not None:
                 # After the others, which should not wait for a session with a long history.
@@ -194,8 +189,12 @@ class Compressor:
     def _writer(self, request: CompressionRequest) -> SummaryWriter:
         return SummaryWriter(request, self._reader, self._summaries, observer=self._observer, counter=self._counter)
 
-    def _failed(self, session_id: str, reason: SummaryFailure, error: str | None) -> None:
-        self._report(session_id, reason, error)
+    def _failed(self, session_id: str, error: Exception) -> None:
+        reason: SummaryFailure = "store" if isinstance(error, StoreError) else "model"
+        kind: str | None = type(error).__name__
+        if isinstance(error, CompressionFailed):
+            reason, kind = error.reason, error.kind
+        self._report(session_id, reason, kind)
         if reason == "outdated":
             return  # another process did it, or nothing is due any more
         before = self._troubles.pop(session_id, None)

@@ -15,6 +15,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.context.recall.embedding import Embedder, unit_vector
 from threadkeep.errors import SessionDamaged, StoreError
@@ -169,11 +170,11 @@ class TurnVectors:
             index.embedding = asyncio.create_task(work, context=Context(), name="threadkeep-embeddings")
         if not vectors:
             return {}
-        try:
+        wanted: array[float] | None = None
+        with ErrorBoundary(self._report):
             async with asyncio.timeout(_QUERY_SECONDS):
                 wanted = unit_vector(await embedder.embed_query(index.words.meaningful(query)))
-        except Exception as error:  # noqa: BLE001 - a model may raise anything; words alone find turns too
-            self._report(error)
+        if wanted is None:
             return {}
         similar: dict[str, float] = {}
         for number, (turn_id, vector) in enumerate(list(vectors.items())):
@@ -184,8 +185,8 @@ class TurnVectors:
         return similar
 
     async def _embed(self, index: ConversationIndex, vectors: Vectors, embedder: Embedder) -> None:
-        """Read the stored vectors, and compute the missing ones."""
-        try:
+        """Read the stored vectors, and compute the missing ones. After a failure the next question retries."""
+        with ErrorBoundary(self._report):
             for session_id in list(index.read):
                 if (embedder.name, session_id) not in index.embedded:
                     for seq, vector in await self._rows.of_session(session_id, embedder.name):
@@ -201,8 +202,6 @@ class TurnVectors:
                 seqs = [seq for key, seq in missing if key == session_id]
                 with contextlib.suppress(SessionDamaged):
                     await self._embed_session(session_id, seqs, index, embedder)
-        except Exception as error:  # noqa: BLE001 - it is tried again at the next question
-            self._report(error)
 
     async def _embed_session(
         self, session_id: str, seqs: Sequence[int], index: ConversationIndex, embedder: Embedder
@@ -214,19 +213,18 @@ class TurnVectors:
         last: Exception | None = None
         while batches and in_a_row < _MOST_FAILURES:
             batch = batches.pop()
-            try:
+            with ErrorBoundary(raising=(StoreError,)) as attempt:
                 await self._embed_some(session_id, batch, index.vectors[embedder.name], embedder)
+            if attempt.error is None:
                 in_a_row = 0
-            except StoreError:
-                raise
-            except Exception as error:  # noqa: BLE001 - a model may raise anything; other batches go on
-                last = error
-                in_a_row += 1
-                if len(batch) == 1:
-                    index.refusals.add(id_at(session_id, batch[0]))
-                    refused += 1
-                else:
-                    batches += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
+                continue
+            last = attempt.error
+            in_a_row += 1
+            if len(batch) == 1:
+                index.refusals.add(id_at(session_id, batch[0]))
+                refused += 1
+            else:
+                batches += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
         if last is not None:
             skipped = EmbeddingsSkipped(
                 count=refused + sum(map(len, batches)), error=type(last).__name__, session_id=session_id

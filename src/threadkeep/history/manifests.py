@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.observe import ManifestLoss, ManifestsDropped, ManifestWriteFailed, Observer
 from threadkeep.records import Json
@@ -137,7 +138,7 @@ class Manifests:
                     again += group
                     group = []
             except (StoreError, TimeoutError) as error:
-                self._tell_failure(error)
+                self._notify_failure(error)
             finally:
                 self._put_back([*again, *group])
         return not self._waiting
@@ -196,21 +197,22 @@ class Manifests:
         Raises:
             StoreError, TimeoutError: the database is not available; the records in the list have to wait.
         """
-        try:
+        # A row that the database refuses must not block the others, whatever the driver raises.
+        with ErrorBoundary() as attempt:
             async with asyncio.timeout(_WRITE_SECONDS):
                 stored = await self._rows.add(group)
-        except Exception as error:
-            if _is_outage(error):
-                raise
-            if len(group) > 1:
-                await self._write_one_by_one(group)
-                return
-            self._tell_failure(error)
-            if isinstance(error, RowLocked | DuplicateRow):
+        if attempt.error is None:
+            self._dropped(len(group) - stored, "session_gone")
+        elif _is_outage(attempt.error):
+            raise attempt.error
+        elif len(group) > 1:
+            await self._write_one_by_one(group)
+            return
+        else:
+            self._notify_failure(attempt.error)
+            if isinstance(attempt.error, RowLocked | DuplicateRow):
                 return
             self._dropped(1, "refused")
-        else:
-            self._dropped(len(group) - stored, "session_gone")
         group.clear()
 
     async def _write_one_by_one(self, group: list[NotedManifest]) -> None:
@@ -254,7 +256,7 @@ class Manifests:
         if count > 0:
             self._observer.notify(ManifestsDropped(backend=self._rows.backend, count=count, reason=reason))
 
-    def _tell_failure(self, error: Exception) -> None:
+    def _notify_failure(self, error: Exception) -> None:
         event = ManifestWriteFailed(backend=self._rows.backend, error=type(error).__name__, waiting=len(self._waiting))
         self._observer.notify(event)
 

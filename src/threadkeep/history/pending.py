@@ -21,6 +21,7 @@ from typing import Any
 from langchain_core.utils.uuid import uuid7
 from platformdirs import user_data_path
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import (
     InvalidMessage,
     QuestionGone,
@@ -294,18 +295,19 @@ class PendingTurns:
         while entry := self._next(session_id, blocked, tried):
             tried.add(entry.entry_id)
             entry.tries += 1
-            try:
+            # An error of one turn blocks only its session.
+            with ErrorBoundary() as attempt:
                 delivered = await self._deliver(entry)
-            except Exception as error:  # noqa: BLE001 - an error of one turn blocks only its session
-                await self._note_failure(entry, error)
-                # One session may be locked; if a second one fails as well, it is the database.
-                timeouts += isinstance(error, TimeoutError)
-                if timeouts > 1 or _is_outage(error):
-                    return False
-                if not entry.refused:
-                    blocked.add(entry.turn.session_id)
-            else:
+            if attempt.error is None:
                 self.database_fails = self.database_fails and not delivered
+                continue
+            await self._note_failure(entry, attempt.error)
+            # One session may be locked; if a second one fails as well, it is the database.
+            timeouts += isinstance(attempt.error, TimeoutError)
+            if timeouts > 1 or _is_outage(attempt.error):
+                return False
+            if not entry.refused:
+                blocked.add(entry.turn.session_id)
         if not self._turns:
             self.database_fails = False
         return not any(session_id in (None, entry.turn.session_id) for entry in self._turns)
@@ -418,11 +420,9 @@ class PendingTurns:
                 await self._pause(pause * random.uniform(0.5, 1.5))
                 self._wake.clear()
                 pause = min(pause * 2, self._options.longest_pause_seconds)
-                try:
+                # The loop outlives a disk that fails; the turns wait.
+                with ErrorBoundary(self._report_failure_of_oldest):
                     await self._deliver_own()
-                except Exception as error:  # noqa: BLE001 - the loop outlives a disk that fails; the turns are kept
-                    for entry in self._turns[:1]:
-                        self._report_failure(entry.turn, error)
 
     async def _pause(self, seconds: float) -> None:
         """Wait for the next try, and not for long once another turn is kept: each that is may be told out of order."""
@@ -431,6 +431,10 @@ class PendingTurns:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds - soon):
                 await self._wake.wait()
+
+    def _report_failure_of_oldest(self, error: Exception) -> None:
+        for entry in self._turns[:1]:
+            self._report_failure(entry.turn, error)
 
     def _report_failure(self, turn: Turn, error: Exception) -> None:
         self._events(turn).write_failed(error, "fallback")

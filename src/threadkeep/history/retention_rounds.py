@@ -11,6 +11,7 @@ from typing import Protocol
 
 from langchain_core.utils.uuid import uuid7
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import SessionNotFound, StoreError
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.keys import check_session_id
@@ -152,10 +153,8 @@ class RetentionSchedule:
         """Check periodically whether a round is due, until cancelled."""
         while True:
             await asyncio.sleep(min(self._interval_seconds, _LOOK_SECONDS))
-            try:
+            with ErrorBoundary(lambda error: self._observer.notify(PruningFailed(error=type(error).__name__))):
                 await self.make_round()
-            except Exception as error:  # noqa: BLE001 - the loop outlives any failure, which is reported
-                self._observer.notify(PruningFailed(error=type(error).__name__))
 
     async def make_round(self) -> bool:
         """Archive and delete if a round is due; return False if not, or if another process makes it.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.compression import (
     UNLIMITED,
     Extent,
@@ -328,21 +329,22 @@ class SummaryWriter:
         if not await self._claim():
             raise CompressionFailed("outdated")
         try:
-            async with asyncio.timeout(CLAIM_SECONDS):
-                said = await self._request.summarizer.summarize(record, earlier=earlier, task=task, max_tokens=length)
+            with ErrorBoundary(raising=(TimeoutError, CompressionFailed)) as call:
+                async with asyncio.timeout(CLAIM_SECONDS):
+                    answer = await self._request.summarizer.summarize(
+                        record, earlier=earlier, task=task, max_tokens=length
+                    )
         except TimeoutError:
             raise CompressionFailed("timeout") from None
-        except CompressionFailed:
-            raise
         except asyncio.CancelledError:
             if _is_stopped():
                 raise
             # A cancellation by the model itself, which would end the work on all sessions.
             raise CompressionFailed("model", "CancelledError") from None
-        except Exception as error:  # noqa: BLE001 - a model may raise anything; the session is unchanged
-            # From None: the error of a model may quote the record.
-            raise CompressionFailed("model", type(error).__name__) from None
-        if not (text := clean_text(said).strip()):
+        if call.error is not None:
+            # Not raised from it: the error of a model may quote the record.
+            raise CompressionFailed("model", type(call.error).__name__)
+        if not (text := clean_text(answer).strip()):
             raise CompressionFailed("empty")
         return text
 

@@ -14,6 +14,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.quotation import quoted_message
 from threadkeep.errors import InvalidInput
 from threadkeep.knowledge.promotion import accepted_directives, looks_like_secret
@@ -143,10 +144,12 @@ class Learning:
     async def _work(self) -> None:
         while self._waiting:
             _, request = self._waiting.popitem(last=False)
-            try:
+            # The failure of one session does not stop the others.
+            with ErrorBoundary() as attempt:
                 await self.learn(request)
-            except Exception as error:  # noqa: BLE001 - a failure in one session does not stop the others
-                self._observer.notify(LearningFailed(error=type(error).__name__, session_id=request.session_id))
+            if attempt.error is not None:
+                failed = LearningFailed(error=type(attempt.error).__name__, session_id=request.session_id)
+                self._observer.notify(failed)
         self._idle.set()
 
     async def _unread(self, request: LearningRequest) -> tuple[list[Message], int]:

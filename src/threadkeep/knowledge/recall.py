@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.recall.embedding import Embedder, unit_vector
 from threadkeep.context.recall.query import Participants, Query, read
 from threadkeep.context.recall.words import ASKS, COUNTS, FIRST_TOPIC, lines_of, stem, terms_of, words_of
@@ -159,13 +160,13 @@ class FactVectors:
             fact.id: (embedder.name, _PARTS_OF_KEY.sub(" ", fact.key) + fact.text[len(fact.key) :]) for fact in facts
         }
         missing = [name for name in dict.fromkeys(texts.values()) if name not in self._vectors][:_EMBEDDED_AT_ONCE]
-        try:
+        with ErrorBoundary() as attempt:
             async with asyncio.timeout(_EMBEDDING_SECONDS):
                 wanted = unit_vector(await embedder.embed_query(query))
                 vectors = await embedder.embed([text for _, text in missing]) if missing else []
                 made = dict(zip(missing, map(unit_vector, vectors), strict=True))
-        except Exception as error:  # noqa: BLE001 - a model may raise anything; words alone find facts too
-            self._observer.notify(ExtraNotFound(section="facts", error=type(error).__name__))
+        if attempt.error is not None:
+            self._observer.notify(ExtraNotFound(section="facts", error=type(attempt.error).__name__))
             return {}
         self._vectors |= made
         alike = {}

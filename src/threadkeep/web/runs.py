@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
 from typing import Annotated, Literal
 
-from fastapi.sse import format_sse_event
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from threadkeep.errors import ThreadkeepError
 from threadkeep.records.runs import (
     DoubleTexting,
     Run,
@@ -21,10 +17,9 @@ from threadkeep.runs.results import Followed
 from threadkeep.runs.service import RunService
 from threadkeep.runs.streams import RunPiece
 from threadkeep.runs.views import BudgetBody, RunBody, RunEventBody, RunSummary
-from threadkeep.store.codec import clean_text
-from threadkeep.web.problems import log_failure, problem_of
+from threadkeep.web.problems import problem_of
 from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS, CleanText, GivenId, Metadata
-from threadkeep.web.streams import EventStream, with_silences
+from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, with_silences
 
 type WaitMode = Literal["wait", "background"]
 
@@ -150,16 +145,13 @@ EXAMPLE = (
     'event: end\ndata: {"run_id": "0199…", "status": "done", "text": "It comes tomorrow."}\n\n'
 )
 
-_HEARTBEAT = format_sse_event(comment="still here")
-
 
 async def open_run_stream(
     runs: RunService, run_id: str, *, after: int, user_id: str | None, heartbeat_seconds: float
 ) -> EventStream:
     """Return the stream of an existing run. Errors before its first event are raised, for an HTTP status."""
-    followed = with_silences(runs.follow(run_id, after=after, user_id=user_id), heartbeat_seconds)
-    first = await anext(followed)
-    return EventStream(_encoded(runs, first, followed))
+    events = with_silences(runs.follow(run_id, after=after, user_id=user_id), heartbeat_seconds)
+    return _stream(runs, begin_with(await anext(events), events))
 
 
 async def open_submitted_stream(
@@ -168,42 +160,37 @@ async def open_submitted_stream(
     """Return the stream of a newly requested run. Raises RunNotFound if it belongs to another user."""
     if submitted.outcome != "new":
         await runs.run(submitted.run_id, user_id=body.user_id)
-    followed = with_silences(runs.follow(submitted.run_id, user_id=body.user_id), heartbeat_seconds)
-    start = RunStartBody(session_id=submitted.session_id, run_id=submitted.run_id, message_id=body.message_id)
-    return EventStream(_encoded(runs, start, followed))
+    events = with_silences(_with_start(runs, submitted, body), heartbeat_seconds)
+    return _stream(runs, events)
 
 
-async def _encoded(
-    runs: RunService, first: Followed | RunStartBody | None, rest: AsyncGenerator[Followed | None]
-) -> AsyncGenerator[bytes]:
-    async with aclosing(rest):
-        try:
-            async for told in _after(first, rest):
-                match told:
-                    case None:
-                        yield _HEARTBEAT
-                    case RunStartBody():
-                        yield _event("start", told)
-                    case RunPiece():
-                        piece = {"node": told.node, "message_id": told.message_id, "text": told.text}
-                        yield format_sse_event(event="token", data_str=clean_text(json.dumps(piece)))
-                    case RunEvent():
-                        yield _event(told.kind, RunEventBody.of(told), str(told.number))
-                    case Run():
-                        usage = await runs.usage(told.run_id)
-                        yield _event("end", RunBody.whole(told, usage))
-        except Exception as error:  # noqa: BLE001 - a stream that breaks off looks like one that ended
-            if not isinstance(error, ThreadkeepError):
-                log_failure("a stream of a run failed", error)
-            problem = problem_of(error).model_dump_json(exclude_none=True)
-            yield format_sse_event(event="error", data_str=problem)
+async def _with_start(
+    runs: RunService, submitted: Submitted, body: RunRequestBody
+) -> AsyncIterator[Followed | RunStartBody]:
+    yield RunStartBody(session_id=submitted.session_id, run_id=submitted.run_id, message_id=body.message_id)
+    async for event in runs.follow(submitted.run_id, user_id=body.user_id):
+        yield event
 
 
-async def _after[T](first: T, rest: AsyncIterator[T]) -> AsyncIterator[T]:
-    yield first
-    async for told in rest:
-        yield told
+def _stream(runs: RunService, events: AsyncGenerator[Followed | RunStartBody | None]) -> EventStream:
+    async def encode(event: Followed | RunStartBody | None) -> AsyncIterator[bytes]:
+        match event:
+            case None:
+                yield HEARTBEAT
+            case RunStartBody():
+                yield _event("start", event)
+            case RunPiece():
+                yield json_event({"node": event.node, "message_id": event.message_id, "text": event.text}, "token")
+            case RunEvent():
+                yield _event(event.kind, RunEventBody.of(event), str(event.number))
+            case Run():
+                yield _event("end", RunBody.whole(event, await runs.usage(event.run_id)))
+
+    def failed(error: Exception) -> list[bytes]:
+        return [json_event(problem_of(error).model_dump(exclude_none=True), "error")]
+
+    return EventStream(encoded(events, encode, failed))
 
 
 def _event(name: str, body: BaseModel, number: str | None = None) -> bytes:
-    return format_sse_event(event=name, id=number, data_str=clean_text(body.model_dump_json()))
+    return json_event(body.model_dump(mode="json"), name, number=number)

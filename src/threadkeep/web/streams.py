@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 
 from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.types import Send
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import ThreadkeepError
-from threadkeep.records import Json
 from threadkeep.runs.chat_turns import ChatAnswer, ChatEvent, ChatStarted, ChatToken, ChatTurn
 from threadkeep.store.codec import clean_text
 from threadkeep.web.problems import Problem, log_failure, problem_of
@@ -59,14 +60,141 @@ class EventStream(StreamingResponse):
             await super().stream_response(send)
 
 
-async def open_stream(turn: ChatTurn, *, heartbeat_seconds: float) -> EventStream:
+class StreamParts(ABC):
+    """The server-sent events of one protocol, made of the events of a turn.
+
+    A message of the stream has the id of the stored answer.
+    """
+
+    def __init__(self) -> None:
+        self._begun: ChatStarted | None = None
+        self._message_id: str | None = None
+
+    async def of(self, event: ChatEvent | None, turn: ChatTurn) -> AsyncIterator[bytes]:
+        """Yield the parts for an event. An answer that existed before the request is one piece."""
+        if event is None:
+            yield HEARTBEAT
+            return
+        for part in self._begin(event if isinstance(event, ChatAnswer) else turn):
+            yield part
+        match event:
+            case ChatToken(text, message_id):
+                for part in self._spoken(text, message_id):
+                    yield part
+            case ChatAnswer():
+                if event.response and self._message_id is None:
+                    for part in self._spoken(event.response, event.answer_id):
+                        yield part
+                for part in self._closed():
+                    yield part
+                async for part in self.ended(event):
+                    yield part
+
+    def _begin(self, ids: ChatAnswer | ChatTurn) -> Iterator[bytes]:
+        if self._begun is None:
+            self._begun = ChatStarted(ids.session_id, ids.run_id, ids.message_id)
+            yield from self.started(self._begun)
+
+    def _spoken(self, text: str, message_id: str | None) -> Iterator[bytes]:
+        named = message_id or (self._begun.run_id if self._begun else "")
+        if named != self._message_id:
+            yield from self._closed()
+            self._message_id = named
+            yield from self.opened(named)
+        yield self.piece(text, named)
+
+    def broken(self, problem: Problem) -> Iterator[bytes]:
+        """Yield the parts that end the open message and the stream of a turn without an answer."""
+        yield from self._closed()
+        yield from self.failed(problem)
+
+    def _closed(self) -> Iterator[bytes]:
+        if open_id := self._message_id:
+            self._message_id = ""
+            yield from self.ended_message(open_id)
+
+    @abstractmethod
+    def started(self, event: ChatStarted) -> Iterator[bytes]:
+        """Yield the parts that begin the stream."""
+
+    def opened(self, message_id: str) -> Iterator[bytes]:
+        """Yield the parts that begin a message."""
+        yield from ()
+
+    @abstractmethod
+    def piece(self, text: str, message_id: str) -> bytes:
+        """Return the part for a piece of a message."""
+
+    def ended_message(self, message_id: str) -> Iterator[bytes]:
+        """Yield the parts that end a message."""
+        yield from ()
+
+    @abstractmethod
+    def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
+        """Yield the parts that end the stream."""
+
+    @abstractmethod
+    def failed(self, problem: Problem) -> Iterator[bytes]:
+        """Yield the parts that end the stream of a turn without an answer, after its open message."""
+
+
+class TurnParts(StreamParts):
+    """The events of Threadkeep's own API."""
+
+    def started(self, event: ChatStarted) -> Iterator[bytes]:
+        """Yield the ids of the turn."""
+        names = {"session_id": event.session_id, "run_id": event.run_id, "message_id": event.message_id}
+        yield json_event(names, "start")
+
+    def piece(self, text: str, message_id: str) -> bytes:
+        """Return a token."""
+        return json_event({"text": text}, "token")
+
+    async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
+        """Yield the answer."""
+        yield json_event(answer.to_dict(), "end")
+
+    def failed(self, problem: Problem) -> Iterator[bytes]:
+        """Yield the problem."""
+        yield json_event(problem.model_dump(exclude_none=True), "error")
+
+
+async def open_stream(turn: ChatTurn, parts: StreamParts, *, heartbeat_seconds: float) -> EventStream:
     """Return the stream of a turn after it has started, or after waiting for one heartbeat period.
 
     Errors before that are raised, so they can become an HTTP status.
     """
     events = with_silences(turn.follow(), heartbeat_seconds)
     first = await anext(events)
-    return EventStream(_encoded(turn, first, events))
+
+    def encode(event: ChatEvent | None) -> AsyncIterator[bytes]:
+        return parts.of(event, turn)
+
+    def failed(error: Exception) -> Iterator[bytes]:
+        return parts.broken(problem_of_turn(turn, error))
+
+    return EventStream(encoded(begin_with(first, events), encode, failed))
+
+
+async def encoded[T](
+    events: AsyncGenerator[T],
+    encode: Callable[[T], AsyncIterator[bytes]],
+    failed: Callable[[Exception], Iterable[bytes]],
+) -> AsyncGenerator[bytes]:
+    """Yield events as bytes, and at a failure those that `failed` returns.
+
+    A client cannot tell a stream that breaks off from one that ended, so each error becomes an event.
+    """
+    async with aclosing(events):
+        with ErrorBoundary() as attempt:
+            async for event in events:
+                async for part in encode(event):
+                    yield part
+        if attempt.error is not None:
+            if not isinstance(attempt.error, ThreadkeepError):
+                log_failure("a stream failed", attempt.error)
+            for part in failed(attempt.error):
+                yield part
 
 
 async def with_silences[T](events: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:
@@ -96,48 +224,18 @@ def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:
     return problem_of(error).model_copy(update=names)
 
 
-async def _encoded(
-    turn: ChatTurn, first: ChatEvent | None, rest: AsyncGenerator[ChatEvent | None]
-) -> AsyncGenerator[bytes]:
-    """Yield the events as bytes. For an answer that already existed, create its start and pieces."""
-    started = spoken = False
+async def begin_with[T](first: T, rest: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    """Yield an item, then those of a generator, which is closed together with this one."""
     async with aclosing(rest):
-        try:
-            async for event in _after(first, rest):
-                match event:
-                    case None:
-                        yield HEARTBEAT
-                    case ChatStarted(session_id, run_id, message_id):
-                        started = True
-                        yield _start(session_id, run_id, message_id)
-                    case ChatToken(text):
-                        spoken = True
-                        yield _event("token", {"text": text})
-                    case ChatAnswer():
-                        if not started:
-                            yield _start(event.session_id, event.run_id, event.message_id)
-                        if event.response and not spoken:
-                            yield _event("token", {"text": event.response})
-                        yield _event("end", event.to_dict())
-        except Exception as error:  # noqa: BLE001 - a stream that breaks off looks like one that ended
-            if not isinstance(error, ThreadkeepError):
-                log_failure("a stream failed", error)
-            yield _event("error", problem_of_turn(turn, error).model_dump(exclude_none=True))
-
-
-async def _after[T](first: T, rest: AsyncIterator[T]) -> AsyncIterator[T]:
-    yield first
-    async for event in rest:
-        yield event
+        yield first
+        async for item in rest:
+            yield item
 
 
 async def _next[T](events: AsyncIterator[T]) -> T:
     return await anext(events)
 
 
-def _start(session_id: str, run_id: str, message_id: str) -> bytes:
-    return _event("start", {"session_id": session_id, "run_id": run_id, "message_id": message_id})
-
-
-def _event(name: str, data: Mapping[str, Json]) -> bytes:
-    return format_sse_event(event=name, data_str=clean_text(json.dumps(data, ensure_ascii=False)))
+def json_event(data: Mapping[str, object], name: str | None = None, *, number: str | None = None) -> bytes:
+    """Return a server-sent event with JSON data."""
+    return format_sse_event(event=name, id=number, data_str=clean_text(json.dumps(data, ensure_ascii=False)))

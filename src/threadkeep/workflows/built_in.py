@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
@@ -80,15 +82,19 @@ class ChatNode(AgentNode):
     ) -> AIMessage:
         """Return the model's answer; if there is none, store the part of it that came."""
         partial = PartialAnswer()
-        token = var_child_runnable_config.set(with_callback(ensure_config(), partial, inherit=True))
-        try:
-            async with asyncio.timeout(self.timeout_seconds):
-                reply = await ask(model, messages)
-        except BaseException as error:
+
+        async def close(kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
             if isinstance(error, Exception):
                 notify_model_failure(step, error)
-            await turn.close(partial.text, "failed" if isinstance(error, Exception) else "interrupted")
-            raise
+            if error is not None:
+                await turn.close(partial.text, "failed" if isinstance(error, Exception) else "interrupted")
+
+        token = var_child_runnable_config.set(with_callback(ensure_config(), partial, inherit=True))
+        try:
+            async with AsyncExitStack() as stack:
+                stack.push_async_exit(close)
+                async with asyncio.timeout(self.timeout_seconds):
+                    reply = await ask(model, messages)
         finally:
             var_child_runnable_config.reset(token)
         identify([reply])

@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.agent.conversion import text_of
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.budget import input_budget
 from threadkeep.errors import BudgetTooSmall, InvalidWorkflow, WorkflowNotFound, WorkflowProblem
 from threadkeep.records import Json
@@ -259,17 +260,19 @@ class InProcessChildren:
         run_id = str(uuid7())
         # A separate context: LangGraph passes the parent's callbacks and streams in context variables.
         work = asyncio.create_task(self._execute(workflow, run_id, request), context=Context())
-        try:
-            async with asyncio.timeout(request.deadline_seconds):
-                return await work
-        except TimeoutError:
-            return ChildResult(run_id, None, "", "deadline" if work.cancelled() else "failed")
-        except asyncio.CancelledError:
-            work.cancel()
-            await asyncio.wait([work])
-            raise
-        except Exception:  # noqa: BLE001 - the status reports each error of a child to its parent
-            return ChildResult(run_id, None, "", "failed")
+        # The status reports each error of a child to its parent.
+        with ErrorBoundary():
+            try:
+                async with asyncio.timeout(request.deadline_seconds):
+                    return await work
+            except TimeoutError:
+                if work.cancelled():
+                    return ChildResult(run_id, None, "", "deadline")
+            except asyncio.CancelledError:
+                work.cancel()
+                await asyncio.wait([work])
+                raise
+        return ChildResult(run_id, None, "", "failed")
 
     async def _execute(self, workflow: Workflow, run_id: str, request: ChildRequest) -> ChildResult:
         context = RunContext(

@@ -6,13 +6,14 @@ Errors are inside successful responses and may quote messages, so their text is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 
 import httpx2
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiError
 from threadkeep.knowledge.graphiti.client import Episode, GraphFact, Look, SeenEpisode, episode_in, fact_in
 from threadkeep.records import Json
@@ -98,11 +99,9 @@ class McpClient:
 
     async def _missing_tools(self) -> str | None:
         try:
-            async with asyncio.timeout(self._seconds):
-                listed = await (await self._connected()).list_tools()
-        except Exception as error:  # noqa: BLE001 - any error of the library means that there is no connection
-            await self.close()
-            return str(_failure_of(error))
+            listed = await self._request(lambda client: client.list_tools())
+        except GraphitiError as error:
+            return str(error)
         missing = [name for name in _TOOLS if name not in {tool.name for tool in listed.tools}]
         return (
             f"It has no {', '.join(missing)}; use Graphiti's MCP server of version 0.31 or later." if missing else None
@@ -121,12 +120,7 @@ class McpClient:
         Raises:
             GraphitiError: the response is no success.
         """
-        try:
-            async with asyncio.timeout(self._seconds if seconds is None else seconds):
-                answer = await (await self._connected()).call_tool(tool, arguments)
-        except Exception as error:  # noqa: BLE001 - the library raises all errors of its transport, also in groups
-            await self.close()
-            raise _failure_of(error) from None
+        answer = await self._request(lambda client: client.call_tool(tool, arguments), seconds=seconds)
         if answer.is_error:
             raise GraphitiError("server")
         content = answer.structured_content
@@ -136,6 +130,14 @@ class McpClient:
         if "error" in result:
             raise GraphitiError("server")
         return result
+
+    async def _request[T](self, send: Callable[[Client], Awaitable[T]], *, seconds: float | None = None) -> T:
+        # The library raises every error of its transport, some of them in groups: each ends the connection.
+        with ErrorBoundary() as attempt:
+            async with asyncio.timeout(self._seconds if seconds is None else seconds):
+                return await send(await self._connected())
+        await self.close()
+        raise _failure_of(attempt.caught)
 
     async def _connected(self) -> Client:
         if self._connection is None or self._connection.is_over:
@@ -172,18 +174,21 @@ class _Connection:
 
     async def _hold(self, url: str, headers: Mapping[str, str]) -> None:
         try:
-            async with (
-                httpx2.AsyncClient(headers=dict(headers), timeout=httpx2.Timeout(30.0, read=300.0)) as http,
-                Client(streamable_http_client(url, http_client=http)) as client,
-            ):
-                self._opened.set_result(client)
-                await self._stop.wait()
-        except BaseException as error:
-            if not self._opened.done():
-                self._opened.set_exception(error if isinstance(error, Exception) else GraphitiError("broken"))
-                self._opened.exception()  # the caller may be gone
-            if not isinstance(error, Exception):
-                raise
+            with ErrorBoundary(self._fail):
+                async with (
+                    httpx2.AsyncClient(headers=dict(headers), timeout=httpx2.Timeout(30.0, read=300.0)) as http,
+                    Client(streamable_http_client(url, http_client=http)) as client,
+                ):
+                    self._opened.set_result(client)
+                    await self._stop.wait()
+        finally:
+            self._fail(GraphitiError("broken"))  # it was cancelled before it was open
+
+    def _fail(self, error: Exception) -> None:
+        """Raise an error in the caller that waits for the connection; it has no effect after the connection opened."""
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # the caller may be gone
 
 
 def _failure_of(error: BaseException) -> GraphitiError:

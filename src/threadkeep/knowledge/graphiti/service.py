@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiClosed, GraphitiClosure, InvalidInput
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.graphiti.client import GraphitiClient
@@ -271,11 +272,12 @@ class Graphiti:
     async def _watch_repo_state(self) -> None:
         """Promote changes of the git folder until cancelled."""
         while True:
-            try:
+            with ErrorBoundary(self._report):
                 await self.note_repo_state()
-            except Exception as error:  # noqa: BLE001 - the loop survives any failure and reports it
-                self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
             await asyncio.sleep(CACHED_SECONDS)
+
+    def _report(self, error: Exception) -> None:
+        self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
 
     async def undo_promotion(self, fact_id: str) -> Retracted:
         """Undo the promotion of a fact, here and in the graph, however often it was promoted.

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from langchain_core.utils.uuid import uuid7
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiError, StoreError
 from threadkeep.knowledge.graphiti.client import Breaker, Episode, EpisodeRole, GraphitiClient
 from threadkeep.knowledge.graphiti.consent import Consents
@@ -87,12 +88,11 @@ class DeliveryWorker:
         failures = 0
         try:
             while True:
-                try:
+                with ErrorBoundary() as attempt:
                     await self.deliver_due()
-                    failures = 0
-                except Exception as error:  # noqa: BLE001 - the loop survives any failure and reports it
-                    failures += 1
-                    self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
+                failures = failures + 1 if attempt.error else 0
+                if attempt.error is not None:
+                    self._observer.notify(GraphitiTrouble(work="delivery", error=type(attempt.error).__name__))
                 pause = self._options.poll_seconds * 2.0 ** min(failures, 5)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):

@@ -15,7 +15,7 @@ from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.problems import ProblemRaised, documented
 from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.schemas import ChatRequestBody, ChatResponseBody, History, HistoryMessage
-from threadkeep.web.streams import EXAMPLE, EventStream, open_stream, problem_of_turn
+from threadkeep.web.streams import EXAMPLE, EventStream, TurnParts, open_stream, problem_of_turn
 from threadkeep.workflows.built_in import CHAT
 
 router = APIRouter(prefix="/api/v1/chat", tags=["chat"], route_class=EncodedPathRoute)
@@ -70,7 +70,9 @@ async def stream(body: ChatRequestBody, app: AppInUse, caller: CallerInUse, requ
     keep the connection open. Failures before `start` are HTTP errors.
     """
     return await open_stream(
-        _begin(app, body, caller, stream=True), heartbeat_seconds=request.app.state.heartbeat_seconds
+        _begin(app, body, caller, stream=True),
+        TurnParts(),
+        heartbeat_seconds=request.app.state.heartbeat_seconds,
     )
 
 

@@ -38,7 +38,7 @@ from threadkeep.web.schemas import (
     TakeBackBody,
     TakenBack,
 )
-from threadkeep.web.streams import EventStream, open_stream
+from threadkeep.web.streams import EventStream, TurnParts, open_stream
 
 router = APIRouter(prefix="/api/v1/sessions", tags=["sessions"], route_class=EncodedPathRoute)
 
@@ -211,7 +211,7 @@ async def stream_regenerated(
 ) -> EventStream:
     """Regenerate an answer as server-sent events, as POST /api/v1/chat/stream does."""
     turn = await _again(app, session_id, user_id, body, stream=True)
-    return await open_stream(turn, heartbeat_seconds=request.app.state.heartbeat_seconds)
+    return await open_stream(turn, TurnParts(), heartbeat_seconds=request.app.state.heartbeat_seconds)
 
 
 async def _again(

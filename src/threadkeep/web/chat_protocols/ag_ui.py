@@ -14,10 +14,10 @@ from threadkeep.history.session import Session
 from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import CallerInUse
-from threadkeep.web.chat_protocols.sent import Parts, Sent, data_event, open_parts
+from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.langgraph.messages import messages_of
 from threadkeep.web.problems import Problem, documented
-from threadkeep.web.streams import EventStream, event_content
+from threadkeep.web.streams import EventStream, StreamParts, event_content, json_event, open_stream
 from threadkeep.workflows.built_in import CHAT
 
 router = APIRouter(prefix="/api/v1/ag-ui", tags=["ag-ui"])
@@ -69,7 +69,7 @@ class RunAgentBody(BaseModel):
         return value if isinstance(value, str) and value else None
 
 
-class _Events(Parts):
+class _Events(StreamParts):
     """The events of a run. Snapshots of the messages begin and end it, so that the client has the transcript's."""
 
     def __init__(self, app: App, body: RunAgentBody, user_id: str | None, before: list[dict[str, Any]]) -> None:
@@ -79,24 +79,24 @@ class _Events(Parts):
         self._before = before
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
-        yield data_event({"type": "RUN_STARTED", **self._names})
-        yield data_event({"type": "MESSAGES_SNAPSHOT", "messages": self._before})
+        yield json_event({"type": "RUN_STARTED", **self._names})
+        yield json_event({"type": "MESSAGES_SNAPSHOT", "messages": self._before})
 
     def opened(self, message_id: str) -> Iterator[bytes]:
-        yield data_event({"type": "TEXT_MESSAGE_START", "messageId": message_id, "role": "assistant"})
+        yield json_event({"type": "TEXT_MESSAGE_START", "messageId": message_id, "role": "assistant"})
 
     def piece(self, text: str, message_id: str) -> bytes:
-        return data_event({"type": "TEXT_MESSAGE_CONTENT", "messageId": message_id, "delta": text})
+        return json_event({"type": "TEXT_MESSAGE_CONTENT", "messageId": message_id, "delta": text})
 
     def ended_message(self, message_id: str) -> Iterator[bytes]:
-        yield data_event({"type": "TEXT_MESSAGE_END", "messageId": message_id})
+        yield json_event({"type": "TEXT_MESSAGE_END", "messageId": message_id})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        yield data_event({"type": "MESSAGES_SNAPSHOT", "messages": await _snapshot(self._session)})
-        yield data_event({"type": "RUN_FINISHED", **self._names, "outcome": {"type": "success"}})
+        yield json_event({"type": "MESSAGES_SNAPSHOT", "messages": await _snapshot(self._session)})
+        yield json_event({"type": "RUN_FINISHED", **self._names, "outcome": {"type": "success"}})
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        yield data_event({"type": "RUN_ERROR", "message": problem.detail, "code": problem.type})
+        yield json_event({"type": "RUN_ERROR", "message": problem.detail, "code": problem.type})
 
 
 @router.post(
@@ -116,7 +116,7 @@ async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, requ
     )
     before = await _snapshot(app.memory.session(body.thread_id, user_id=user_id))
     events = _Events(app, body, user_id, before)
-    return await open_parts(turn, events, request.app.state.heartbeat_seconds)
+    return await open_stream(turn, events, heartbeat_seconds=request.app.state.heartbeat_seconds)
 
 
 async def _snapshot(session: Session) -> list[dict[str, Any]]:

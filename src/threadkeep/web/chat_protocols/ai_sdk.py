@@ -18,11 +18,11 @@ from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatStarted
 from threadkeep.web.api.parameters import AppInUse, UserId
 from threadkeep.web.callers import CallerInUse
-from threadkeep.web.chat_protocols.sent import Parts, Sent, data_event, open_parts
+from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.problems import Problem, documented
 from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.schemas import GivenId
-from threadkeep.web.streams import EventStream, event_content
+from threadkeep.web.streams import EventStream, StreamParts, event_content, json_event, open_stream
 from threadkeep.workflows.built_in import CHAT
 
 router = APIRouter(prefix="/api/v1/ai-sdk/chat", tags=["ai-sdk"], route_class=EncodedPathRoute)
@@ -90,7 +90,7 @@ class ChatBody(BaseModel):
     workflow: Annotated[str, Field(max_length=200)] | None = Field(None, description="What answers: `chat`.")
 
 
-class _Parts(Parts):
+class _Parts(StreamParts):
     """The parts of a UI message stream, which is one message: it begins when the id of the answer is known."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
@@ -100,34 +100,34 @@ class _Parts(Parts):
 
     def opened(self, message_id: str) -> Iterator[bytes]:
         yield from self._message(message_id)
-        yield data_event({"type": "text-start", "id": message_id})
+        yield json_event({"type": "text-start", "id": message_id})
 
     def piece(self, text: str, message_id: str) -> bytes:
-        return data_event({"type": "text-delta", "id": message_id, "delta": text})
+        return json_event({"type": "text-delta", "id": message_id, "delta": text})
 
     def ended_message(self, message_id: str) -> Iterator[bytes]:
-        yield data_event({"type": "text-end", "id": message_id})
+        yield json_event({"type": "text-end", "id": message_id})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
         for part in self._message(answer.answer_id or answer.run_id):
             yield part
         if answer.replaced:
             # Another process answered first: the text that was sent is not what is stored.
-            yield data_event({"type": "data-replaced", "data": {"text": answer.response}})
+            yield json_event({"type": "data-replaced", "data": {"text": answer.response}})
         told = {"answer_id": answer.answer_id, "usage": answer.usage.to_dict()}
-        yield data_event({"type": "finish-step"})
-        yield data_event({"type": "finish", "messageMetadata": told})
+        yield json_event({"type": "finish-step"})
+        yield json_event({"type": "finish", "messageMetadata": told})
         yield _DONE
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        yield data_event({"type": "error", "errorText": problem.detail})
+        yield json_event({"type": "error", "errorText": problem.detail})
         yield _DONE
 
     def _message(self, message_id: str) -> Iterator[bytes]:
         if not self._has_message:
             self._has_message = True
-            yield data_event({"type": "start", "messageId": message_id, "messageMetadata": self._names})
-            yield data_event({"type": "start-step"})
+            yield json_event({"type": "start", "messageId": message_id, "messageMetadata": self._names})
+            yield json_event({"type": "start-step"})
 
 
 @router.post(
@@ -150,7 +150,7 @@ async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Requ
         turn = await again.begin(session, RegenerationRequest(message_id=asked.id, workflow=body.workflow))
     else:
         turn = await Sent(messages, body.id, user_id, body.workflow or CHAT).begin(app, stream=True)
-    stream = await open_parts(turn, _Parts(), request.app.state.heartbeat_seconds)
+    stream = await open_stream(turn, _Parts(), heartbeat_seconds=request.app.state.heartbeat_seconds)
     stream.headers[PROTOCOL_HEADER] = "v1"
     return stream
 
@@ -184,7 +184,7 @@ async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id:
         workflow=run.workflow,
     )
     turn = app.chat.begin(request_again, stream=True)  # joins the turn that answers this message
-    stream = await open_parts(turn, _Parts(), request.app.state.heartbeat_seconds)
+    stream = await open_stream(turn, _Parts(), heartbeat_seconds=request.app.state.heartbeat_seconds)
     stream.headers[PROTOCOL_HEADER] = "v1"
     return stream
 

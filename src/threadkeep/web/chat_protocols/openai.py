@@ -16,11 +16,11 @@ from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted, ChatUsage
 from threadkeep.web.api.chat import answer_of
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import PUBLIC, CallerInUse
-from threadkeep.web.chat_protocols.sent import Parts, Sent, data_event, open_parts
+from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.langgraph.messages import messages_of
 from threadkeep.web.problems import Problem, documented
 from threadkeep.web.schemas import GivenId, Usage
-from threadkeep.web.streams import EventStream, event_content
+from threadkeep.web.streams import EventStream, StreamParts, event_content, json_event, open_stream
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -123,7 +123,7 @@ class ModelsBody(BaseModel):
     data: list[ModelBody]
 
 
-class _Chunks(Parts):
+class _Chunks(StreamParts):
     """The chunks of a streamed completion."""
 
     def __init__(self, model: str, *, include_usage: bool) -> None:
@@ -148,14 +148,14 @@ class _Chunks(Parts):
         yield _DONE
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        yield data_event({"error": {"message": problem.detail, "type": problem.type, "code": problem.status}})
+        yield json_event({"error": {"message": problem.detail, "type": problem.type, "code": problem.status}})
 
     def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> bytes:
         return self._event(choices=[{"index": 0, "delta": delta, "finish_reason": finish_reason}], **more)
 
     def _event(self, **fields: Any) -> bytes:
         head = {"id": self._id, "object": "chat.completion.chunk", "created": int(time.time()), "model": self._model}
-        return data_event({**head, **fields})
+        return json_event({**head, **fields})
 
 
 @router.get("/models", summary="List workflows as models", openapi_extra=PUBLIC)
@@ -193,7 +193,9 @@ async def complete(
     turn = await sent.begin(app, stream=body.stream)
     if body.stream:
         usage = bool((body.stream_options or {}).get("include_usage"))
-        stream = await open_parts(turn, _Chunks(body.model, include_usage=usage), request.app.state.heartbeat_seconds)
+        stream = await open_stream(
+            turn, _Chunks(body.model, include_usage=usage), heartbeat_seconds=request.app.state.heartbeat_seconds
+        )
         stream.headers[SESSION_HEADER] = turn.session_id
         return stream
     answer = await answer_of(turn)

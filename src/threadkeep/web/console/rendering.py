@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
 from threadkeep.agent.explanations import recall_in_words
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import ThreadkeepError
 from threadkeep.version import __version__
 from threadkeep.web.console import charts
@@ -39,13 +40,12 @@ class ConsoleRoute(EncodedPathRoute):
         handle = super().get_route_handler()
 
         async def handled(request: Request) -> Response:
-            try:
+            with ErrorBoundary() as attempt:
                 return await handle(request)
-            except (ProblemRaised, RequestValidationError, HTTPException, ThreadkeepError) as error:
-                return error_page(request, error)
-            except Exception as error:  # noqa: BLE001 - a person sees a page, the log the class and the place
+            error = attempt.caught
+            if not isinstance(error, ProblemRaised | RequestValidationError | HTTPException | ThreadkeepError):
                 log_failure("a page failed", error)
-                return error_page(request, error)
+            return error_page(request, error)
 
         return handled
 

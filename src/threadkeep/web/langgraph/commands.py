@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.sse import format_sse_event
 
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput, StoreClosed, ThreadkeepError
 from threadkeep.records import Json
-from threadkeep.store.codec import clean_text
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import READS, Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import ProtocolEvent
@@ -23,9 +19,9 @@ from threadkeep.web.langgraph.starting import Start, start_run
 from threadkeep.web.langgraph.states import find_thread, history_of, questions, state_of
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
 from threadkeep.web.langgraph.threads import ThreadId
-from threadkeep.web.problems import documented, log_failure, problem_of
+from threadkeep.web.problems import documented, problem_of
 from threadkeep.web.routing import EncodedPathRoute
-from threadkeep.web.streams import HEARTBEAT, EventStream, event_content, with_silences
+from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, event_content, json_event, with_silences
 
 router = APIRouter(prefix="/threads/{thread_id}", tags=["langgraph"], route_class=EncodedPathRoute)
 
@@ -144,24 +140,19 @@ async def stream_events(
     """
     await find_thread(app, thread_id, user_id=caller.user(None))
     events = thread_events_of(request.app).of_thread(thread_id, EventChoice.of(body), user_id=caller.user(None))
-    return EventStream(_encoded(with_silences(events, request.app.state.heartbeat_seconds)))
+    # The heartbeat is sent at once, so that the client knows that its request was accepted.
+    heartbeats = begin_with(None, with_silences(events, request.app.state.heartbeat_seconds))
+    return EventStream(encoded(heartbeats, _encoded, _failed))
 
 
-async def _encoded(events: AsyncGenerator[ProtocolEvent | None]) -> AsyncGenerator[bytes]:
-    async with aclosing(events):
-        try:
-            # Sent at once, so that the client knows that its request was accepted.
-            yield HEARTBEAT
-            async for event in events:
-                yield HEARTBEAT if event is None else _bytes_of(event)
-        except Exception as error:  # noqa: BLE001 - a stream that breaks off says why
-            if not isinstance(error, ThreadkeepError):
-                log_failure("a stream of a thread failed", error)
-            problem = problem_of(error)
-            yield _bytes_of({"type": "error", "id": None, "error": "unknown_error", "message": problem.detail})
-
-
-def _bytes_of(event: ProtocolEvent) -> bytes:
+async def _encoded(event: ProtocolEvent | None) -> AsyncIterator[bytes]:
+    if event is None:
+        yield HEARTBEAT
+        return
     seq = event.get("seq")
-    text = clean_text(json.dumps(event, ensure_ascii=False))
-    return format_sse_event(event="message", id=None if seq is None else str(seq), data_str=text)
+    yield json_event(event, "message", number=None if seq is None else str(seq))
+
+
+def _failed(error: Exception) -> list[bytes]:
+    detail = problem_of(error).detail
+    return [json_event({"type": "error", "id": None, "error": "unknown_error", "message": detail}, "message")]

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import ThreadkeepError
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEvent
@@ -78,7 +79,8 @@ class RunEvents:
         self._seq = max(self._seq, seq)
 
     async def _follow(self) -> None:
-        try:
+        # Readers would wait for an end that never comes.
+        with ErrorBoundary(self._fail):
             self._add("lifecycle", {"event": "running", "graph_name": self.run.workflow})
             await self._add_values()
             async for told in self._runs.follow(self.run.run_id, after=self._after):
@@ -90,11 +92,12 @@ class RunEvents:
                         self._add_traced(told)
                     case Run():
                         await self._add_end(told)
-        except Exception as error:  # noqa: BLE001 - readers wait for the end, which never comes then
-            if not isinstance(error, ThreadkeepError):
-                log_failure("the events of a run failed", error)
-            self.failed = True
         self._signal()
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, ThreadkeepError):
+            log_failure("the events of a run failed", error)
+        self.failed = True
 
     def _add_piece(self, piece: RunPiece) -> None:
         message_id = piece.message_id or piece.run_id

@@ -6,16 +6,13 @@ streams (`run_events`). Older clients, such as `useStream` of `@langchain/langgr
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastapi.sse import format_sse_event
-
 from threadkeep.records.runs import Run
-from threadkeep.store.codec import clean_text
 from threadkeep.web.langgraph.run_events import ProtocolEvent, RunEvents
 from threadkeep.web.langgraph.schemas import ThreadRunStatus
+from threadkeep.web.streams import json_event
 
 INTERRUPTS = "__interrupt__"
 TUPLES, MESSAGES = "messages-tuple", "messages"
@@ -110,17 +107,17 @@ async def encoded_parts(
     parts = RunParts(frozenset(mode for mode in modes if not whole or mode not in (TUPLES, MESSAGES)))
     run = events.run
     if not after:
-        yield _bytes_of("metadata", {"run_id": run.run_id, "thread_id": run.session_id, "attempt": 1})
+        yield json_event({"run_id": run.run_id, "thread_id": run.session_id, "attempt": 1}, "metadata")
     failed = False
     async for event in events.events_from(position):
         for name, data in parts.of(event):
             failed |= name == "error"
             if event["seq"] > after:
-                yield _bytes_of(name, data, str(event["seq"]))
+                yield json_event(data, name, number=str(event["seq"]))
     if events.failed and not failed:
         sentence = "The events of the run could not be read to their end; read the state of the thread."
-        yield _bytes_of("error", {"error": "stream-failed", "message": sentence})
-    yield _bytes_of("end", {"run_id": run.run_id, "status": status_of(events.run)})
+        yield json_event({"error": "stream-failed", "message": sentence}, "error")
+    yield json_event({"run_id": run.run_id, "status": status_of(events.run)}, "end")
 
 
 def status_of(run: Run) -> ThreadRunStatus:
@@ -135,7 +132,3 @@ def status_of(run: Run) -> ThreadRunStatus:
         case "failed":
             return "error"
     return "interrupted"
-
-
-def _bytes_of(name: str, data: Any, event_id: str | None = None) -> bytes:
-    return format_sse_event(event=name, id=event_id, data_str=clean_text(json.dumps(data, ensure_ascii=False)))

@@ -15,6 +15,7 @@ from langgraph.store.base import BaseStore
 from langgraph.types import Command
 from pydantic import BaseModel, ConfigDict, Field
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
 from threadkeep.workflows.resources import RunContext
@@ -79,12 +80,11 @@ def made_by(make: Callable[[], object], reference: str) -> object:
     Raises:
         InvalidInput: the function raised; the sentence names the kind of the error.
     """
-    try:
+    with ErrorBoundary() as call:
         return make()
-    except Exception as error:
-        raise InvalidInput(
-            f"{reference!r} raised {type(error).__name__} when it was called without arguments; call it to see why."
-        ) from error
+    raise InvalidInput(
+        f"{reference!r} raised {type(call.caught).__name__} when it was called without arguments; call it to see why."
+    ) from call.caught
 
 
 type NodeKind = Literal[

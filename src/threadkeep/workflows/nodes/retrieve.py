@@ -18,6 +18,7 @@ from threadkeep.agent.conversion import text_of
 from threadkeep.agent.extras import Extra, ExtraRequest
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.quoted_sections import query_with, snippets_block
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError
 from threadkeep.observe import ExtraNotFound, ExtraSection
 from threadkeep.records import Json
@@ -116,14 +117,15 @@ class RetrieveNode(Node):
         """Query the retriever."""
         step = Step.of(config, runtime)
         query = await self._query(step, state)
-        try:
+        documents = []
+        with ErrorBoundary() as attempt:
             async with asyncio.timeout(self.timeout_seconds):
                 documents = await self.made_retriever.ainvoke(query) if query else []
-        except Exception as error:  # noqa: BLE001 - the run continues after each error of a retriever
+        if attempt.error is not None:
+            error = type(attempt.error).__name__
             step.context.resources.observer.notify(
-                ExtraNotFound(section="snippets", error=type(error).__name__, session_id=step.context.session_id)
+                ExtraNotFound(section="snippets", error=error, session_id=step.context.session_id)
             )
-            documents = []
         passages = [_passage(one) for one in documents if one.page_content.strip()][: self.max_passages]
         text = "\n\n".join(str(passage["text"]) for passage in passages)
         return found(step, text, {"passages": passages, "text": text, "count": len(passages)})

@@ -21,6 +21,7 @@ from threadkeep.agent.nodes import session_turn
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.turn_options import NodeTurnOptions, TurnOptions
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.budget import context_window, input_budget
 from threadkeep.errors import BudgetTooSmall, InvalidInput
 from threadkeep.history.compression import Compression, Summarizer, read_size
@@ -222,16 +223,13 @@ class ModelNode(SpeakingNode):
         step = Step.of(config, runtime)
         messages = self.asked(state, step)
         conversation = run_conversation(step) if self.input is not None else session_conversation(step)
-        try:
-            reply = await self._ask(step, conversation, state, messages, config)
-        except GraphBubbleUp:
-            raise
-        except Exception as error:
-            notify_model_failure(step, error)
-            if self.on_error == "raise":
-                raise
-            return found(step, "", {"text": "", "error": type(error).__name__})
-        return said(step, reply)
+        with ErrorBoundary(raising=(GraphBubbleUp,)) as attempt:
+            return said(step, await self._ask(step, conversation, state, messages, config))
+        error = attempt.caught
+        notify_model_failure(step, error)
+        if self.on_error == "raise":
+            raise error
+        return found(step, "", {"text": "", "error": type(error).__name__})
 
     async def _ask(
         self,
