@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from threadkeep.agent.shortening import trim as trim
     from threadkeep.agent.summarizer import ModelSummarizer as ModelSummarizer
     from threadkeep.agent.turn_options import TurnOptions as TurnOptions
-    from threadkeep.app import create_checkpointer as create_checkpointer
-    from threadkeep.app import create_graph_store as create_graph_store
     from threadkeep.context.budget import context_window as context_window
     from threadkeep.context.budget import input_budget as input_budget
     from threadkeep.context.manifest import ContextManifest as ContextManifest
@@ -97,14 +95,12 @@ if TYPE_CHECKING:
     from threadkeep.settings import Settings as Settings
     from threadkeep.settings import load_settings as load_settings
     from threadkeep.store.driver import StoreOptions as StoreOptions
+    from threadkeep.stores import create_checkpointer as create_checkpointer
+    from threadkeep.stores import create_graph_store as create_graph_store
     from threadkeep.version import __version__ as __version__
     from threadkeep.workflows.resources import not_idempotent as not_idempotent
 
 _HOMES = {
-    "threadkeep.app": (
-        "create_checkpointer",
-        "create_graph_store",
-    ),
     "threadkeep.context.budget": (
         "context_window",
         "input_budget",
@@ -186,6 +182,10 @@ _HOMES = {
         "load_settings",
     ),
     "threadkeep.store.driver": ("StoreOptions",),
+    "threadkeep.stores": (
+        "create_checkpointer",
+        "create_graph_store",
+    ),
     "threadkeep.version": ("__version__",),
     "threadkeep.agent.candidates": ("candidate_graph",),
     "threadkeep.agent.fact_learning": ("FactLearning",),

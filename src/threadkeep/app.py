@@ -11,30 +11,35 @@ from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from langchain_core.language_models import BaseChatModel
+
+from threadkeep.agent.extras import ExtraSource
+from threadkeep.agent.fact_learning import FactLearning
+from threadkeep.agent.known_facts import KnownFacts
+from threadkeep.agent.model_facts import facts_of
+from threadkeep.agent.models import make_model, trace_without_threads
+from threadkeep.agent.recalled_turns import RecalledTurns
+from threadkeep.agent.summarizer import ModelSummarizer
+from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.errors import InvalidInput, InvalidSettings, WorkflowNotFound
-from threadkeep.graph_store.opening import open_graph_store
-from threadkeep.memory import open_memory
+from threadkeep.history.compression import Compression
+from threadkeep.memory import Memory, open_memory
 from threadkeep.observe import Channel, FromChannel, Observer, Observers
+from threadkeep.runs.chat import Chat
+from threadkeep.runs.offline import OfflineRuns
+from threadkeep.runs.service import RunService, RunsOnDemand, open_runs
+from threadkeep.runs.streams import InFlightMessages
+from threadkeep.settings import Settings
 from threadkeep.store.opening import open_checkpointer
+from threadkeep.workflows.built_in import chat_workflow
+from threadkeep.workflows.registry import Workflows
+from threadkeep.workflows.resources import Resources
 
+# Their libraries are optional extras.
 if TYPE_CHECKING:
-    from langchain_core.language_models import BaseChatModel
-    from langgraph.checkpoint.base import BaseCheckpointSaver
-    from langgraph.store.base import BaseStore, IndexConfig, TTLConfig
-
-    from threadkeep.agent.extras import ExtraSource
-    from threadkeep.agent.fact_learning import FactLearning
-    from threadkeep.agent.turn_options import ChatOptions
     from threadkeep.channels.configuration import ChannelsFile
     from threadkeep.channels.service import ChannelService
-    from threadkeep.history.compression import Compression
-    from threadkeep.memory import Memory
     from threadkeep.observe.prometheus import PrometheusObserver
-    from threadkeep.runs.chat import Chat
-    from threadkeep.runs.service import RunsOnDemand
-    from threadkeep.settings import Settings
-    from threadkeep.workflows.registry import Workflows
-    from threadkeep.workflows.resources import Resources
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,6 @@ async def open_app(
         InvalidWorkflow: a workflow that the settings name is unusable.
         StoreUnavailable: the database does not respond.
     """
-    from threadkeep.agent.model_facts import facts_of
-    from threadkeep.agent.models import make_model, trace_without_threads
-
     trace_without_threads()
     model = make_model(settings.model)
     options = chat_options(settings)
@@ -133,11 +135,6 @@ def _channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) -> Abstrac
 
 def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> Resources:
     """Return the resources for the nodes of workflows; nodes that name no model use `model`."""
-    from threadkeep.agent.known_facts import KnownFacts
-    from threadkeep.agent.models import make_model
-    from threadkeep.agent.recalled_turns import RecalledTurns
-    from threadkeep.workflows.resources import Resources
-
     named = cache(partial(make_model, variable="model"))
     sources: list[ExtraSource] = []
     if options.facts or options.directives or memory.graphiti.recalls:
@@ -159,8 +156,6 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
     """Return how facts are learned from turns, with the model of the summarizer; None if they are not."""
     if not options.learning and not options.directives:
         return None
-    from threadkeep.agent.fact_learning import FactLearning
-    from threadkeep.agent.models import make_model
 
     name = options.summary_model
     return FactLearning(
@@ -174,9 +169,6 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
     """Return the chat that starts runs; it also answers if runs cannot be recorded."""
-    from threadkeep.runs.chat import Chat
-    from threadkeep.runs.offline import OfflineRuns
-
     options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
     return Chat(memory, workflows, runs, OfflineRuns(memory, workflows, resources, options))
 
@@ -185,13 +177,11 @@ def runs_of(
     settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, *, works: bool = True
 ) -> RunsOnDemand:
     """Return the runs of a memory's database, configured by the settings."""
-    from threadkeep.runs.service import RunService, RunsOnDemand, open_runs
-    from threadkeep.runs.streams import InFlightMessages
 
     @asynccontextmanager
     async def opening(in_flight: InFlightMessages) -> AsyncIterator[RunService]:
         async with (
-            create_checkpointer(settings) as checkpointer,
+            open_checkpointer(settings.database, settings.store_options()) as checkpointer,
             open_runs(
                 memory,
                 settings.database,
@@ -214,9 +204,6 @@ def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, im
     Raises:
         InvalidWorkflow: lists every problem of every workflow.
     """
-    from threadkeep.workflows.built_in import chat_workflow
-    from threadkeep.workflows.registry import Workflows
-
     chat = chat_workflow(chat_options(settings))
     named = settings.workflows if names is None else names
     return Workflows.load(named, chat=chat, imports=imports, complete=names is None)
@@ -224,8 +211,6 @@ def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, im
 
 def chat_options(settings: Settings) -> ChatOptions:
     """Return the options of the chat."""
-    from threadkeep.agent.turn_options import ChatOptions
-
     return ChatOptions(
         system_prompt=settings.system_prompt,
         max_messages=settings.history_max_messages if settings.history_enabled else 0,
@@ -250,8 +235,6 @@ def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> C
     """Return the compression options with a summarizer: the named model, or the model of the chat."""
     if options.compression is None:
         return None
-    from threadkeep.agent.models import make_model
-    from threadkeep.agent.summarizer import ModelSummarizer
 
     other = make_model(name, variable="THREADKEEP_SUMMARY_MODEL") if name else None
     window = options.context_window if other is None else None
@@ -282,31 +265,3 @@ def _spans(settings: Settings) -> list[Observer]:
     from threadkeep.observe.otel import OtelObserver
 
     return [OtelObserver()]
-
-
-def create_graph_store(
-    settings: Settings, *, index: IndexConfig | None = None, ttl: TTLConfig | None = None
-) -> AbstractAsyncContextManager[BaseStore]:
-    """Return a LangGraph store in the configured database, for `graph.compile(store=…)`; open it once at startup.
-
-    `index` and `ttl` are the options of LangGraph's stores: semantic search, and expiry of items.
-
-    ::
-
-        async with create_checkpointer(settings) as checkpointer, create_graph_store(settings) as store:
-            graph = builder.compile(checkpointer=checkpointer, store=store)
-
-    Raises:
-        StoreUnavailable: on entering, if the database does not respond.
-        InvalidInput: on entering, if the database cannot have an index.
-    """
-    return open_graph_store(settings.graph_store, settings.store_options(), index=index, ttl=ttl)
-
-
-def create_checkpointer(settings: Settings) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
-    """Return a LangGraph checkpointer in the configured database, for `graph.compile(checkpointer=…)`; open it once.
-
-    Raises:
-        StoreUnavailable: on entering, if the database does not respond.
-    """
-    return open_checkpointer(settings.database, settings.store_options())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from platformdirs import user_data_path
+
 from threadkeep.store.address import DatabaseAddress, parse_address
 
 PREFIX = "THREADKEEP_"
@@ -16,8 +18,6 @@ _OTHERS = ("DATABASE_KEY", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_
 
 def default_database() -> Path:
     """Return the SQLite file that is used if no database is named."""
-    from platformdirs import user_data_path
-
     return user_data_path("threadkeep") / "threadkeep.db"
 
 

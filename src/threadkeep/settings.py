@@ -8,25 +8,27 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
+from dotenv import dotenv_values
 from platformdirs import user_data_path
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from threadkeep.environment import PREFIX, default_database
 from threadkeep.errors import InvalidInput, InvalidSettings
+from threadkeep.history.compression import Compression, read_size
+from threadkeep.history.memory_options import MemoryOptions
+from threadkeep.history.pending import PendingOptions
+from threadkeep.history.retention import RetentionOptions
 from threadkeep.knowledge.graphiti.settings import GraphitiSettings
+from threadkeep.records import Retention, RetentionLimits
 from threadkeep.runs.settings import RunSettings, split_list
 from threadkeep.store.address import DatabaseAddress, TranscriptLocation, parse_address
 from threadkeep.store.driver import Backend, StoreOptions
 
 # Imported on use: a command that only reads the database needs none of these packages.
-if TYPE_CHECKING:
-    from threadkeep.history.compression import Compression
-    from threadkeep.history.memory_options import MemoryOptions
-    from threadkeep.history.retention import RetentionOptions
 
 _SUMMARY_KEEP = "messages:20"
 _KEY_REQUESTS, _USER_REQUESTS = 6000, 300
@@ -199,8 +201,6 @@ class Settings(RunSettings, GraphitiSettings):
     @classmethod
     def _check_size(cls, value: str) -> str:
         if value not in ("", _SUMMARY_KEEP):
-            from threadkeep.history.compression import read_size
-
             read_size(value)
         return value
 
@@ -349,16 +349,12 @@ class Settings(RunSettings, GraphitiSettings):
         """Return when older chat messages are replaced with a summary; None if never."""
         if not self.summary_trigger:
             return None
-        from threadkeep.history.compression import Compression, read_size
 
         return Compression(trigger=read_size(self.summary_trigger), keep=read_size(self.summary_keep or _SUMMARY_KEEP))
 
     @property
     def retention(self) -> RetentionOptions:
         """Return the retention periods of messages."""
-        from threadkeep.history.retention import RetentionOptions
-        from threadkeep.records import Retention, RetentionLimits
-
         archive = RetentionLimits(
             self.retention_archive_max_age_days,
             self.retention_archive_max_messages,
@@ -385,9 +381,6 @@ class Settings(RunSettings, GraphitiSettings):
 
     def memory_options(self, *, background: bool = True) -> MemoryOptions:
         """Return the options for `open_memory`."""
-        from threadkeep.history.memory_options import MemoryOptions
-        from threadkeep.history.pending import PendingOptions
-
         return MemoryOptions(
             store=self.store_options(),
             pending=PendingOptions(folder=self.pending_dir, write_timeout_seconds=self.write_timeout),
@@ -416,8 +409,6 @@ def load_settings(**overrides: object) -> Settings:
 
 def unknown_variables() -> list[str]:
     """Return a sentence for each unknown `THREADKEEP_*` variable in the environment and in `.env`."""
-    from dotenv import dotenv_values
-
     known = [name.upper() for name in Settings.model_fields]
     names = (name.upper() for name in (*os.environ, *dotenv_values(".env")))
     # The prefix is the same in all names, and would make any two of them look alike.

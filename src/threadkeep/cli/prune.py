@@ -149,8 +149,8 @@ async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
     cutoffs, records = rules.cutoffs(memory.clock()), memory.runs.records
     if cutoffs is None or not await records.with_checkpoints(cutoffs.before, limit=1):
         return
-    from threadkeep.app import create_checkpointer
     from threadkeep.runs.progress import RunCheckpoints
+    from threadkeep.stores import create_checkpointer
 
     async with create_checkpointer(command_settings()) as saver:
         checkpoints = RunCheckpoints(records, saver)

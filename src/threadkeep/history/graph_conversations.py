@@ -18,7 +18,7 @@ from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
 from threadkeep.graph_store.opening import open_graph_store
 from threadkeep.graph_store.retention import ConversationRetention
 from threadkeep.graph_store.search import TextSearch
-from threadkeep.graph_store.transcripts import GraphTranscripts
+from threadkeep.graph_store.transcripts import ConversationContexts, GraphTranscripts
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer
 from threadkeep.store.address import DatabaseAddress
@@ -146,8 +146,6 @@ class GraphConversations:
 
     def contexts(self, transcripts: GraphTranscripts) -> Contexts:
         """Return the contexts of conversations in a store."""
-        from threadkeep.graph_store.transcripts import ConversationContexts
-
         return ConversationContexts(transcripts.items, transcripts.writer)
 
     def archive(self, transcripts: GraphTranscripts) -> Restoring:

@@ -205,7 +205,7 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
         try:
             both: list[asyncio.Future[Any]] = [self._task, entered]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
+        except asyncio.CancelledError:
             self._task.cancel()
             await asyncio.wait([self._task])
             raise

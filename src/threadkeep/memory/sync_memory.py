@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from typing import Self
 
 from threadkeep.errors import InvalidInput, ThreadkeepError
@@ -205,16 +205,16 @@ class _MemoryThread:
         self._thread = threading.Thread(target=self._serve, name="threadkeep-memory", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
-        self._told = False
+        self._reported = False
 
     def start(self) -> Memory:
         """Open the memory and wait until it is open."""
         self._thread.start()
-        try:
-            return self._opened.result()
-        except BaseException:
-            self._tell_stop()
-            raise
+        with ExitStack() as unless_opened:
+            unless_opened.callback(self._stop_loop)
+            memory = self._opened.result()
+            unless_opened.pop_all()
+        return memory
 
     def close(self) -> None:
         """Close the memory and wait until it is closed.
@@ -225,13 +225,13 @@ class _MemoryThread:
         """
         if threading.current_thread() is self._thread:
             raise InvalidInput("The memory's own thread cannot close it; close it where it was opened.")
-        told, self._told = self._told, True
-        self._tell_stop()
+        reported, self._reported = self._reported, True
+        self._stop_loop()
         self._thread.join()
-        if not told:
+        if not reported:
             self._closed.result()
 
-    def _tell_stop(self) -> None:
+    def _stop_loop(self) -> None:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed already
                 self._loop.call_soon_threadsafe(self._stop.set)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from threadkeep.errors import InvalidInput
 from threadkeep.runs.engine.engine import EngineOptions
-from threadkeep.runs.usage import Prices
+from threadkeep.runs.prices import Prices
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
 from threadkeep.errors import InvalidSettings
+from threadkeep.history.run_retention import RunRetention
 from threadkeep.records.runs import DoubleTexting
-
-if TYPE_CHECKING:
-    from threadkeep.history.run_retention import RunRetention
-    from threadkeep.runs.options import RunServiceOptions
-    from threadkeep.store.runs.trace import TraceLimits
+from threadkeep.runs.engine.engine import EngineOptions
+from threadkeep.runs.options import RunServiceOptions
+from threadkeep.runs.prices import read_prices
+from threadkeep.store.runs.trace import TraceLimits
 
 
 class RunSettings(BaseSettings):
@@ -68,8 +68,6 @@ class RunSettings(BaseSettings):
     @classmethod
     def _check_prices(cls, value: list[str]) -> list[str]:
         if value:
-            from threadkeep.runs.usage import read_prices
-
             read_prices(value)
         return value
 
@@ -87,23 +85,15 @@ class RunSettings(BaseSettings):
     @property
     def run_retention(self) -> RunRetention:
         """The retention of runs that are over."""
-        from threadkeep.history.run_retention import RunRetention
-
         return RunRetention(self.run_retention_days, self.run_retention_set_aside_days)
 
     @property
     def run_trace_limits(self) -> TraceLimits:
         """The limits of a run's stored trace."""
-        from threadkeep.store.runs.trace import TraceLimits
-
         return TraceLimits(self.run_trace_max_events, self.run_trace_max_chars)
 
     def run_options(self, *, works: bool, close_seconds: float) -> RunServiceOptions:
         """Return the options of the run service; without `works` the process takes no queued runs."""
-        from threadkeep.runs.engine.engine import EngineOptions
-        from threadkeep.runs.options import RunServiceOptions
-        from threadkeep.runs.usage import read_prices
-
         return RunServiceOptions(
             prices=read_prices(self.prices),
             engine=EngineOptions(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from chatkit.errors import CustomStreamError
-from chatkit.server import ChatKitServer
-from chatkit.store import StoreItemType
+from chatkit.server import ChatKitServer, StreamingResult
+from chatkit.store import NotFoundError, StoreItemType
 from chatkit.types import (
     AssistantMessageContent,
     AssistantMessageContentPartAdded,
@@ -26,13 +26,20 @@ from chatkit.types import (
     ThreadStreamEvent,
     UserMessageItem,
 )
+from fastapi import Response
+from pydantic import ValidationError
 
 from threadkeep.adapters.chatkit import ThreadkeepStore
 from threadkeep.app import App
 from threadkeep.errors import ThreadkeepError
 from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatToken, ChatTurn
+from threadkeep.web.problems import ProblemRaised, make_problem
+from threadkeep.web.streams import EventStream, begin_with
 from threadkeep.workflows.built_in import CHAT
+
+_NOT_FOUND = "There is no such thread, item or attachment, or not for this user."
+_INVALID = "This is no request of ChatKit; send what its page sends, and the attachments with their ids alone."
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,30 @@ async def _events(turn: ChatTurn, thread_id: str) -> AsyncIterator[ThreadStreamE
             done = AssistantMessageContentPartDone(content_index=0, content=content)
             yield ThreadItemUpdatedEvent(item_id=item.id, update=done)
             yield ThreadItemDoneEvent(item=item.model_copy(update={"content": [content]}))
+
+
+async def serve(app: App, body: bytes, context: ChatKitRequest) -> Response:
+    """Return the response to a request of ChatKit's page.
+
+    Raises:
+        ProblemRaised: the request is not of ChatKit, or its thread, item or attachment is not found.
+    """
+    try:
+        result = await ChatServer(app).process(body, context)
+        if isinstance(result, StreamingResult):
+            pieces = _pieces(result)
+            return EventStream(begin_with(await anext(pieces, b""), pieces))
+    except NotFoundError:
+        raise ProblemRaised(make_problem(404, "thread-not-found", _NOT_FOUND)) from None
+    except (ValidationError, ValueError, RuntimeError, NotImplementedError):
+        # From None: these errors quote the request.
+        raise ProblemRaised(make_problem(422, "invalid-request", _INVALID)) from None
+    return Response(result.json, media_type="application/json")
+
+
+async def _pieces(result: StreamingResult) -> AsyncGenerator[bytes]:
+    async for piece in result:
+        yield piece
 
 
 def _repeatable(prefix: str, request: ChatKitRequest) -> str | None:

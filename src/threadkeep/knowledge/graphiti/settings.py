@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
 from threadkeep.errors import InvalidSettings
+from threadkeep.records.graphiti import GraphitiOptions, check_group_id, normalised_endpoint
 from threadkeep.records.knowledge import ScopeKind
-
-if TYPE_CHECKING:
-    from threadkeep.records.graphiti import GraphitiOptions
 
 
 class GraphitiSettings(BaseSettings):
@@ -69,7 +67,6 @@ class GraphitiSettings(BaseSettings):
     @field_validator("graphiti_recall_extra_group_ids")
     @classmethod
     def _group_ids(cls, value: list[str]) -> list[str]:
-        from threadkeep.records.graphiti import check_group_id
 
         return [check_group_id(group_id) for group_id in value]
 
@@ -81,7 +78,6 @@ class GraphitiSettings(BaseSettings):
     @field_validator("graphiti_endpoint")
     @classmethod
     def _endpoint(cls, value: str) -> str:
-        from threadkeep.records.graphiti import normalised_endpoint
 
         return normalised_endpoint(value) if value.strip() else ""
 
@@ -111,7 +107,6 @@ class GraphitiSettings(BaseSettings):
         """Return how Graphiti is used; None while it is off. `workspace` is that of runs that name none."""
         if not self.graphiti_enabled:
             return None
-        from threadkeep.records.graphiti import GraphitiOptions
 
         key = self.graphiti_api_key
         return GraphitiOptions(

@@ -1,0 +1,42 @@
+"""LangGraph's stores in the database that the settings name, for graphs that an application compiles itself."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from threadkeep.graph_store.opening import open_graph_store
+from threadkeep.settings import Settings
+from threadkeep.store.opening import open_checkpointer
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+    from langgraph.store.base import BaseStore, IndexConfig, TTLConfig
+
+
+def create_graph_store(
+    settings: Settings, *, index: IndexConfig | None = None, ttl: TTLConfig | None = None
+) -> AbstractAsyncContextManager[BaseStore]:
+    """Return a LangGraph store in the configured database, for `graph.compile(store=…)`; open it once at startup.
+
+    `index` and `ttl` are the options of LangGraph's stores: semantic search, and expiry of items.
+
+    ::
+
+        async with create_checkpointer(settings) as checkpointer, create_graph_store(settings) as store:
+            graph = builder.compile(checkpointer=checkpointer, store=store)
+
+    Raises:
+        StoreUnavailable: on entering, if the database does not respond.
+        InvalidInput: on entering, if the database cannot have an index.
+    """
+    return open_graph_store(settings.graph_store, settings.store_options(), index=index, ttl=ttl)
+
+
+def create_checkpointer(settings: Settings) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
+    """Return a LangGraph checkpointer in the configured database, for `graph.compile(checkpointer=…)`; open it once.
+
+    Raises:
+        StoreUnavailable: on entering, if the database does not respond.
+    """
+    return open_checkpointer(settings.database, settings.store_options())
