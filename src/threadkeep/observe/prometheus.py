@@ -10,59 +10,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from threadkeep.observe.events import (
-    BACKENDS,
-    CHANNEL_WORKS,
-    CHANNELS,
-    DEAD_REASONS,
-    DELIVERY_OUTCOMES,
-    DELIVERY_RESULTS,
-    GRAPH_RECALL_OUTCOMES,
-    GRAPHITI_WORKS,
-    MANIFEST_LOSSES,
-    OUTCOMES,
-    RETENTION_ACTIONS,
-    RUN_OUTCOMES,
-    RUN_WORKS,
-    SUMMARY_FAILURES,
-    SUMMARY_SOURCES,
-    TURN_STATUSES,
-    UPDATE_OUTCOMES,
-    UPDATE_REASONS,
-    AnswerSent,
-    Backend,
-    ChannelTrouble,
-    ContextBuilt,
-    EpisodesDelivered,
-    Event,
-    FactsProposed,
-    GraphitiTrouble,
-    GraphRecalled,
-    HistoryTruncated,
-    KeyResolutionFailed,
-    LearningFailed,
-    ManifestsDropped,
-    ManifestWriteFailed,
-    MemoryUpdated,
-    MessagesPruned,
-    ModelFailed,
-    PendingWrites,
-    PromptSent,
-    PruningFailed,
-    ReadFailed,
-    RunFinished,
-    RunRetried,
-    RunsPruned,
-    RunTakenOver,
-    RunTrouble,
-    StoreRead,
-    StoreWrite,
-    SummaryFailed,
-    SummaryMade,
-    TurnFinished,
-    UpdateReceived,
-    WriteFailed,
-)
+from threadkeep.observe import events
 
 METRICS: Mapping[str, str] = {
     "threadkeep_agent_history_key_resolution_failures_total": "Runs for which no candidate gave a valid session id.",
@@ -125,7 +73,7 @@ OTHER_WORKFLOW = "other"
 RUN_STATES = ("queued", "running", "waiting", "set_aside")
 
 _ESTIMATED = ("false", "true")
-_FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != "ok")
+_FAILURES = tuple(outcome for outcome in events.OUTCOMES if outcome != "ok")
 _STORE_LABELS = ("backend", "channel", "outcome")
 
 
@@ -138,7 +86,7 @@ class PrometheusObserver:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, backend: Backend = "sqlite", workflows: Iterable[str] = ()) -> None:
+    def __init__(self, backend: events.Backend = "sqlite", workflows: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self._workflows = (*dict.fromkeys(workflows), OTHER_WORKFLOW)
         self._key_failures = self._counter("threadkeep_agent_history_key_resolution_failures_total", "channel")
@@ -209,130 +157,136 @@ class PrometheusObserver:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
-    def notify(self, event: Event, /) -> None:
+    def notify(self, event: events.Event, /) -> None:
         """Count the event if there is a metric for it."""
         count = self._counts.get(type(event))
         if count is not None:
             count(event)
 
-    def _store_counts(self) -> Mapping[type[Event], _Count]:
+    def _store_counts(self) -> Mapping[type[events.Event], _Count]:
         return {
-            StoreRead: lambda e: self._reads.labels(*_store_labels(e)).observe(e.milliseconds),
-            StoreWrite: lambda e: self._writes.labels(*_store_labels(e)).observe(e.milliseconds),
-            ReadFailed: lambda e: self._read_failures.labels(*_store_labels(e)).inc(),
-            WriteFailed: lambda e: self._write_failures.labels(*_store_labels(e)).inc(),
-            ManifestWriteFailed: lambda e: self._manifest_failures.labels(_one_of(BACKENDS, e.backend)).inc(),
-            ManifestsDropped: lambda e: self._manifests_dropped.labels(
-                _one_of(BACKENDS, e.backend), _one_of(MANIFEST_LOSSES, e.reason)
+            events.StoreRead: lambda e: self._reads.labels(*_store_labels(e)).observe(e.milliseconds),
+            events.StoreWrite: lambda e: self._writes.labels(*_store_labels(e)).observe(e.milliseconds),
+            events.ReadFailed: lambda e: self._read_failures.labels(*_store_labels(e)).inc(),
+            events.WriteFailed: lambda e: self._write_failures.labels(*_store_labels(e)).inc(),
+            events.ManifestWriteFailed: lambda e: self._manifest_failures.labels(
+                _one_of(events.BACKENDS, e.backend)
+            ).inc(),
+            events.ManifestsDropped: lambda e: self._manifests_dropped.labels(
+                _one_of(events.BACKENDS, e.backend), _one_of(events.MANIFEST_LOSSES, e.reason)
             ).inc(e.count),
-            PendingWrites: lambda e: self._pending.labels(_one_of(BACKENDS, e.backend)).set(e.count),
-            HistoryTruncated: lambda e: self._truncations.labels(_one_of(CHANNELS, e.channel)).inc(),
-            KeyResolutionFailed: lambda e: self._key_failures.labels(_one_of(CHANNELS, e.channel)).inc(),
-            MessagesPruned: lambda e: self._pruned.labels(_one_of(RETENTION_ACTIONS, e.action)).inc(e.messages),
-            RunsPruned: lambda e: self._pruned_runs.inc(e.runs),
-            PruningFailed: lambda _: self._pruning_failures.inc(),
+            events.PendingWrites: lambda e: self._pending.labels(_one_of(events.BACKENDS, e.backend)).set(e.count),
+            events.HistoryTruncated: lambda e: self._truncations.labels(_one_of(events.CHANNELS, e.channel)).inc(),
+            events.KeyResolutionFailed: lambda e: self._key_failures.labels(_one_of(events.CHANNELS, e.channel)).inc(),
+            events.MessagesPruned: lambda e: self._pruned.labels(_one_of(events.RETENTION_ACTIONS, e.action)).inc(
+                e.messages
+            ),
+            events.RunsPruned: lambda e: self._pruned_runs.inc(e.runs),
+            events.PruningFailed: lambda _: self._pruning_failures.inc(),
         }
 
-    def _call_counts(self) -> Mapping[type[Event], _Count]:
+    def _call_counts(self) -> Mapping[type[events.Event], _Count]:
         return {
-            MemoryUpdated: self._count_trimmed,
-            ContextBuilt: self._count_call,
-            PromptSent: self._count_call,
-            ModelFailed: lambda e: self._model_failures.labels(_one_of(CHANNELS, e.channel)).inc(),
-            SummaryMade: self._count_summary,
-            SummaryFailed: lambda e: self._summary_failures.labels(_one_of(SUMMARY_FAILURES, e.reason)).inc(),
-            FactsProposed: lambda e: self._proposed.inc(e.proposed),
-            LearningFailed: lambda _: self._learning_failures.inc(),
+            events.MemoryUpdated: self._count_trimmed,
+            events.ContextBuilt: self._count_call,
+            events.PromptSent: self._count_call,
+            events.ModelFailed: lambda e: self._model_failures.labels(_one_of(events.CHANNELS, e.channel)).inc(),
+            events.SummaryMade: self._count_summary,
+            events.SummaryFailed: lambda e: self._summary_failures.labels(
+                _one_of(events.SUMMARY_FAILURES, e.reason)
+            ).inc(),
+            events.FactsProposed: lambda e: self._proposed.inc(e.proposed),
+            events.LearningFailed: lambda _: self._learning_failures.inc(),
         }
 
-    def _run_counts(self) -> Mapping[type[Event], _Count]:
+    def _run_counts(self) -> Mapping[type[events.Event], _Count]:
         return {
-            TurnFinished: self._count_turn,
-            RunFinished: self._count_run,
-            RunRetried: lambda e: self._run_retries.labels(_one_of(self._workflows, e.workflow)).inc(),
-            RunTakenOver: lambda e: self._run_takeovers.labels(_one_of(self._workflows, e.workflow)).inc(),
-            RunTrouble: lambda e: self._run_troubles.labels(_one_of(RUN_WORKS, e.work)).inc(),
+            events.TurnFinished: self._count_turn,
+            events.RunFinished: self._count_run,
+            events.RunRetried: lambda e: self._run_retries.labels(_one_of(self._workflows, e.workflow)).inc(),
+            events.RunTakenOver: lambda e: self._run_takeovers.labels(_one_of(self._workflows, e.workflow)).inc(),
+            events.RunTrouble: lambda e: self._run_troubles.labels(_one_of(events.RUN_WORKS, e.work)).inc(),
         }
 
-    def _far_counts(self) -> Mapping[type[Event], _Count]:
+    def _far_counts(self) -> Mapping[type[events.Event], _Count]:
         """Return the counts of events about channels and Graphiti."""
         return {
-            UpdateReceived: self._count_update,
-            AnswerSent: self._count_answer,
-            ChannelTrouble: lambda e: self._channel_troubles.labels(
-                _known(CHANNELS, e.channel), _known(CHANNEL_WORKS, e.work)
+            events.UpdateReceived: self._count_update,
+            events.AnswerSent: self._count_answer,
+            events.ChannelTrouble: lambda e: self._channel_troubles.labels(
+                _known(events.CHANNELS, e.channel), _known(events.CHANNEL_WORKS, e.work)
             ).inc(),
-            EpisodesDelivered: self._count_episodes,
-            GraphRecalled: self._count_recall,
-            GraphitiTrouble: self._count_graphiti_trouble,
+            events.EpisodesDelivered: self._count_episodes,
+            events.GraphRecalled: self._count_recall,
+            events.GraphitiTrouble: self._count_graphiti_trouble,
         }
 
-    def _count_trimmed(self, event: MemoryUpdated) -> None:
+    def _count_trimmed(self, event: events.MemoryUpdated) -> None:
         self._trimmed_chars.inc(event.trimmed_by_chars)
         self._trimmed_messages.inc(event.trimmed_by_count)
 
-    def _count_call(self, event: ContextBuilt | PromptSent) -> None:
+    def _count_call(self, event: events.ContextBuilt | events.PromptSent) -> None:
         self._call_messages.observe(event.messages)
         self._call_tokens.observe(event.tokens)
 
-    def _count_summary(self, event: SummaryMade) -> None:
-        self._summaries.labels(_one_of(SUMMARY_SOURCES, event.of)).inc()
+    def _count_summary(self, event: events.SummaryMade) -> None:
+        self._summaries.labels(_one_of(events.SUMMARY_SOURCES, event.of)).inc()
         self._summary_times.observe(event.milliseconds)
 
-    def _count_run(self, event: RunFinished) -> None:
+    def _count_run(self, event: events.RunFinished) -> None:
         workflow = _one_of(self._workflows, event.workflow)
-        self._runs.labels(workflow, _one_of(RUN_OUTCOMES, event.status)).inc()
+        self._runs.labels(workflow, _one_of(events.RUN_OUTCOMES, event.status)).inc()
         self._run_times.labels(workflow).observe(event.milliseconds)
         self._runs_set_aside.labels(workflow).inc(event.set_aside)
 
-    def _count_turn(self, event: TurnFinished) -> None:
-        status = _one_of(TURN_STATUSES, event.status)
-        self._turns.labels(_one_of(CHANNELS, event.channel), status).inc()
+    def _count_turn(self, event: events.TurnFinished) -> None:
+        status = _one_of(events.TURN_STATUSES, event.status)
+        self._turns.labels(_one_of(events.CHANNELS, event.channel), status).inc()
         self._turn_times.labels(status).observe(event.milliseconds)
         estimated = _ESTIMATED[event.estimated]
         self._tokens.labels("input", estimated).inc(event.input_tokens)
         self._tokens.labels("output", estimated).inc(event.output_tokens)
 
-    def _count_update(self, event: UpdateReceived) -> None:
-        channel = _known(CHANNELS, event.channel)
-        self._updates.labels(channel, _known(UPDATE_OUTCOMES, event.outcome)).inc()
+    def _count_update(self, event: events.UpdateReceived) -> None:
+        channel = _known(events.CHANNELS, event.channel)
+        self._updates.labels(channel, _known(events.UPDATE_OUTCOMES, event.outcome)).inc()
         if event.reason is not None:
-            self._refusals.labels(channel, _known(UPDATE_REASONS, event.reason)).inc()
+            self._refusals.labels(channel, _known(events.UPDATE_REASONS, event.reason)).inc()
 
-    def _count_answer(self, event: AnswerSent) -> None:
-        channel = _known(CHANNELS, event.channel)
-        self._deliveries.labels(channel, _known(DELIVERY_OUTCOMES, event.outcome)).inc()
+    def _count_answer(self, event: events.AnswerSent) -> None:
+        channel = _known(events.CHANNELS, event.channel)
+        self._deliveries.labels(channel, _known(events.DELIVERY_OUTCOMES, event.outcome)).inc()
         if event.outcome == "delivered":
             self._answer_times.labels(channel).observe(event.milliseconds)
 
-    def _count_episodes(self, event: EpisodesDelivered) -> None:
-        if event.result in DELIVERY_RESULTS:
+    def _count_episodes(self, event: events.EpisodesDelivered) -> None:
+        if event.result in events.DELIVERY_RESULTS:
             self._episodes.labels(event.result).inc(event.count)
-        if event.reason in DEAD_REASONS:
+        if event.reason in events.DEAD_REASONS:
             self._dead_episodes.labels(event.reason).inc(event.count)
 
-    def _count_recall(self, event: GraphRecalled) -> None:
-        if event.outcome in GRAPH_RECALL_OUTCOMES:
+    def _count_recall(self, event: events.GraphRecalled) -> None:
+        if event.outcome in events.GRAPH_RECALL_OUTCOMES:
             self._recalls.labels(event.outcome).inc()
             self._recalled.inc(event.facts)
             self._recall_times.observe(event.milliseconds)
 
-    def _count_graphiti_trouble(self, event: GraphitiTrouble) -> None:
-        if event.work in GRAPHITI_WORKS:
+    def _count_graphiti_trouble(self, event: events.GraphitiTrouble) -> None:
+        if event.work in events.GRAPHITI_WORKS:
             self._graphiti_troubles.labels(event.work).inc()
 
-    def _start_at_zero(self, backend: Backend) -> None:
+    def _start_at_zero(self, backend: events.Backend) -> None:
         self._pending.labels(backend).set(0)
         self._manifest_failures.labels(backend)
-        for loss in MANIFEST_LOSSES:
+        for loss in events.MANIFEST_LOSSES:
             self._manifests_dropped.labels(backend, loss)
-        for channel in CHANNELS:
+        for channel in events.CHANNELS:
             for counter in (self._key_failures, self._truncations, self._model_failures):
                 counter.labels(channel)
             for outcome in _FAILURES:
                 self._read_failures.labels(backend, channel, outcome)
                 self._write_failures.labels(backend, channel, outcome)
-            for status in TURN_STATUSES:
+            for status in events.TURN_STATUSES:
                 self._turns.labels(channel, status)
         for direction in ("input", "output"):
             for estimated in _ESTIMATED:
@@ -345,31 +299,31 @@ class PrometheusObserver:
             histogram.labels(backend, "other", "ok")
 
     def _start_background_at_zero(self) -> None:
-        for action in RETENTION_ACTIONS:
+        for action in events.RETENTION_ACTIONS:
             self._pruned.labels(action)
-        for of in SUMMARY_SOURCES:
+        for of in events.SUMMARY_SOURCES:
             self._summaries.labels(of)
-        for reason in SUMMARY_FAILURES:
+        for reason in events.SUMMARY_FAILURES:
             self._summary_failures.labels(reason)
 
     def _start_far_at_zero(self) -> None:
-        for result in DELIVERY_RESULTS:
+        for result in events.DELIVERY_RESULTS:
             self._episodes.labels(result)
-        for dead_reason in DEAD_REASONS:
+        for dead_reason in events.DEAD_REASONS:
             self._dead_episodes.labels(dead_reason)
-        for outcome in GRAPH_RECALL_OUTCOMES:
+        for outcome in events.GRAPH_RECALL_OUTCOMES:
             self._recalls.labels(outcome)
-        for work in GRAPHITI_WORKS:
+        for work in events.GRAPHITI_WORKS:
             self._graphiti_troubles.labels(work)
-        for channel in (name for name in CHANNELS if name not in ("http", "other")):
+        for channel in (name for name in events.CHANNELS if name not in ("http", "other")):
             self._answer_times.labels(channel)
-            for update in UPDATE_OUTCOMES:
+            for update in events.UPDATE_OUTCOMES:
                 self._updates.labels(channel, update)
-            for reason in UPDATE_REASONS:
+            for reason in events.UPDATE_REASONS:
                 self._refusals.labels(channel, reason)
-            for delivery in DELIVERY_OUTCOMES:
+            for delivery in events.DELIVERY_OUTCOMES:
                 self._deliveries.labels(channel, delivery)
-            for channel_work in CHANNEL_WORKS:
+            for channel_work in events.CHANNEL_WORKS:
                 self._channel_troubles.labels(channel, channel_work)
 
     def _start_runs_at_zero(self) -> None:
@@ -377,9 +331,9 @@ class PrometheusObserver:
             self._run_times.labels(workflow)
             for counter in (self._run_retries, self._run_takeovers, self._runs_set_aside):
                 counter.labels(workflow)
-            for status in RUN_OUTCOMES:
+            for status in events.RUN_OUTCOMES:
                 self._runs.labels(workflow, status)
-        for work in RUN_WORKS:
+        for work in events.RUN_WORKS:
             self._run_troubles.labels(work)
         self.set_runs({})
 
@@ -393,8 +347,14 @@ class PrometheusObserver:
         return Histogram(name, METRICS[name], labels, buckets=buckets, registry=self.registry)
 
 
-def _store_labels(event: StoreRead | StoreWrite | ReadFailed | WriteFailed) -> tuple[str, str, str]:
-    return _one_of(BACKENDS, event.backend), _one_of(CHANNELS, event.channel), _one_of(OUTCOMES, event.outcome)
+def _store_labels(
+    event: events.StoreRead | events.StoreWrite | events.ReadFailed | events.WriteFailed,
+) -> tuple[str, str, str]:
+    return (
+        _one_of(events.BACKENDS, event.backend),
+        _one_of(events.CHANNELS, event.channel),
+        _one_of(events.OUTCOMES, event.outcome),
+    )
 
 
 def _known(allowed: tuple[str, ...], value: str) -> str:
