@@ -191,7 +191,7 @@ async def test_a_directive_is_remembered_listed_and_undone(memory: Memory) -> No
     await talk(memory, FactLearning(memory, proposes=False, directives=True), text)
     assert [fact.value for fact in await memory.knowledge.facts(ADA)] == ["Keep diffs small."]
     assert [fact.value for fact in await memory.knowledge.facts(SHOP)] == ["Use PostgreSQL."]
-    listed = {one.promoted: one for one in await proposals(memory, "accepted")}
+    listed = {one.directive: one for one in await proposals(memory, "accepted")}
     assert listed.keys() == {"preference", "decision"}
     assert listed["decision"].origin == "from message 1 of room:1"
     await memory.proposals.undo(listed["decision"].id, by="ada")

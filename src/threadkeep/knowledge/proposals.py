@@ -170,8 +170,8 @@ class Proposals:
             confidence=proposal.confidence,
             evidence=proposal.evidence,
         )
-        if proposal.promoted is not None:
-            promotion = Promotion(kind_of(proposal.promoted), str(proposal.value), proposal.scope.kind, proposal.key)
+        if proposal.directive is not None:
+            promotion = Promotion(kind_of(proposal.directive), str(proposal.value), proposal.scope.kind, proposal.key)
             await self._graphiti.send_fact(fact, promotion)
         return await self._decide(proposal, "accepted", by, fact.id)
 
@@ -202,7 +202,7 @@ class Proposals:
         with suppress(KnowledgeNotFound):
             fact = await self._knowledge.fact(proposal.fact_id)
             await self._knowledge.take_back(fact.id, proposal.evidence)
-            if proposal.promoted is not None:
+            if proposal.directive is not None:
                 await self._graphiti.retract(fact)
         return await self._decide(proposal, "undone", by)
 
@@ -248,7 +248,7 @@ def _proposal(row: Row) -> Proposal:
         key=key,
         value=json.loads(value),
         kind=kind,
-        promoted=promoted,
+        directive=promoted,
         confidence=confidence,
         evidence=Evidence(session_id, seq, run_id),
         learner=learner,

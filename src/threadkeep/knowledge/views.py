@@ -63,14 +63,26 @@ class EvidenceView(BaseModel):
         return Evidence(self.session_id, self.seq, self.run_id)
 
 
-class FactView(BaseModel):
+class ScopedView(BaseModel):
+    """A view of a record that belongs to a scope."""
+
+    id: str
+    scope: ScopeKind
+    owner: Owner
+
+    @classmethod
+    def of(cls, record: Fact | Procedure | Proposal) -> Self:
+        """Return the view of a record, with its fields of the same names."""
+        values = {name: getattr(record, name) for name in cls.model_fields if hasattr(record, name)}
+        return cls.model_validate({**values, "scope": record.scope.kind, "owner": record.scope.owner})
+
+
+class FactView(ScopedView):
     """A value of a key in a scope."""
 
     model_config = ConfigDict(extra="forbid")
 
     id: Annotated[str, Field(min_length=1, max_length=64)]
-    scope: ScopeKind
-    owner: Owner
     key: Key
     value: JsonValue
     kind: FactKind
@@ -81,25 +93,6 @@ class FactView(BaseModel):
     valid_to: AwareDatetime | None = Field(None, description="Until when it was valid; absent or null while it is.")
     updated_at: AwareDatetime
     evidence: list[EvidenceView] = Field([], description="The messages and runs that it comes from, up to 20.")
-
-    @classmethod
-    def of(cls, fact: Fact) -> Self:
-        """Return a fact as it is shown."""
-        return cls(
-            id=fact.id,
-            scope=fact.scope.kind,
-            owner=fact.scope.owner,
-            key=fact.key,
-            value=fact.value,  # type: ignore[arg-type]  # ours is JSON with read-only sequences
-            kind=fact.kind,
-            confidence=fact.confidence,
-            confirmed=fact.confirmed,
-            contradicted=fact.contradicted,
-            valid_from=fact.valid_from,
-            valid_to=fact.valid_to,
-            updated_at=fact.updated_at,
-            evidence=[EvidenceView.model_validate(origin) for origin in fact.evidence],
-        )
 
     def record(self) -> Fact:
         """Return the fact.
@@ -147,12 +140,9 @@ class FactInput(BaseModel):
     evidence: EvidenceView | None = None
 
 
-class ProposalView(BaseModel):
+class ProposalView(ScopedView):
     """A fact that was proposed from a message, until a person or a confidence lets it in."""
 
-    id: str
-    scope: ScopeKind
-    owner: str
     key: str
     value: JsonValue
     kind: FactKind | None
@@ -166,28 +156,6 @@ class ProposalView(BaseModel):
     decided_by: str | None = Field(description="The person who decided, or the confidence that let it in.")
     created_at: datetime
     updated_at: datetime
-
-    @classmethod
-    def of(cls, proposal: Proposal) -> Self:
-        """Return a proposal as it is shown."""
-        return cls(
-            id=proposal.id,
-            scope=proposal.scope.kind,
-            owner=proposal.scope.owner,
-            key=proposal.key,
-            value=proposal.value,  # type: ignore[arg-type]  # ours is JSON with read-only sequences
-            kind=proposal.kind,
-            confidence=proposal.confidence,
-            evidence=EvidenceView.model_validate(proposal.evidence),
-            origin=proposal.origin,
-            learner=proposal.learner,
-            directive=proposal.promoted,
-            status=proposal.status,
-            fact_id=proposal.fact_id,
-            decided_by=proposal.decided_by,
-            created_at=proposal.created_at,
-            updated_at=proposal.updated_at,
-        )
 
 
 class ProposalList(BaseModel):
@@ -257,22 +225,14 @@ class ProcedureInput(BaseModel):
         )
 
 
-class ProcedureView(ProcedureInput):
+class ProcedureView(ScopedView, ProcedureInput):
     """A procedure as it is stored, with its uses."""
 
-    id: str
     used: int
     succeeded: int
     failed: int
     created_at: datetime | None
     updated_at: datetime | None
-
-    @classmethod
-    def of(cls, procedure: Procedure) -> Self:
-        """Return a procedure as it is shown."""
-        values = {name: getattr(procedure, name) for name in cls.model_fields if name not in ("scope", "owner")}
-        lists = {name: list(values[name]) for name in ("goal_contains", "context_has")}
-        return cls(**{**values, **lists, "scope": procedure.scope.kind, "owner": procedure.scope.owner})
 
 
 class ProcedureList(BaseModel):
@@ -297,16 +257,7 @@ class PersonView(BaseModel):
     @classmethod
     def of(cls, person: Person) -> Self:
         """Return a person as it is shown."""
-        return cls(
-            id=person.id,
-            aliases=list(person.aliases),
-            names=list(person.names),
-            merged=dict(person.merged),
-            preferences=dict(person.preferences),  # type: ignore[arg-type]  # ours is JSON with read-only sequences
-            first_seen_at=person.first_seen_at,
-            last_seen_at=person.last_seen_at,
-            new=person.new,
-        )
+        return cls.model_validate(person, from_attributes=True)
 
 
 class PersonList(BaseModel):

@@ -133,7 +133,7 @@ class NewFact:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A fact that was proposed from a message: by a `learner`, or by a directive (`promoted` is its kind).
+    """A fact that was proposed from a message: by a `learner`, or by a directive (`directive` is its kind).
 
     `evidence` is the message that it comes from. `fact_id` is the fact that it became, `decided_by` the person who
     accepted, rejected or undid it, or the confidence that let it in.
@@ -144,7 +144,7 @@ class Proposal:
     key: str
     value: Json
     kind: FactKind | None
-    promoted: str | None
+    directive: str | None
     confidence: float
     evidence: Evidence
     learner: str
