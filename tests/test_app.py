@@ -25,7 +25,7 @@ def named_models(monkeypatch: pytest.MonkeyPatch) -> NamedModels:
     """Puts scripted models in the place of those that settings name."""
 
     def name(**models: BaseChatModel) -> None:
-        monkeypatch.setattr("threadkeep.agent.models.make_model", lambda name, variable="": models[name])
+        monkeypatch.setattr("threadkeep.app.make_model", lambda name, variable="": models[name])
 
     return name
 

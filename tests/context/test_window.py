@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.manifest import Cut, Exclusion
 from threadkeep.context.tokens import TokenCounter, chars4, estimate
-from threadkeep.context.window import Extent, Limits, WindowChooser, choose
+from threadkeep.context.window import Extent, Limits, WindowChooser, choose, with_superseded
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Message, Role
 
@@ -262,3 +262,30 @@ def test_a_user_message_read_apart_gives_the_same_window(
     newest = next((row for row in rows if row.role == "user"), None)
     read = rows if max_messages is None else rows[: max(max_messages, 1)]
     assert choose(read, limits, newest_user=newest) == choose(rows, limits)
+
+
+def test_messages_that_fill_the_budget_exactly_are_included() -> None:
+    """40 and 60 tokens fit into 100; one more does not."""
+    rows = [user(3, tokens=40), assistant(2, tokens=60), user(1, tokens=1)]
+    window = choose(rows, Limits(max_tokens=100))
+    assert [message.seq for message in window.messages] == [2, 3]
+    assert window.tokens == 100
+    assert window.manifest.excluded == (Exclusion(1, 1, "over_budget"),)
+
+
+def test_a_newest_user_message_that_fills_the_budget_exactly_stays_whole() -> None:
+    """It is cut from one token more on."""
+    window = choose([user(1, "x" * 100)], Limits(max_tokens=100, counter=len))
+    assert window.messages[0].content == "x" * 100
+    assert window.manifest.cuts == ()
+
+
+def test_superseded_ranges_are_separated_from_those_over_the_limit() -> None:
+    """Each position is in one range, and superseded messages are not counted as dropped."""
+    window = with_superseded(choose(dialogue(10)[:2], Limits(max_messages=2)), [(3, 4)])
+    assert window.manifest.excluded == (
+        Exclusion(1, 2, "over_limit"),
+        Exclusion(3, 4, "superseded"),
+        Exclusion(5, 8, "over_limit"),
+    )
+    assert window.manifest.dropped == 6
