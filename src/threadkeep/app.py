@@ -74,7 +74,7 @@ async def open_app(
     """Open the memory that the settings name, with a chat that uses their model.
 
     Without `works` this process takes no runs from the queue. With `bots` it runs the bots of the settings.
-    `channel` is recorded for messages whose session names no channel. On exit, running turns get `shutdown_timeout`
+    `channel` is recorded for messages of sessions without a channel. On exit, running turns get `shutdown_timeout`
     seconds to finish; the messages of later turns stay stored.
 
     Raises:
@@ -91,10 +91,12 @@ async def open_app(
     workflows.check_room(facts.name, facts.window)
     options = replace(options, compression=_with_summarizer(options, model, settings.summary_model))
     metrics = _metrics(settings, workflows)
-    told = Observers(*([metrics] if metrics is not None else []), *_spans(settings), *observers)
+    sinks = Observers(*([metrics] if metrics is not None else []), *_spans(settings), *observers)
     url = settings.database_url.get_secret_value()
     channels = read_bots(settings, workflows) if bots else None
-    async with open_memory(url, observers=[FromChannel(channel, told)], options=settings.memory_options()) as memory:
+    async with open_memory(
+        url, observers=[FromChannel(channel, sinks)], options=settings.memory_options()
+    ) as memory:
         resources = resources_of(memory, model, options)
         runs = runs_of(settings, memory, workflows, resources, works=works)
         chat = chat_of(settings, memory, workflows, resources, runs)

@@ -416,7 +416,7 @@ class StoreUnavailable(StoreError, ConnectionError):
 
 
 class PendingFolderUnusable(StoreUnavailable):
-    """The folder of the pending turns can keep nothing: a file is in its place, or it is not writable."""
+    """The folder of the pending turns is not usable: a file is in its place, or it is not writable."""
 
     def __init__(self, folder: Path, error: OSError) -> None:
         super().__init__(

@@ -128,7 +128,7 @@ class _Tools:
         return _quoted([quoted_message(message) for message in found if message.superseded_at is None])
 
     async def list_sessions(self, query: str | None = None, limit: Limit = 20) -> str:
-        """List sessions, newest activity first; a query is looked for in title, last message and id."""
+        """List sessions, newest activity first; a query is searched in title, last message and id."""
         try:
             found, _ = await self._memory.sessions_page(SessionQuery(self._caller().user_id, query, limit=limit))
         except ThreadkeepError as error:
@@ -136,7 +136,7 @@ class _Tools:
         return _quoted([_described(info) for info in found])
 
     async def facts(self, query: str | None = None, limit: Limit = 20) -> str:
-        """List what is known, newest first; a query is looked for in keys and values."""
+        """List what is known, newest first; a query is searched in keys and values."""
         try:
             wanted = FactQuery(text=query, user_id=self._caller().user_id, limit=limit)
             found, _ = await self._memory.knowledge.facts_page(wanted)
@@ -154,7 +154,7 @@ class _Tools:
         return f"Stored as messages {receipt.first_seq} to {receipt.last_seq}."
 
     async def delete_session(self, session_id: SessionId) -> str:
-        """Delete a session with all its messages, for good."""
+        """Delete a session with all its messages, permanently."""
         self._check_writes()
         try:
             deleted = await self._session(session_id).delete()

@@ -100,7 +100,7 @@ class SenderRates:
     def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        # Message ids by sender, with their times; None means that the sender was told to wait.
+        # Message ids by sender, with their times; None means that the sender was asked to wait.
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:

@@ -251,7 +251,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, str]) -> None:
-    """Append a bot to the file, or create the file; nobody else may read it, because it can hold secrets.
+    """Append a bot to the file, or create the file; only its owner may read it, because it can contain secrets.
 
     Comments and the order of the file stay as they are.
 

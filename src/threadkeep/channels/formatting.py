@@ -73,13 +73,13 @@ def _cut(text: str, fits: int) -> tuple[int, int]:
     return end, end
 
 
-def _joined(text: str, place: int) -> bool:
+def _joined(text: str, position: int) -> bool:
     """Return True if the characters before and after a position are displayed as one."""
-    after = text[place]
+    after = text[position]
     return (
         unicodedata.combining(after) > 0
         or after in "\u200d\ufe0f"
-        or text[place - 1] == "\u200d"
+        or text[position - 1] == "\u200d"
         or "\U0001f3fb" <= after <= "\U0001f3ff"
     )
 

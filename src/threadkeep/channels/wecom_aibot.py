@@ -62,7 +62,7 @@ class WeComAIBotOptions:
 
     Groups mention the bot as `bot_name`; without it, the first mention of a group message is taken for the bot's.
     With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot.
-    `own_api` is the address of an API in place of WeCom's, to which answers may go as well.
+    `own_api` is the address of an API that replaces WeCom's; answers may be sent to it as well.
     """
 
     name: str

@@ -235,5 +235,5 @@ class WeComAIBotClient:
         """Do nothing: the stream shows it."""
 
     async def account(self) -> Account | str:
-        """Return nothing: WeCom calls the bot, and has no call that tells about it."""
+        """Return nothing: WeCom calls the bot, and has no request that describes it."""
         return {}

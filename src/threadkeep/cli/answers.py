@@ -75,7 +75,7 @@ class Answer:
             terminal.say()
 
     def fail(self, problem: Problem) -> None:
-        """Show the problem of an answer, as JSON in its place."""
+        """Show the problem of an answer, as JSON instead of the answer."""
         self._stop_spinner()
         if terminal.as_json:
             terminal.json(problem.to_dict())

@@ -152,7 +152,7 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
 
 
 def _holding(address: DatabaseAddress, holders: Sequence[LockHolder]) -> list[Finding]:
-    """Return findings about connections that hold locks or may block others."""
+    """Return findings about connections with locks that may block others."""
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]

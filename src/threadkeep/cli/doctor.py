@@ -174,7 +174,7 @@ def _waiting(files: list[WaitingFile]) -> Finding:
 
 
 def _unusable(own: Path) -> list[Finding]:
-    """Return a finding if the next turn could not be kept in the folder; the folder is not created for that."""
+    """Return a finding if the folder could not store the next turn; the folder is not created for that."""
     from threadkeep.history.pending_files import check_folder
 
     try:

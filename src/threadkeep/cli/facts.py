@@ -266,7 +266,7 @@ async def accept_proposal(proposal: _Id, by: _By = None) -> None:
 
 @commands.command("reject")
 async def reject_proposal(proposal: _Id, by: _By = None) -> None:
-    """Reject a proposed fact for good."""
+    """Reject a proposed fact permanently."""
     await _decide(lambda proposals: proposals.reject(proposal, by=_name(by)))
 
 

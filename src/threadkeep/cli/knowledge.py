@@ -222,7 +222,7 @@ async def list_deliveries(
     after: Annotated[int, typer.Option(min=0, help="Go on behind this number.")] = 0,
     limit: Limit = 50,
 ) -> None:
-    """List messages on their way to Graphiti, send dead ones again, or give some up for good."""
+    """List messages on their way to Graphiti, send dead ones again, or give some up permanently."""
     wanted = one_of("--status", status, DELIVERY_STATUSES)
     if action not in ("list", "retry", "drop"):
         raise WrongUse("Say list, retry or drop.")

@@ -166,7 +166,7 @@ def with_common_options(application: typer.Typer) -> TyperGroup:
 
 
 class _Conversion(RuntimeParam):
-    """A conversion of values that imports pydantic only for those that are neither texts nor defaults."""
+    """A conversion of values that imports pydantic only for values that are neither texts nor defaults."""
 
     def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:
         if value == param.default or (self.annotation in (str, str | None) and isinstance(value, str)):

@@ -86,7 +86,7 @@ async def export_person(
 ) -> None:
     """Write what there is of a person into one archive: lines of JSON, and a page for people.
 
-    Broken off, it goes on where it was when it is called again.
+    Repeat an interrupted export to continue it.
     """
     from threadkeep.memory.person_archive import archive, whole_lines
 
@@ -131,7 +131,7 @@ async def erase_user(
     receipt: ReceiptFile = None,
     confirmed: Confirmed = False,
 ) -> None:
-    """Erase a person with all ids. Broken off, it can simply be begun again."""
+    """Erase a person with all ids. Repeat an interrupted command to continue it."""
     terminal.confirm("Erase this person, for good?", _REFUSAL, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
         erased = await memory.erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum)
@@ -147,7 +147,7 @@ async def erase_session(
     receipt: ReceiptFile = None,
     confirmed: Confirmed = False,
 ) -> None:
-    """Erase a session. Broken off, it can simply be begun again."""
+    """Erase a session. Repeat an interrupted command to continue it."""
     terminal.confirm("Erase this session, for good?", _REFUSAL, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
         erased = await memory.erase(session_id=session_id, dry_run=dry_run, vacuum=vacuum)

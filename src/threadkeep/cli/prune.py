@@ -47,7 +47,7 @@ async def prune_sessions(
 ) -> None:
     """Archive or delete messages beyond the limits: those given here, or else those of the settings.
 
-    Sessions that have limits of their own keep to those. Broken off, it can simply be begun again.
+    A session with limits of its own uses those. Repeat an interrupted command to continue it.
     """
     from threadkeep.history.retention import Pruned
     from threadkeep.history.retention_rounds import AllRetention
@@ -92,7 +92,7 @@ async def prune_runs(
 ) -> None:
     """Delete old finished runs with their traces; messages stay in the sessions.
 
-    A run goes with all below it, or stays. Broken off, it can simply be begun again.
+    A run goes with all below it, or stays. Repeat an interrupted command to continue it.
     """
     from threadkeep.history.run_retention import PrunedRuns
 
@@ -136,7 +136,7 @@ def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
 
 def _run_rules(rules: RunRetention, older_than: float | None, set_aside_older_than: float | None) -> RunRetention:
     if older_than is not None:
-        # Runs that are set aside are kept at least as long.
+        # Runs that wait for a person stay at least as long.
         aside = rules.keep_set_aside_days
         rules = replace(rules, keep_days=older_than, keep_set_aside_days=aside and max(aside, older_than))
     if set_aside_older_than is not None:

@@ -61,7 +61,7 @@ def show_run(run: Run, usages: Sequence[TokenUsage]) -> None:
 
 
 def show_tree(runs: Sequence[Run], usages: Mapping[str, Sequence[TokenUsage]], *, chosen: str) -> None:
-    """Show the runs of a tree, each below its parent; `usages` are those of each run without its children."""
+    """Show the runs of a tree, each below its parent; `usages` has the usage of each run without its children."""
     if terminal.as_json:
         rows = []
         for run in runs:

@@ -239,7 +239,7 @@ async def retry_run(
     user: RunUser = None,
     wait: Wait = False,
 ) -> None:
-    """Retry a failed, cancelled or interrupted run from where it stopped.
+    """Retry a failed, cancelled or interrupted run from its last checkpoint.
 
     One that used up its budget needs a larger one: --max-tokens or --max-cost.
     """
@@ -285,7 +285,7 @@ async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
 
 
 async def _begin_following(memory: Memory, stopped: Sequence[str]) -> None:
-    """Start the turns that were queued behind the stopped runs, because no worker finishes those."""
+    """Start the turns that were queued behind the stopped runs, because no worker does so."""
     following: dict[str, None] = {}
     for run_id in stopped:
         run = await memory.runs.run(run_id)

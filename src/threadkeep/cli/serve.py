@@ -64,7 +64,7 @@ class _Announcement(io.StringIO):
 async def work() -> None:
     """Execute queued runs, and runs abandoned by other processes; `serve` does so too.
 
-    Ctrl-C or SIGTERM stops it when the runs at work are done. With --json it logs JSON lines.
+    Ctrl-C or SIGTERM stops it after the active runs are done. With --json it logs JSON lines.
     """
     settings = command_settings(log_json=True if terminal.as_json else None)
     check_others_see(settings)
@@ -111,7 +111,7 @@ async def bench(
 ) -> None:
     """Measure how fast the memory is here.
 
-    Appends turns to a session of its own, reads them, and deletes the session at the end.
+    Appends turns to a new session, reads them, and deletes the session.
     """
     database = str(command_settings().database)
     async with opened_memory() as memory:

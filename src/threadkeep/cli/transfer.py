@@ -41,8 +41,8 @@ async def export_sessions(
     """Write sessions as JSONL, to stdout or a file.
 
     A line for each session is followed by one for each of its messages, and of its summaries. Superseded messages are
-    in the view `history` only. A file is there only when it is complete. What is damaged in a graph store is left out
-    and named; then it exits with 1.
+    in the view `history` only. A file is there only when it is complete. Damaged sessions in a graph store are
+    skipped and listed; then it exits with 1.
     """
     if bool(sessions) == everything:
         raise WrongUse("Name the sessions to export, or say --all for all of them.")
@@ -93,9 +93,9 @@ async def export_facts(
 async def import_facts(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="The file to read; - is stdin.")],
 ) -> None:
-    """Store exported facts, with their ids, times and counts. What is there already is not stored again.
+    """Store exported facts, with their ids, times and counts. Existing facts are skipped.
 
-    Where another value is valid for a key, the one that began later stays valid. A line that cannot be stored ends the
+    If two values of a key are valid, the newer one stays valid. A line that cannot be stored ends the
     import; 500 lines are stored together.
     """
     read, stored = 0, 0

@@ -30,7 +30,7 @@ WorkflowName = Annotated[str, typer.Argument(metavar="WORKFLOW", help="A workflo
 
 @commands.command("list")
 def list_workflows() -> None:
-    """List the built-in workflow and those that THREADKEEP_WORKFLOWS names."""
+    """List the built-in workflow and the workflows in THREADKEEP_WORKFLOWS."""
     from threadkeep.workflows.describing import describe
 
     with terminal.waiting("Reading workflows"):
@@ -143,7 +143,7 @@ def draw_workflow(
 
 
 def _registered(names: list[str] | None = None, *, imports: bool = True) -> Workflows:
-    """Return the workflows that the settings name, or those at the given paths."""
+    """Return the workflows in the settings, or at the given paths."""
     from threadkeep.app import load_workflows
 
     return load_workflows(command_settings(), names, imports=imports)

@@ -83,7 +83,7 @@ def choose(
 
 
 def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
-    """Return the window of messages, oldest first, that are known to fit and to be everything."""
+    """Return the window of all messages of a session, oldest first, which are known to fit."""
     manifest = WindowManifest(
         counter=name_of(limits.counter or estimate),
         max_messages=limits.max_messages,

@@ -54,7 +54,7 @@ async def runs_in(
 
 
 async def calls_in(
-    session: Session, place: ConversationPlace, manifests: Manifests, *, limit: int, before: Cursor | None = None
+    session: Session, conversation: ConversationPlace, manifests: Manifests, *, limit: int, before: Cursor | None = None
 ) -> list[StoredManifest]:
     """Return the calls that saw a conversation, before a cursor: newest run first, newest call first.
 
@@ -70,7 +70,7 @@ async def calls_in(
         wanted = runs if last_run is None else runs[runs.index(last_run) :]
         last_run = None
         rank = {run_id: number for number, run_id in enumerate(wanted)}
-        calls = [call for call in await manifests.of_runs(wanted) if _saw(call, place)]
+        calls = [call for call in await manifests.of_runs(wanted) if _saw(call, conversation)]
         calls.sort(key=lambda call: call.cursor, reverse=True)
         calls.sort(key=lambda call: rank[call.run_id])
         if before is not None:
@@ -81,12 +81,12 @@ async def calls_in(
     return found[:limit]
 
 
-def _saw(call: StoredManifest, place: ConversationPlace) -> bool:
+def _saw(call: StoredManifest, conversation: ConversationPlace) -> bool:
     """Return whether a call was made in a conversation."""
-    conversation = call.manifest.get("conversation")
-    if not isinstance(conversation, dict) or conversation.get("key") != place.key:
+    stored = call.manifest.get("conversation")
+    if not isinstance(stored, dict) or stored.get("key") != conversation.key:
         return False
-    return ContextManifest.from_dict(call.manifest).conversation == place
+    return ContextManifest.from_dict(call.manifest).conversation == conversation
 
 
 class AllSessions:

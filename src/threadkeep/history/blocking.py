@@ -51,7 +51,7 @@ class MemoryLoop:
         """Run work like `run`, if the loop starts it soon.
 
         Raises:
-            LoopBlocked: the caller or other code has blocked the loop for so many seconds.
+            LoopBlocked: the loop has been blocked for this number of seconds.
         """
         if self.is_own_thread:
             work.close()

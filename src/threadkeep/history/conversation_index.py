@@ -71,8 +71,8 @@ class Refusals:
 class ConversationIndex:
     """The indexed turns of one session or of all of a user's, with their tokens, sessions and days, and vectors.
 
-    `read` is the last indexed `seq` of each session; `embedded` are the sessions whose stored vectors of a model were
-    read.
+    `read` is the last indexed `seq` of each session; `embedded` has the sessions with vectors that were read, for
+    each model.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)

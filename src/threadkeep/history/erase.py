@@ -67,7 +67,7 @@ class Eraser:
         return await self._rows.shared(wanted)
 
     async def begin(self, wanted: Erasable) -> Erasable:
-        """Note what is to be erased; return it with the ids and sessions that an interrupted call has noted."""
+        """Record the subject of the erase; return it with the ids and sessions that an interrupted call has noted."""
         state, name = self._memory.channels.state, await self._subject(wanted)
         known = json.loads(await state.value(_SCOPE, name) or "{}")
         ids = tuple(dict.fromkeys([*wanted.ids, *known.get("ids", [])]))
@@ -140,7 +140,7 @@ class Eraser:
         return "there" if there or not receipt.complete else "gone"
 
     async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
-        """Erase until nothing is read back; a person who keeps writing is left with what came last."""
+        """Erase until nothing is read back; messages that arrive during the erase stay."""
         after: dict[str, int] = {}
         for _ in range(_ROUNDS):
             sessions = await self._rows.sessions(wanted)
@@ -183,7 +183,7 @@ class Eraser:
             await asyncio.to_thread(discard_waiting, folder, lambda turn: belongs(turn, wanted, sessions))
 
     async def _unreadable(self, wanted: Erasable) -> list[str]:
-        """Return what cannot be read, and may therefore hold something of the person."""
+        """Return the unreadable items, which may contain data of the person."""
         found: list[str] = []
         if lines := await self._memory.pending.damaged():
             found.append(f"{len(lines)} unreadable lines of pending files: threadkeep pending list")

@@ -197,7 +197,7 @@ class Manifests:
         Raises:
             StoreError, TimeoutError: the database is not available; the records in the list have to wait.
         """
-        # A row that the database refuses must not block the others, whatever the driver raises.
+        # One refused row must not block the others, and each driver has its own errors.
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(_WRITE_SECONDS):
                 stored = await self._rows.add(group)

@@ -207,16 +207,16 @@ class Memory:
             self.older_turns.forget(session_id)
             self.session_cache.forget(session_id)
 
-    async def memory_of(self, place: ConversationPlace) -> Self:
+    async def memory_of(self, conversation: ConversationPlace) -> Self:
         """Return the memory that has a conversation; an empty one if none has it.
 
         Raises:
             StoreUnavailable: the graph store's database does not answer.
         """
-        wanted = GraphLayout(place.namespace, place.meta_key_suffix, value_field=place.value_field)
+        wanted = GraphLayout(conversation.namespace, conversation.meta_key_suffix, value_field=conversation.value_field)
         opened = [memory for (_, layout), memory in self._namespaces.items() if layout.lies_as(wanted)]
         for memory in opened:
-            if await memory.session(place.key).count():
+            if await memory.session(conversation.key).count():
                 return memory
         return await self.namespace(wanted)
 
@@ -273,7 +273,7 @@ class Memory:
     def leave_work_for_all(self) -> None:
         """Stop the tasks that one process does for all: search indexing and retention. Another memory does them.
 
-        On an event loop that blocking calls stop, they would keep rows locked for which these calls wait.
+        On an event loop that is stopped by blocking calls, its transactions would lock rows that these calls wait for.
         """
         for task in self.work_for_all:
             task.cancel()

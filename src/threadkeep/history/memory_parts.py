@@ -79,7 +79,7 @@ class MessageSearch:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """The place where the sessions of a memory are stored: their transcripts, and what belongs to these alone."""
+    """The storage of the sessions of a memory: transcripts, search, archive and retention."""
 
     transcripts: Transcripts
     index: MessageSearch

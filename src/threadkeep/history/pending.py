@@ -115,7 +115,7 @@ class PendingTurns:
 
     @property
     def entries(self) -> tuple[PendingTurn, ...]:
-        """The pending turns, oldest first, including those of conversations that agents keep."""
+        """The pending turns, oldest first, including the turns of agents' conversations."""
         return tuple(sorted((entry for each in self._listed for entry in each.own), key=lambda entry: entry.kept_at))
 
     @property
@@ -125,12 +125,12 @@ class PendingTurns:
 
     @property
     def count(self) -> int:
-        """The number of pending turns, including those of conversations that agents keep."""
+        """The number of pending turns, including the turns of agents' conversations."""
         return sum(len(each.own) for each in self._all)
 
     @property
     def _listed(self) -> list[PendingTurns]:
-        """This object, and those of conversations if this one is the memory's."""
+        """This object, and the objects of its graph store namespaces."""
         return self._all if self._all[0] is self else [self]
 
     async def start(self) -> None:
@@ -216,7 +216,7 @@ class PendingTurns:
         return None
 
     def _answer_at(self, turn: Turn) -> Message | None:
-        """Return the pending answer that has the place of the turn's answer, but not its id."""
+        """Return a pending answer to the same question with another id."""
         if len(turn.messages) != 1 or (place := turn.messages[0].place) is None:
             return None
         entries = (each for each in self._turns if each.turn.session_id == turn.session_id and not each.refused)
@@ -224,7 +224,7 @@ class PendingTurns:
         return next((one for one in pending if one.place == place and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
-        """Mark a pending answer as told to a caller, and return it: no answer that nobody was told may replace it."""
+        """Mark a pending answer as delivered, and return it. Only another delivered answer may replace it."""
         for entry in self._turns:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
@@ -236,7 +236,7 @@ class PendingTurns:
         return [turn for each in list(self._listed) for turn in await each._files.damaged()]  # noqa: SLF001 - ours
 
     async def drop(self, entry_id: str) -> bool:
-        """Drop a pending turn or a damaged line for good; return False if it does not wait here or was just written."""
+        """Drop a pending turn or a damaged line permanently; return False if it is not pending any more."""
         return any([await each._drop(entry_id) for each in list(self._listed)])  # noqa: SLF001 - ours
 
     async def _drop(self, entry_id: str) -> bool:
@@ -249,7 +249,7 @@ class PendingTurns:
         return True
 
     async def discard(self, matches: Callable[[Turn], bool]) -> None:
-        """Drop all matching turns for good; their texts leave the disk."""
+        """Drop all matching turns permanently; their texts leave the disk."""
         for each in list(self._listed):
             going = [entry for entry in each.own if matches(entry.turn)]
             for entry in going:
@@ -291,7 +291,7 @@ class PendingTurns:
         blocked: set[str] = set()
         timeouts = 0
         tried: set[str] = set()
-        # Turns that are kept meanwhile are tried in the same pass: otherwise a busy session would wait for ever.
+        # Turns that become pending during this pass are tried too; otherwise a busy session would never be delivered.
         while entry := self._next(session_id, blocked, tried):
             tried.add(entry.entry_id)
             entry.tries += 1
@@ -336,7 +336,7 @@ class PendingTurns:
         return True
 
     async def _append_told(self, turn: Turn) -> None:
-        """Write a turn whose answer was told while it was being written: as told, or in place of its winner."""
+        """Write a turn whose answer was delivered during the write; it replaces an undelivered answer."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:
@@ -364,7 +364,7 @@ class PendingTurns:
         await self._files.close()
 
     async def _deliver_last(self) -> None:
-        """Try once more, briefly, before the memory closes; turns that are not written stay on disk."""
+        """Try again briefly before the memory closes; turns that are not written stay on disk."""
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(self.wait_seconds):
                 await self._deliver_own()
@@ -425,7 +425,7 @@ class PendingTurns:
                     await self._deliver_own()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for the next try, and not for long once another turn is kept: each that is may be told out of order."""
+        """Wait for the next attempt; wait only briefly if another turn becomes pending."""
         soon = min(seconds, _SOON_SECONDS)
         await asyncio.sleep(soon)
         with contextlib.suppress(TimeoutError):

@@ -32,7 +32,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder can hold files, and create it; a full disk passes. Blocking I/O.
+    """Create a folder, and check that files can be written to it; a full disk passes. Blocking I/O.
 
     Raises:
         PendingFolderUnusable: names the folder and the cure.
@@ -239,7 +239,7 @@ def drop_waiting(folder: Path, entry_id: str) -> PendingTurn | None:
 
 
 def drop_unreadable(folder: Path, entry_id: str) -> bool:
-    """Drop a line that cannot be read, for good; return False if the folder has none of that id. Blocking I/O.
+    """Drop an unreadable line permanently; return False if the folder has none of that id. Blocking I/O.
 
     Raises:
         EntryInUse: the line is in the file of a live process.

@@ -108,7 +108,7 @@ class Recollection:
 
 
 class WindowReader:
-    """A reader of one session's windows; it reads no more rows than they need, and those only once."""
+    """A reader of one session's windows; it reads each row at most once, and only the rows that a window needs."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class WindowReader:
         return ReadPast(profile, state_of(state), rows)
 
     async def _superseded(self, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the superseded ones among some messages."""
+        """Return the superseded messages."""
         active = set() if known is None else {message.id for message in known.messages}
         asked = [known_id for known_id in known_ids if known_id not in active]
         found = await self._transcripts.with_ids(self._session_id, asked) if asked else []

@@ -112,7 +112,7 @@ class Round[R]:
             self.report(done)
 
     async def pause(self, seconds: float) -> None:
-        """Pause for as long as a step took, so that other writers are not held up."""
+        """Pause for the duration of the last step, so that other writers are not delayed."""
         await asyncio.sleep(min(seconds, _LONGEST_PAUSE_SECONDS))
 
 

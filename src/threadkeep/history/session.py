@@ -566,7 +566,7 @@ class Session:
 
 
 def _keys(message: Message) -> set[object]:
-    """Return what no two messages of a transcript share: the id, and the place of a complete answer."""
+    """Return the unique keys of a message: its id, and the question, author and number of a complete answer."""
     return {message.id} if message.place is None else {message.id, message.place}
 
 

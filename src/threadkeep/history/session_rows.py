@@ -101,7 +101,7 @@ class _TokenSums:
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:
     """Return the rows that the statement `recent` found, newest first, joined to the known ones.
 
-    With known rows, it was asked for those from their newest one on. None: there are no rows, or the known ones have
+    With known rows, the statement began at their newest row. None: there are no rows, or the known ones have
     changed.
     """
     if not found:
@@ -139,7 +139,7 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Replace the rows of a session whose window has so many; drop the sessions that were not used for longest."""
+        """Replace the rows of a session; drop the sessions that were not used for longest."""
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
         size = self._size(session_id, rows)

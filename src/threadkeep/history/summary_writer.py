@@ -87,7 +87,7 @@ class Part:
 
 
 def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
-    """Return whether, by the counts alone, something may have to be summarised."""
+    """Return whether the counts allow a summary to be due."""
     if _is_triggered(uncovered, request) or request.window.nearly_full(_extent(uncovered)):
         return True
     return uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
@@ -121,7 +121,7 @@ class RangeReader:
     async def part(self, session_id: str, after: int, upto: int, limit: int) -> Part | None:
         """Return the next messages that fit one record; None if there are none.
 
-        They come after the `seq` and after the archived messages. A message that is too long is a part of its own, in
+        They come after the `seq` and after the archived messages. A message that is too long forms one part with
         several records.
         """
         rows: list[Message] = []

@@ -130,7 +130,7 @@ def _episode(questions: Sequence[_EpisodeMessage], answer: _EpisodeMessage | Non
         workflow=last.workflow,
         error=last.error,
         run_id=last.run_id,
-        feedback=next((told for one in (last, *questions) if (told := _feedback(one.metadata)) is not None), None),
+        feedback=next((value for one in (last, *questions) if (value := _feedback(one.metadata)) is not None), None),
         at=first.created_at,
     )
 
@@ -148,8 +148,8 @@ def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
 
 
 def _feedback(metadata: str) -> Json:
-    told: Json = json.loads(metadata).get("feedback")
-    return told
+    value: Json = json.loads(metadata).get("feedback")
+    return value
 
 
 def _tools_in(body: bytes) -> list[str]:

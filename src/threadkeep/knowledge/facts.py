@@ -191,7 +191,7 @@ class Knowledge:
         limit: int = 10,
         embedder: Embedder | None = None,
     ) -> list[Fact]:
-        """Return the given facts that bear on a query, as `recall` does; `facts` are those of `valid`."""
+        """Return the given facts that bear on a query, as `recall` does; `facts` is the result of `valid`."""
         similar = await self._vectors.similar(query, facts, embedder) if embedder and facts else {}
         by_scope = [list(group) for _, group in groupby(facts, key=lambda fact: fact.scope.kind)]
         ranked = [rank_facts(query, group, recent=recent, similar=similar) for group in by_scope]

@@ -176,7 +176,7 @@ class Proposals:
         return await self._decide(proposal, "accepted", by, fact.id)
 
     async def reject(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Refuse a proposal for good.
+        """Refuse a proposal permanently.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.

@@ -37,7 +37,7 @@ _EMBEDDING_SECONDS = 2.0
 
 
 class _FactWords(NamedTuple):
-    """The index terms of a fact, by their place."""
+    """The index terms of a fact, separately for key and value."""
 
     key: frozenset[str]
     value: frozenset[str]
@@ -86,12 +86,12 @@ def rank_facts(
     words = [words_of_fact(fact.key, fact.text[len(fact.key) + 2 :]) for fact in facts]
     scores = _scores(read(query, Participants({}), recent=recent), words)
     if similar:
-        for place, fact in enumerate(facts):
+        for index, fact in enumerate(facts):
             deviation = similar.get(fact.id, 0.0)
-            if scores[place] or deviation >= _LEAST_SIMILAR:
-                scores[place] = max(scores[place] + _SIMILAR_SHARE * deviation, 1e-6)
-    order = sorted(range(len(facts)), key=lambda place: -scores[place])
-    return [facts[place] for place in order if scores[place] > 0]
+            if scores[index] or deviation >= _LEAST_SIMILAR:
+                scores[index] = max(scores[index] + _SIMILAR_SHARE * deviation, 1e-6)
+    order = sorted(range(len(facts)), key=lambda index: -scores[index])
+    return [facts[index] for index in order if scores[index] > 0]
 
 
 def _scores(query: Query, facts: Sequence[_FactWords]) -> list[float]:
@@ -104,8 +104,8 @@ def _scores(query: Query, facts: Sequence[_FactWords]) -> list[float]:
         worth = [_worth(term, others, fact) for fact in facts]
         found = sum(map(bool, worth))
         rarity = math.log(1 + (len(facts) - found + 0.5) / (found + 0.5)) if found else 0.0
-        for place, part in enumerate(worth):
-            scores[place] += share * rarity * part
+        for index, part in enumerate(worth):
+            scores[index] += share * rarity * part
     return scores
 
 
@@ -153,8 +153,8 @@ class FactVectors:
     async def similar(self, query: str, facts: Sequence[Fact], embedder: Embedder) -> dict[str, float]:
         """Return the similarity of a query and each fact, in standard deviations from the mean, by the fact's id.
 
-        At most so many facts are embedded in one call; the others follow in later calls. If the model fails or takes
-        too long, the result is empty, and an event reports it.
+        The number of facts that one call embeds is limited; the others follow in later calls. If the model fails or
+        takes too long, the result is empty, and an event reports it.
         """
         texts = {
             fact.id: (embedder.name, _PARTS_OF_KEY.sub(" ", fact.key) + fact.text[len(fact.key) :]) for fact in facts

@@ -177,7 +177,7 @@ class DecisionInput(BaseModel):
 
 
 class ProcedureInput(BaseModel):
-    """A procedure to teach, in the place of the one with its name."""
+    """A procedure to store; it replaces the one with the same name."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -243,7 +243,7 @@ class ProcedureList(BaseModel):
 
 
 class PersonView(BaseModel):
-    """Somebody who is known under one id or several."""
+    """A person with one or more ids."""
 
     id: str = Field(description="The id under which facts are kept.")
     aliases: list[str] = Field(description="All ids, `id` first.")
@@ -256,7 +256,7 @@ class PersonView(BaseModel):
 
     @classmethod
     def of(cls, person: Person) -> Self:
-        """Return a person as it is shown."""
+        """Return the view of a person."""
         return cls.model_validate(person, from_attributes=True)
 
 
@@ -268,7 +268,7 @@ class PersonList(BaseModel):
 
 
 class PersonInput(BaseModel):
-    """An id under which somebody is known, and the name that the channel gives."""
+    """An id of a person, and the name from the channel."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": "telegram:123", "name": "Ann"}]})
 
@@ -285,7 +285,7 @@ class MergeInput(BaseModel):
 
 
 class ForgetInput(BaseModel):
-    """The ids of what is to be forgotten."""
+    """The ids of facts or procedures to delete."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"ids": ["0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10"]}]}
@@ -295,7 +295,7 @@ class ForgetInput(BaseModel):
 
 
 class ForgetFactsInput(BaseModel):
-    """The ids of facts that are to be forgotten; or an owner, all of whose facts are, or those under some keys."""
+    """The facts to delete: by their ids, or all facts of an owner, or the facts of an owner under some keys."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"scope": "user", "owner": "user-456", "keys": ["home_city"]}]}
@@ -317,7 +317,7 @@ class ForgetFactsInput(BaseModel):
         """Return the scope that is named.
 
         Raises:
-            InvalidInput: none is, or not one that anybody owns.
+            InvalidInput: there is no scope, or its owner is invalid.
         """
         if self.scope is None or self.owner is None:
             raise InvalidInput("Name scope and owner.")

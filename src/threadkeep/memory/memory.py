@@ -185,7 +185,7 @@ async def open_memory_at(
 
 
 class Lifetime[T](AbstractAsyncContextManager[T]):
-    """A context manager that a task of its own enters and leaves, whichever tasks open and close it.
+    """A context manager that enters and leaves another one in a separate task, so that any task may open and close it.
 
     At the end of an event loop asyncio closes all async generators at the same time. Context managers made of
     generators that stand in each other would each be closed twice, and fail ("asynchronous generator is already

@@ -27,7 +27,7 @@ from threadkeep.store.manifests import StoredManifest
 
 type _Key = tuple[str | int, ...]
 type _Unit = tuple[_Key, list[str]]
-"""Some lines, and their place in the order of their section."""
+"""Some lines, and their position in the order of their section."""
 
 FORMAT: Final = 1
 LEFT_OUT: Final = (
@@ -96,13 +96,13 @@ class PersonExport:
         person = Person(wanted, tuple(sorted(await self._eraser.sessions(wanted))))
         names = list(self._sections)
         for name in names[names.index(begun) :]:
-            async for place, lines in self._sections[name](person, key):
-                if place <= key:
+            async for position, lines in self._sections[name](person, key):
+                if position <= key:
                     continue
                 for line in lines:
                     yield line
                 if lines:
-                    yield _line("position", {"after": _written(name, place)})
+                    yield _line("position", {"after": _written(name, position)})
             key = ()
         yield _line("end", {"ended_at": self._memory.clock()})
 
@@ -161,16 +161,16 @@ class PersonExport:
     async def _shared_conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield the person's messages in conversations of others in graph stores."""
         found = await self._eraser.shared_conversations(person.wanted)
-        for place, (_, session_id, messages) in enumerate(sorted(found, key=lambda each: each[1])):
+        for position, (_, session_id, messages) in enumerate(sorted(found, key=lambda each: each[1])):
             lines = [message_line(session_id, message) for message in messages]
-            yield (place,), [_retyped("shared_message", line) for line in lines]
+            yield (position,), [_retyped("shared_message", line) for line in lines]
 
     async def _conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield conversations that agents keep in graph stores."""
         found = await self._eraser.conversations(person.wanted, person.sessions)
-        for place, (memory, key) in enumerate(sorted(found, key=lambda pair: pair[1])):
+        for position, (memory, key) in enumerate(sorted(found, key=lambda pair: pair[1])):
             async for unit, lines in self._session(memory, key):
-                yield (place, *unit), lines
+                yield (position, *unit), lines
 
     async def _calls(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield the records of model calls, newest first in each session."""

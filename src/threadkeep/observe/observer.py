@@ -80,7 +80,7 @@ def working_for(channel: Channel) -> Iterator[None]:
 
 
 class FromChannel:
-    """An observer that adds the channel to events whose session names none, and passes them on.
+    """An observer that adds a channel to events without one, and passes them on.
 
     The channel is the one set for the current task (see `work_for`), or else the channel given here.
     """

@@ -171,7 +171,7 @@ def _encrypt(source: Path, target: Path, key: str) -> None:
 
 
 def _empty_log(path: Path, key: str | None) -> None:
-    """Move a database's WAL into its file: it would be taken for that of the file that comes in its place."""
+    """Move a database's WAL into its file, so that SQLite does not apply it to the file that replaces it."""
     with _translated(), closing(_opened(path, None if is_plain(path) else key)) as database:
         # A lock that another process has now, it has for as long as it lives.
         database.execute("PRAGMA busy_timeout = 500").fetchall()

@@ -58,11 +58,11 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
         super().__init__(app.memory, user_id=lambda request: request.user_id)
 
     def generate_thread_id(self, context: ChatKitRequest) -> str:
-        """Return a new id, or the one that the key of the request had before."""
+        """Return a new id, or the earlier id of the request's key."""
         return _repeatable("thr", context) or super().generate_thread_id(context)
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: ChatKitRequest) -> str:
-        """Return a new id; for a person's message the one that the key of the request had before."""
+        """Return a new id; for a user message, the earlier id of the request's key."""
         known = _repeatable("msg", context) if item_type == "message" else None
         return known or super().generate_item_id(item_type, thread, context)
 
@@ -81,7 +81,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         super().__init__(self._store)
 
     def get_stream_options(self, thread: ThreadMetadata, context: ChatKitRequest) -> StreamOptions:
-        """Return that streams cannot be cancelled: a run goes on when its reader goes away."""
+        """Return that streams cannot be cancelled: a run continues without a reader."""
         return StreamOptions(allow_cancel=False)
 
     async def handle_stream_cancelled(

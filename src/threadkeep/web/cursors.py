@@ -49,7 +49,7 @@ def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
 
 
 def _parts(cursor: str, count: int) -> list[Any]:
-    """Return the time of a cursor, its id, which a database can hold, and what else is in it."""
+    """Return the time, the id and the other values of a cursor; the id is valid in a database."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         moment, name, *rest = json.loads(text)

@@ -24,7 +24,7 @@ class KeyVerifier:
         self._keys = keys
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return whose key a token is; None if it is no valid key."""
+        """Return the owner of a key; None if it is no valid key."""
         await self._keys.refresh()
         caller = self._keys.caller(token.encode("utf-8", "surrogateescape"), RateLimits())
         if caller is None:

@@ -251,7 +251,7 @@ def _threadkeep_problem(error: ThreadkeepError) -> Problem:
 
 
 def _members(error: ThreadkeepError) -> dict[str, object]:
-    """Return the members of an error's problem besides the sentence."""
+    """Return the additional members of an error's problem."""
     if isinstance(error, InvalidKey):
         return {"reason": error.reason}
     if isinstance(error, SessionBusy):

@@ -117,7 +117,7 @@ class RunTree(BaseModel):
 
 
 class RunStartBody(BaseModel):
-    """The ids of the run whose events follow; a client that reconnects needs the run's id."""
+    """The ids of a run, before its events; a client that reconnects needs the run's id."""
 
     session_id: str | None
     run_id: str

@@ -181,7 +181,7 @@ async def encoded[T](
     encode: Callable[[T], AsyncIterator[bytes]],
     failed: Callable[[Exception], Iterable[bytes]],
 ) -> AsyncGenerator[bytes]:
-    """Yield events as bytes, and at a failure those that `failed` returns.
+    """Yield events as bytes; after an error, yield the bytes that `failed` returns.
 
     A client cannot tell a stream that breaks off from one that ended, so each error becomes an event.
     """
@@ -225,7 +225,7 @@ def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:
 
 
 async def begin_with[T](first: T, rest: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """Yield an item, then those of a generator, which is closed together with this one."""
+    """Yield an item, then the items of a generator, which is closed together with this one."""
     async with aclosing(rest):
         yield first
         async for item in rest:

@@ -47,7 +47,7 @@ class ChatNode(AgentNode):
         return ()
 
     def system_message(self, state: WorkflowState) -> SystemMessage | None:
-        """Return the prompt as it is."""
+        """Return the prompt unchanged."""
         return SystemMessage(self.system_prompt) if self.system_prompt.strip() else None
 
     def needs_agent(self, resources: Resources) -> bool:

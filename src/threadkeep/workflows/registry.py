@@ -224,7 +224,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _call_of(workflow: Workflow, child: str) -> ValuePath:
-    """Return the path in a workflow's file where it names a child."""
+    """Return the path of a child's name in a workflow's file."""
     nodes = workflow.nodes.items()
     calling = [name for name, node in nodes if isinstance(node, SubworkflowNode) and node.workflow == child]
     return ("nodes", calling[0], "workflow")
@@ -251,7 +251,7 @@ class InProcessChildren:
 
     @property
     def resources(self) -> Resources:
-        """The resources of parents whose children run here."""
+        """The resources of the parent runs."""
         return self._resources
 
     async def run(self, request: ChildRequest, /) -> ChildResult:

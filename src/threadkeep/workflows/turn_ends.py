@@ -1,4 +1,4 @@
-"""The question and answer of a run, for workflows without nodes that store them, and questions behind middleware."""
+"""Storage of a run's question and answer, for workflows without nodes that store them."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -25,8 +25,7 @@ _NO_TEXT = re.compile("[\x00\ud800-\udfff]")
 _PLAIN = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "int", "float", "timestamp", "value"))
 
 
-@dataclass(frozen=True)
-class Place:
+class Position(NamedTuple):
     """A line and a column, both from 1."""
 
     line: int
@@ -39,18 +38,19 @@ class YamlSource:
 
     value: Json
     file: str | None
-    values: dict[Path, Place] = field(default_factory=dict)
-    keys: dict[Path, Place] = field(default_factory=dict)
+    values: dict[Path, Position] = field(default_factory=dict)
+    keys: dict[Path, Position] = field(default_factory=dict)
 
     def problem(self, sentence: str, path: Path, *, at_key: bool = False) -> WorkflowProblem:
         """Return a problem at a path, or at its nearest parent that exists in the file."""
-        place = None
-        while place is None:
-            place = (self.keys.get(path) if at_key else None) or self.values.get(path)
+        position = None
+        while position is None:
+            position = (self.keys.get(path) if at_key else None) or self.values.get(path)
             if not path:
                 break
             path = path[:-1]
-        return WorkflowProblem(sentence, self.file, place.line if place else None, place.column if place else None)
+        line, column = position or (None, None)
+        return WorkflowProblem(sentence, self.file, line, column)
 
 
 def read_yaml(text: str, file: str | None = None) -> YamlSource:
@@ -94,9 +94,9 @@ def _no_yaml(error: yaml.MarkedYAMLError) -> str:
     return f"This is no YAML: {what}; {cure}."
 
 
-def _odd_character(text: str, place: int, file: str | None) -> InvalidWorkflow:
-    sentence = f"A character stands here that no text has (U+{ord(text[place]):04X}); take it away."
-    line, column = text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
+def _odd_character(text: str, position: int, file: str | None) -> InvalidWorkflow:
+    sentence = f"A character stands here that no text has (U+{ord(text[position]):04X}); take it away."
+    line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
     return InvalidWorkflow([WorkflowProblem(sentence, file, line, column)])
 
 
@@ -125,15 +125,15 @@ class _Reader:
 
     def __init__(self, file: str | None) -> None:
         self._file = file
-        self.values: dict[Path, Place] = {}
-        self.keys: dict[Path, Place] = {}
+        self.values: dict[Path, Position] = {}
+        self.keys: dict[Path, Position] = {}
 
     def read(self, node: yaml.Node, path: Path) -> Json:
-        self.values[path] = _place(node.start_mark)
+        self.values[path] = _position(node.start_mark)
         if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
-            return [self.read(item, (*path, place)) for place, item in enumerate(node.value)]
+            return [self.read(item, (*path, position)) for position, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         raise _broken(
@@ -151,7 +151,7 @@ class _Reader:
             name = self._text(key)
             if name in found:
                 raise _broken(f"{name!r} stands here twice; take one away.", self._file, key.start_mark)
-            self.keys[(*path, name)] = _place(key.start_mark)
+            self.keys[(*path, name)] = _position(key.start_mark)
             found[name] = self.read(value, (*path, name))
         return found
 
@@ -182,11 +182,9 @@ class _Reader:
 
 
 def _broken(sentence: str, file: str | None, mark: Any) -> InvalidWorkflow:
-    place = _place(mark) if mark is not None else None
-    return InvalidWorkflow(
-        [WorkflowProblem(sentence, file, place.line if place else None, place.column if place else None)]
-    )
+    line, column = (None, None) if mark is None else _position(mark)
+    return InvalidWorkflow([WorkflowProblem(sentence, file, line, column)])
 
 
-def _place(mark: Any) -> Place:
-    return Place(mark.line + 1, mark.column + 1)
+def _position(mark: Any) -> Position:
+    return Position(mark.line + 1, mark.column + 1)

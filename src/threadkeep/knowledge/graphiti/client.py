@@ -64,7 +64,7 @@ class GraphFact:
 class GraphitiClient(Protocol):
     """A Graphiti server.
 
-    Guarantees of each implementation: a call ends within its time limit, whatever the server sends. Every failure is a
+    Guarantees of each implementation: every call ends within its time limit. Every failure is a
     `GraphitiError`; neither errors nor log lines contain text of messages. Group ids are checked before they are sent.
     Every request names its groups.
     """
@@ -164,7 +164,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """True while calls are held back."""
+        """True while calls are rejected without being sent."""
         return self._failures >= self._most
 
     def allows(self) -> bool:

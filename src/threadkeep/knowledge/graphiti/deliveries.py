@@ -220,7 +220,7 @@ class Deliveries:
         return self._found(number, await self._execute("retry", {"number": number}))
 
     async def drop(self, number: int | None = None, status: DeliveryStatus | None = None) -> int:
-        """Drop a queued or dead message, or all of them, for good; return their number.
+        """Drop a queued or dead message, or all of them, permanently; return their number.
 
         Raises:
             KnowledgeNotFound: there is no such queued or dead message.

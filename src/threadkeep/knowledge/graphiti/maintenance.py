@@ -146,7 +146,7 @@ _MOST_EPISODES = 10_000
 
 @dataclass(frozen=True)
 class Backfilled:
-    """The number of earlier turns that are queued now, and of those left for another call."""
+    """The numbers of earlier turns that were queued, and that another call can queue."""
 
     queued: int
     left: int

@@ -78,7 +78,7 @@ class _Groups:
 class GraphRecaller:
     """A search on a Graphiti server, once a turn.
 
-    A turn waits until the deadline at most, whatever the server does. After a deadline or a failure, no turn waits
+    A turn waits until the deadline at most. After a deadline or a failure, no turn waits
     again until the server has answered a search in the background.
     """
 
@@ -225,12 +225,12 @@ class GraphRecaller:
             reports.append(replace(report, outcome=outcome, found=len(found), superseded=len(found) - len(current)))
         shown = take_of_each(lists, self._options.recall_max_facts, lambda fact: (fact.id, normalised(fact.text)))
         names = {name for fact in shown for name in (fact.id, normalised(fact.text))}
-        told: list[ScopeRecall] = []
+        reported: list[ScopeRecall] = []
         for report, facts in zip(reports, lists, strict=True):
             mine = sum(fact.scope == report.scope for fact in shown)
             again = sum(bool(names & {fact.id, normalised(fact.text)}) for fact in facts) - mine
-            told.append(replace(report, shown=mine, duplicate=again, over_quota=len(facts) - mine - again))
-        return GraphRecall(tuple(shown), tuple(told))
+            reported.append(replace(report, shown=mine, duplicate=again, over_quota=len(facts) - mine - again))
+        return GraphRecall(tuple(shown), tuple(reported))
 
     def _judge(self, answers: Sequence[list[GraphFact] | GraphOutcome]) -> GraphRecallOutcome:
         """Open the breaker if the turn waited in vain, or close it; return the outcome of all scopes together."""

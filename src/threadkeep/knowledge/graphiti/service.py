@@ -197,7 +197,7 @@ class Graphiti:
         return count
 
     async def drop(self, number: int | None = None, *, status: DeliveryStatus | None = None) -> int:
-        """Drop a queued or dead message, or all of a status, for good; return their number.
+        """Drop a queued or dead message, or all of a status, permanently; return their number.
 
         Raises:
             KnowledgeNotFound: there is no such message.

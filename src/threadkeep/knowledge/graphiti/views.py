@@ -127,7 +127,7 @@ class RelationInput(BaseModel):
 
 
 class PromotionInput(BaseModel):
-    """Something to keep here and in the graph."""
+    """A fact to store in the database and in the graph."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -144,10 +144,10 @@ class PromotionInput(BaseModel):
     relations: list[RelationInput] = []
 
     def record(self) -> Promotion:
-        """Return what is to be kept.
+        """Return the promotion.
 
         Raises:
-            InvalidInput: it cannot be kept, or looks like a secret.
+            InvalidInput: it cannot be stored, or looks like a secret.
         """
         relations = tuple(RelationOf(one.source, one.name, one.target) for one in self.relations)
         return Promotion(self.kind, self.text, self.scope, self.key, relations)
@@ -162,7 +162,7 @@ class PromotedView(BaseModel):
 
     @classmethod
     def of(cls, promoted: Promoted) -> Self:
-        """Return it as it is shown."""
+        """Return the view of a promotion."""
         return cls(fact=FactView.of(promoted.fact), queued=promoted.queued, closed=promoted.closed)
 
 

@@ -235,7 +235,8 @@ class DeliveryWorker:
         """Send messages that are marked as sent.
 
         Raises:
-            GraphitiError: the server did not accept all of them. Those that it surely has not are queued again.
+            GraphitiError: the server did not accept all of them. Messages that it surely does not have are queued
+                again.
         """
         git = await self._git_if_allowed()
         episodes = [self._episode(one, git) for one in batch]

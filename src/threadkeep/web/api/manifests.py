@@ -40,7 +40,7 @@ class FactReferenceBody(BaseModel):
     source: FactSource = Field("memory", description="Absent for `memory`, the facts of this database.")
     since: date | None = Field(None, description="The day since when it is valid, in UTC.")
     evidence: list[TurnReferenceBody] = Field([], description="The messages that say it.")
-    rank: int | None = Field(None, description="The place of a fact of Graphiti in what was recalled, from 1.")
+    rank: int | None = Field(None, description="The position of a fact of Graphiti in what was recalled, from 1.")
 
 
 class ScopeRecallBody(BaseModel):
@@ -77,7 +77,7 @@ class EntryBody(BaseModel):
         description="What its text is made of: the `transcript`'s message at `seq` (or with the `id`), `summaries`, "
         "quoted `turns`, or a `text` that is kept under its `digest`, which is in no transcript. Absent for `text`.",
     )
-    seq: int | None = Field(None, description="The place in the session's transcript.")
+    seq: int | None = Field(None, description="The position in the session's transcript.")
     id: str | None = Field(None, description="The message's id.")
     digest: str | None = Field(None, description="SHA-256 of the text that is kept for it.")
     summaries: list[str] = Field([], description="Ids of the summaries that it holds.")
@@ -239,8 +239,8 @@ async def manifests_of_session(
     session_id: SessionId, app: AppInUse, user_id: UserId = None, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
 ) -> SessionManifests:
     """Return the manifests of a session's model calls, newest first."""
-    place = read_call_cursor(cursor)
-    found = await AllSessions(app.memory).calls(session_id, user_id=user_id, limit=limit + 1, before=place)
+    position = read_call_cursor(cursor)
+    found = await AllSessions(app.memory).calls(session_id, user_id=user_id, limit=limit + 1, before=position)
     page, more = found[:limit], len(found) > limit
     return SessionManifests(
         session_id=session_id,

@@ -178,7 +178,7 @@ async def resume_run(
 async def retry_run(
     run_id: RunId, app: AppInUse, response: Response, body: RetryBody | None = None, user_id: UserId = None
 ) -> RunBody:
-    """Retry a failed, cancelled or interrupted run from where it stopped. The body is optional.
+    """Retry a failed, cancelled or interrupted run from its last checkpoint. The body is optional.
 
     A run that used up its budget needs a larger one.
     """

@@ -59,10 +59,10 @@ async def list_sessions(
     cursor: Cursor = None,
 ) -> SessionList:
     """List sessions, newest activity first."""
-    place = read_cursor(cursor)
+    position = read_cursor(cursor)
     text = clean_text(query) if query else None
     everything = AllSessions(app.memory)
-    found, following = await everything.page(SessionQuery(user_id, text, active, limit, place))
+    found, following = await everything.page(SessionQuery(user_id, text, active, limit, position))
     next_cursor = write_cursor(following)
     damaged = damaged_sessions(await everything.damaged(user_id))
     return SessionList(sessions=[SessionBody.of(info) for info in found], next_cursor=next_cursor, damaged=damaged)
@@ -273,8 +273,8 @@ class SessionRetention(BaseModel):
     session_id: str
     own: RetentionBody | None = Field(description="The session's own limits; null where the rules hold.")
     rules: RetentionBody = Field(description="The service's, for every session without limits of its own.")
-    archived_seq: int = Field(description="Messages up to this place are archived; 0 for none.")
-    deleted_seq: int = Field(description="Messages up to this place are deleted; 0 for none.")
+    archived_seq: int = Field(description="Messages up to this position are archived; 0 for none.")
+    deleted_seq: int = Field(description="Messages up to this position are deleted; 0 for none.")
 
     @classmethod
     def of(cls, info: SessionInfo, rules: Retention) -> Self:

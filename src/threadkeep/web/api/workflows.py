@@ -105,7 +105,7 @@ WorkflowName = Annotated[str, Path(max_length=128, description="The workflow's n
 
 @router.get("", summary="List workflows", openapi_extra=PUBLIC)
 async def list_workflows(app: AppInUse) -> WorkflowList:
-    """List the built-in workflow first, then those that `THREADKEEP_WORKFLOWS` names."""
+    """List the built-in workflow, then the workflows in `THREADKEEP_WORKFLOWS`."""
     return WorkflowList(workflows=[WorkflowSummary.model_validate(describe(one)) for one in app.workflows.all()])
 
 

@@ -124,6 +124,6 @@ async def _snapshot(session: Session) -> list[dict[str, Any]]:
 
 
 def _in_langchain(messages: Sequence[JsonValue]) -> list[BaseMessage]:
-    """Return the messages of people and agents; those of other kinds stay with the client."""
+    """Return the messages of people and agents; messages of other kinds stay with the client."""
     spoken = [one for one in messages if isinstance(one, dict) and one.get("role") in ("user", "assistant")]
     return list(messages_of([{name: one.get(name) or "" for name in ("role", "content", "id")} for one in spoken]))

@@ -59,7 +59,7 @@ class CompletionBody(BaseModel):
     logprobs: JsonValue = Field(None, description="Not supported.")
 
     def check(self) -> None:
-        """Check that nothing is asked for that would be ignored although the answer depends on it.
+        """Reject options that would change the answer and are not supported.
 
         Raises:
             InvalidInput: the message names the field.

@@ -1,7 +1,7 @@
 """Messages that a chat front end sends, and the turn that answers them.
 
 These front ends send the whole conversation with each request. The transcript is the history here: only the messages of
-the user at the end are new. A session without messages begins with the earlier ones.
+the user at the end are new. The earlier messages are stored only if the session has none.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class QuotedFact:
 
 @dataclass(frozen=True)
 class CallMessage:
-    """A message that was sent, with what it stands for."""
+    """A sent message, with its origin."""
 
     seen: SeenMessage
     summaries: Sequence[Unfolded]
@@ -96,8 +96,8 @@ class CallReader:
 
     async def _transcript(self, manifest: ContextManifest) -> Session | None:
         """Return the session that the positions of a manifest refer to."""
-        if (place := manifest.conversation) is not None:
-            return (await self._memory.memory_of(place)).session(place.key, user_id=self._user_id)
+        if (conversation := manifest.conversation) is not None:
+            return (await self._memory.memory_of(conversation)).session(conversation.key, user_id=self._user_id)
         return self._session(manifest.session_id) if manifest.session_id else None
 
     def _session(self, session_id: str) -> Session:

@@ -49,7 +49,7 @@ async def list_calls(
 
 @router.get("/runs/{run_id}/calls/{call}")
 async def show_call(request: Request, run_id: RunId, call: str, app: AppInUse, user: SeenAs = None) -> Response:
-    """Show one model call: what was sent, what was left out, and why."""
+    """Show one model call: the sent messages, and the excluded ones with reasons."""
     stored, count = await _find(app, run_id, call, user)
     shown = await CallReader(app.memory, user).read(stored)
     factor = await app.memory.learned_factors.of(stored_model) if (stored_model := shown.view.manifest.model) else None

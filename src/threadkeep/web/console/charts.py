@@ -55,7 +55,7 @@ def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: in
         return Markup("")
     highest = max([column.total for column in drawn] + [limit or 0, 1e-9])
     step = _WIDTH / max(len(drawn), 12)
-    shapes = [_column(column, place * step, step, highest, unit) for place, column in enumerate(drawn)]
+    shapes = [_column(column, index * step, step, highest, unit) for index, column in enumerate(drawn)]
     top = f'<text x="0" y="9">{escape(_amount(highest, unit))}</text>'
     if limit is not None:
         y = _y(limit, highest)

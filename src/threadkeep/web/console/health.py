@@ -53,7 +53,7 @@ async def show_health(request: Request, app: AppInUse) -> Response:
 
 
 async def _newest_turns(app: App) -> list[Run]:
-    """Return the newest runs that are over and answered somebody, oldest first."""
+    """Return the newest finished runs with an answer, oldest first."""
     runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
     return [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
 
@@ -71,9 +71,9 @@ def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
     width = max((runs[-1].created_at - first) / _COLUMNS, timedelta(seconds=1))
     turns: list[Column] = []
     durations: list[Column] = []
-    for place in range(_COLUMNS):
-        begins = first + place * width
-        last = place == _COLUMNS - 1
+    for index in range(_COLUMNS):
+        begins = first + index * width
+        last = index == _COLUMNS - 1
         some = [run for run in runs if begins <= run.created_at and (last or run.created_at < begins + width)]
         failed = sum(run.status != "done" for run in some)
         label = _label(begins, width)

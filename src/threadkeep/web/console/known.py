@@ -87,7 +87,7 @@ class _Search:
         return (await self._all.find(session_id, user_id=self._user_id))[1]
 
     async def find(self, words: str, chosen: SessionInfo | None) -> AsyncIterator[Found]:
-        """Yield the messages with all the words: those of the chosen session that no search finds come last."""
+        """Yield the messages with all the words: messages of the chosen session that the search excludes come last."""
         seen: set[tuple[str, int | None]] = set()
         for hit in (await self._all.search(words, user_id=self._user_id, limit=_HITS)).hits:
             home = await self._known(hit.session_id)

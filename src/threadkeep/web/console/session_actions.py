@@ -39,7 +39,7 @@ _session = APIRouter(prefix="/console/sessions/{session_id}", route_class=Consol
 
 @router.post("/say")
 async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Response:
-    """Say something in a new session, or in the one that is named."""
+    """Send a message to a session; without a name, to a new one."""
     session_id = form.get("session_id", "").strip() or None
     if session_id is not None:
         app.memory.session(session_id)  # validates the id

@@ -134,9 +134,9 @@ async def send_command(
 async def stream_events(
     thread_id: ThreadId, body: EventStreamBody, app: AppInUse, caller: CallerInUse, request: Request
 ) -> EventStream:
-    """Stream the events of the run that goes on and of the runs after it, in the chosen channels.
+    """Stream the events of the active run and of later runs, in the chosen channels.
 
-    With `since` a client that comes back goes on after that `seq`. A thread without a run is 404.
+    A client that reconnects continues after the `seq` in `since`. A thread without a run is 404.
     """
     await find_thread(app, thread_id, user_id=caller.user(None))
     events = thread_events_of(request.app).of_thread(thread_id, EventChoice.of(body), user_id=caller.user(None))

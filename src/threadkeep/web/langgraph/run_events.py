@@ -35,7 +35,7 @@ def first_seq(run: Run) -> int:
 
 
 class RunEvents:
-    """The events of a run, which a task of this process appends while the run goes on.
+    """The events of a run, which a task of this process appends during the run.
 
     `ended` is true if the run is over. A run that waits for a person is `paused` until `go_on`. `failed` is true if
     the run could not be read to its end. `delivered` are the choices of channels that a reader has had to the end.
@@ -83,15 +83,15 @@ class RunEvents:
         with ErrorBoundary(self._fail):
             self._add("lifecycle", {"event": "running", "graph_name": self.run.workflow})
             await self._add_values()
-            async for told in self._runs.follow(self.run.run_id, after=self._after):
-                match told:
+            async for followed in self._runs.follow(self.run.run_id, after=self._after):
+                match followed:
                     case RunPiece():
-                        self._add_piece(told)
+                        self._add_piece(followed)
                     case RunEvent():
-                        self._after = told.number
-                        self._add_traced(told)
+                        self._after = followed.number
+                        self._add_traced(followed)
                     case Run():
-                        await self._add_end(told)
+                        await self._add_end(followed)
         self._signal()
 
     def _fail(self, error: Exception) -> None:
@@ -131,14 +131,14 @@ class RunEvents:
         data, node = event.data, event.node
         match event.kind:
             case "tool_called":
-                told = {"tool_call_id": data.get("call"), "tool_name": data.get("tool"), "input": data.get("args")}
-                self._add("tools", {"event": "tool-started", **told}, node)
+                details = {"tool_call_id": data.get("call"), "tool_name": data.get("tool"), "input": data.get("args")}
+                self._add("tools", {"event": "tool-started", **details}, node)
             case "tool_finished" if "error" in data:
-                told = {"tool_call_id": data.get("call"), "message": data.get("error")}
-                self._add("tools", {"event": "tool-error", **told}, node)
+                details = {"tool_call_id": data.get("call"), "message": data.get("error")}
+                self._add("tools", {"event": "tool-error", **details}, node)
             case "tool_finished":
-                told = {"tool_call_id": data.get("call"), "output": data.get("result")}
-                self._add("tools", {"event": "tool-finished", **told}, node)
+                details = {"tool_call_id": data.get("call"), "output": data.get("result")}
+                self._add("tools", {"event": "tool-finished", **details}, node)
             case "agent_messages":
                 self._add("updates", {"node": node, "values": {"messages": _flat(data.get("messages"))}}, node)
             case "custom":
@@ -147,7 +147,7 @@ class RunEvents:
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
     def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
-        """Add what is missing of the answer that was said: all of it if no piece came through this process."""
+        """Add the missing part of the answer: all of it if no piece came through this process."""
         said = self._message.text if self._message is not None and self._message.message_id == message_id else ""
         if text.startswith(said) and text != said:
             self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(said)))
@@ -179,10 +179,10 @@ class RunEvents:
             return
         if checkpoint:
             parent = state.parent_checkpoint
-            told: dict[str, Json] = {"id": state.checkpoint.checkpoint_id, "step": state.metadata["step"]}
+            details: dict[str, Json] = {"id": state.checkpoint.checkpoint_id, "step": state.metadata["step"]}
             if parent is not None:
-                told["parent_id"] = parent.checkpoint_id
-            self._add("checkpoints", {**told, "source": "loop"})
+                details["parent_id"] = parent.checkpoint_id
+            self._add("checkpoints", {**details, "source": "loop"})
         self._add("values", state.values)
 
     def _add(self, method: str, data: Mapping[str, Any], node: str | None = None) -> None:

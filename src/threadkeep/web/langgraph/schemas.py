@@ -233,7 +233,7 @@ class RunCreateBody(BaseModel):
         return modes or ["values"]
 
     def check(self) -> None:
-        """Check that nothing is asked for that would be ignored.
+        """Reject options that are not supported.
 
         Raises:
             InvalidInput: the message names the field.

@@ -100,7 +100,7 @@ async def state_of(thread: Thread, *, at: int | None = None) -> ThreadStateBody:
 
 
 def state_of_stateless(run: Run) -> ThreadStateBody:
-    """Return the state of a run without a thread: what it was asked, and what it said."""
+    """Return the state of a run without a thread: its question and its answer."""
     result, text = RunResult.of(run), run.input.get("text")
     messages = [Message(role="user", content=text, id=run.message_id)] if isinstance(text, str) and text else []
     if result.text:

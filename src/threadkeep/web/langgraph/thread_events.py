@@ -63,7 +63,7 @@ class ThreadEvents:
         self._started = asyncio.Event()
 
     def follow_run(self, runs: RunService, run: Run) -> RunEvents:
-        """Return the events of a run; they are collected from now on, whether somebody reads them or not."""
+        """Return the events of a run; they are collected from now on, with or without readers."""
         found = self._runs.get(run.run_id)
         if found is None or found.failed:
             found = self._runs[run.run_id] = RunEvents(runs, run, self._state)
@@ -102,14 +102,14 @@ class ThreadEvents:
             if read is not None and read.ended:
                 read.delivered.add(choice.channels)
                 if following is not None:
-                    continue  # the next run may be there by now
+                    continue  # the next run may exist now
             await changed(started, pause)
             pause = min(pause * 2, _LONGEST_POLL_SECONDS)
 
     def _next(
         self, service: RunService, newest_first: list[Run], read: RunEvents | None, choice: EventChoice
     ) -> RunEvents | None:
-        """Return the events that come after those of the run that was read last; None if there are none yet."""
+        """Return the events of the next run; None if there are none yet."""
         if read is not None and not read.ended:
             again = next((run for run in newest_first if run.run_id == read.run.run_id), None)
             if again is not None and again.status != "waiting":

@@ -142,7 +142,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return await store_conversation(step, self.layout, resolution.key)
 
     def _agent(self, step: Step, conversation: Conversation) -> Any:
-        """Return the compiled agent for a memory and a model, cached because it holds no data of a run."""
+        """Return the compiled agent for a memory and a model, cached because it has no data of a run."""
         resources = step.context.resources
         model = self.chat_model(step)
         # The key includes the node, because copies of a node share its private attributes.

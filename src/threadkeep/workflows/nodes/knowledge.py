@@ -1,4 +1,4 @@
-"""`identify_user`, `remember` and `recall`: what is known beyond the session, for the nodes of a workflow.
+"""The nodes `identify_user`, `remember` and `recall`, which read and write facts.
 
 A memory that cannot be read or written never fails a run: the node reports it as an event and in its result.
 """
@@ -177,7 +177,7 @@ class RecallNode(KnowledgeNode):
     async def __call__(
         self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
     ) -> WorkflowState:
-        """Recall what is known."""
+        """Recall facts."""
         step = Step.of(config, runtime)
         query = rendered(self.query, state) if self.query is not None else _question(state)
         scopes = [scope for kind, scope in _scopes_of(step, config).items() if kind in self.scopes]
