@@ -94,9 +94,7 @@ async def open_app(
     sinks = Observers(*([metrics] if metrics is not None else []), *_spans(settings), *observers)
     url = settings.database_url.get_secret_value()
     channels = read_bots(settings, workflows) if bots else None
-    async with open_memory(
-        url, observers=[FromChannel(channel, sinks)], options=settings.memory_options()
-    ) as memory:
+    async with open_memory(url, observers=[FromChannel(channel, sinks)], options=settings.memory_options()) as memory:
         resources = resources_of(memory, model, options)
         runs = runs_of(settings, memory, workflows, resources, works=works)
         chat = chat_of(settings, memory, workflows, resources, runs)

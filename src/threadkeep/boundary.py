@@ -1,8 +1,8 @@
-"""A boundary for errors, for code whose failure must not stop its caller."""
+"""Boundaries for errors: code whose failure must not stop its caller, and code that is undone if it fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 
@@ -42,3 +42,33 @@ class ErrorBoundary:
         if self._report is not None:
             self._report(error)
         return True
+
+
+class OnFailure:
+    """A context manager that calls `undo` if its block raises or is cancelled; the error is raised afterwards."""
+
+    def __init__(self, undo: Callable[[], object]) -> None:
+        self._undo = undo
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        """Undo what the block did, if it failed."""
+        if kind is not None:
+            self._undo()
+
+
+class AsyncOnFailure:
+    """The asynchronous form of `OnFailure`: it awaits `undo`."""
+
+    def __init__(self, undo: Callable[[], Awaitable[object]]) -> None:
+        self._undo = undo
+
+    async def __aenter__(self) -> None:
+        """Do nothing."""
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        """Undo what the block did, if it failed."""
+        if kind is not None:
+            await self._undo()

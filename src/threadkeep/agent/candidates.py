@@ -30,6 +30,7 @@ from threadkeep.agent.prompts import PromptTemplate, flatten_messages, prompt_of
 from threadkeep.agent.provider_messages import repair
 from threadkeep.agent.reducers import BoundedMessages, bounded_messages
 from threadkeep.agent.shortening import with_text
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.graph_store.items import Locks
 from threadkeep.history.memory_options import utc_now
 from threadkeep.observe import MemoryUpdated, ModelFailed, Observer, Observers, PromptSent
@@ -128,13 +129,12 @@ class CandidateNodes:
         sent = sorted(repair(state["messages"]).messages, key=lambda message: role_of(message) != "system")
         prompt = self._prompt(sent)
         self._notify_prompt(sent, prompt, config)
-        try:
+        # Each error of a provider is reported as the outcome ERROR.
+        with ErrorBoundary(raising=(GraphBubbleUp,)) as call:
             async with asyncio.timeout(self.timeout_seconds):
                 reply = await self.model.ainvoke(prompt)
-        except GraphBubbleUp:
-            raise
-        except Exception as error:  # noqa: BLE001 - each error of a provider is reported as the outcome ERROR
-            return self._failed(state, type(error).__name__, config)
+        if call.error is not None:
+            return self._failed(state, type(call.error).__name__, config)
         answer = AIMessage(reply) if isinstance(reply, str) else reply
         text = clean_text(text_of(answer))
         if not text.strip():

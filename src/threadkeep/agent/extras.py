@@ -11,6 +11,7 @@ from typing import Protocol
 from langchain_core.messages import BaseMessage, HumanMessage
 
 from threadkeep.agent.conversion import text_of
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.manifest import Entry, ScopeRecall, Section
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreClosed
@@ -86,15 +87,12 @@ async def find_all(
         room = rooms.get(source.section, 0)
         if room < _LEAST_ROOM or not request.text.strip():
             return None
-        try:
+        # The agent answers without the section.
+        with ErrorBoundary(raising=(StoreClosed,)) as attempt:
             return await source.find(request, room)
-        except StoreClosed:
-            raise
-        except Exception as error:  # noqa: BLE001 - the agent answers without the section
-            observer.notify(
-                ExtraNotFound(section=source.section, error=type(error).__name__, session_id=request.session.session_id)
-            )
-            return None
+        error = type(attempt.caught).__name__
+        observer.notify(ExtraNotFound(section=source.section, error=error, session_id=request.session.session_id))
+        return None
 
     found = await asyncio.gather(*map(found_by, sources))
     return [extra for extra in found if extra is not None]

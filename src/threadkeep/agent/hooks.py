@@ -45,6 +45,7 @@ from threadkeep.agent.participation import Caller, OpenTurns, Participation
 from threadkeep.agent.root_runs import RootRun, order_of, own_session, root_run, tool_of_session
 from threadkeep.agent.turn_options import TurnOptions, place_in
 from threadkeep.agent.turns import OpenTurn
+from threadkeep.boundary import OnFailure
 from threadkeep.errors import StoreClosed
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
@@ -193,13 +194,13 @@ class TurnHooks:
         """Return the turn of a call, with its question stored."""
         if part.turn is None:
             await self._open.settle_before(part)
-            try:
+            with OnFailure(lambda: self._undo_begin(part)):
                 return await part.begin(messages, self._caller(config))
-            except BaseException:
-                self._open.forget(part)
-                self._release(part)
-                raise
         return part.turn
+
+    def _undo_begin(self, part: Participation) -> None:
+        self._open.forget(part)
+        self._release(part)
 
     def _caller(self, config: RunnableConfig) -> Caller:
         return Caller(run_id_of(config), metadata_of(config), place_in(self._options, config))

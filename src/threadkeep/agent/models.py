@@ -11,6 +11,7 @@ from langchain_core.language_models import BaseChatModel
 from langsmith.utils import tracing_is_enabled
 
 from threadkeep.agent.demo import DemoModel
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidSettings
 
 
@@ -28,19 +29,18 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
         return DemoModel()
     from langchain.chat_models import init_chat_model
 
-    try:
+    # Providers have different errors for a missing key; some sentences quote the key, so none is shown.
+    with ErrorBoundary() as attempt:
         return _reporting(init_chat_model(name))
-    except ImportError as error:
+    if isinstance(attempt.error, ImportError):
         raise InvalidSettings(
-            f"{variable}={name} needs a package that is not installed: {error}", variable=variable
-        ) from error
-    except Exception as error:
-        # Providers have different errors for a missing key; some sentences quote the key, so none is shown.
-        raise InvalidSettings(
-            f"{variable}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "
-            "ollama:qwen3) and that the provider's key is in the environment (OPENAI_API_KEY, …).",
-            variable=variable,
-        ) from error
+            f"{variable}={name} needs a package that is not installed: {attempt.error}", variable=variable
+        ) from attempt.error
+    raise InvalidSettings(
+        f"{variable}={name} cannot be used ({type(attempt.error).__name__}): check the name (openai:gpt-5-mini, "
+        "ollama:qwen3) and that the provider's key is in the environment (OPENAI_API_KEY, …).",
+        variable=variable,
+    ) from attempt.error
 
 
 def _reporting(model: BaseChatModel) -> BaseChatModel:

@@ -25,6 +25,7 @@ from threadkeep.agent.questions import question_before
 from threadkeep.agent.root_runs import RootRun, order_of, root_run, tool_of_session
 from threadkeep.agent.turn_options import TurnOptions, place_in
 from threadkeep.agent.turns import OpenTurn
+from threadkeep.boundary import OnFailure
 from threadkeep.context.budget import input_budget
 from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
@@ -45,13 +46,10 @@ class NodeTurns:
         ordered = self._options.ordered and not part.silent and run_hold.get() is None
         if ordered and tool_of_session.get() is None:
             await order_of(self._memory).acquire(part.session.session_id, part.root)
-        try:
+        with OnFailure(lambda: self.leave(part)):
             state = part.root.with_question(messages)
             caller = Caller(run_id_of(config), metadata_of(config), place_in(self._options, config))
             turn = await part.begin(state, caller)
-        except BaseException:
-            self.leave(part)
-            raise
         part.root.call_begins()
         return NodeTurn(self, part, turn, part.root.with_answers(state), turn.answered)
 

@@ -31,6 +31,7 @@ from threadkeep.agent.questions import (
 from threadkeep.agent.root_runs import RootRun
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.agent.turns import OpenTurn, Speaker
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import ThreadkeepError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
@@ -372,10 +373,9 @@ class OpenTurns:
         """Store the held answers of all runs; the memory calls this when it closes."""
         errors: list[Exception] = []
         for call in list(self._calls.values()):
-            try:
+            # After a failure the other turns are stored too; then the first error is raised.
+            with ErrorBoundary(errors.append):
                 await self.settle(call)
-            except Exception as error:  # noqa: BLE001 - the other turns are stored too, then the first error is raised
-                errors.append(error)
         for first in errors:
             raise first
 

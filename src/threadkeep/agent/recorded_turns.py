@@ -27,6 +27,7 @@ from threadkeep.agent.quoted_sections import section_message
 from threadkeep.agent.root_runs import order_of, root_run
 from threadkeep.agent.turn_options import AUTO_TOKENS, TurnOptions
 from threadkeep.agent.turns import OpenTurn
+from threadkeep.boundary import OnFailure
 from threadkeep.context.quotation import summary_message_text
 from threadkeep.context.window import Limits
 from threadkeep.errors import StoreClosed, StoreError
@@ -62,16 +63,13 @@ class GraphTurns:
         ends = GraphEnds(memory, session, self._name)
         turn = GraphTurn(self, part, ends, given, messages, config)
         root.call_begins()
-        try:
+        with OnFailure(lambda: self.leave(part)):
             part.enter(messages)
             if messages:
                 await part.begin(messages, Caller(run_id_of(config), metadata_of(config)))
                 await turn.find_end()
                 if turn.ended is None and not self._has_saver:
                     await turn.add_history()
-        except BaseException:
-            self.leave(part)
-            raise
         return turn
 
     def leave(self, part: Participation) -> None:

@@ -20,6 +20,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from threadkeep.agent.conversion import id_of, text_of
 from threadkeep.agent.turn_options import CallPlace
 from threadkeep.agent.turns import OpenTurn
+from threadkeep.boundary import OnFailure
 from threadkeep.history.memory import Identity, Memory
 from threadkeep.history.session import Session
 from threadkeep.memory.on_loop import blocked_loop, caller_loop
@@ -263,16 +264,17 @@ class SessionOrder:
             turn: _Turn = Future()
             queue[turn] = run
         granted = asyncio.wrap_future(turn)
-        try:
-            while not turn.done():
-                await asyncio.wait([granted], timeout=_LOOK_SECONDS)
-                self._skip_cut_off(session_id)
-        except BaseException:
+
+        def leave() -> None:
             with self._lock:
                 queue.pop(turn, None)
                 # It may have been let in just when its caller was cancelled.
                 self._hand_on(session_id, run)
-            raise
+
+        with OnFailure(leave):
+            while not turn.done():
+                await asyncio.wait([granted], timeout=_LOOK_SECONDS)
+                self._skip_cut_off(session_id)
         with self._lock:
             queue.pop(turn, None)
 

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, Result, SearchItem, SearchOp
 from langgraph.store.base.batch import AsyncBatchedBaseStore
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreError, StoreUnavailable
 from threadkeep.graph_store.items import ConversationChanged, Items, Locks, TabledStore, Value
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace
@@ -125,15 +126,13 @@ def _put(key: ItemKey, value: Value | None) -> PutOp:
 @contextmanager
 def _translated() -> Iterator[None]:
     """Translate any error of a store into ours: each store has its own errors, and none says which are transient."""
-    try:
+    with ErrorBoundary(raising=(StoreError,)) as call:
         yield
-    except StoreError:
-        raise
-    except Exception as error:  # noqa: BLE001 - see above
-        # From None: the error may quote the stored data.
+    if call.error is not None:
+        # Not raised from it: the error may quote the stored data.
         raise StoreUnavailable(
-            f"The graph store does not take this call ({type(error).__name__}); check that its database answers."
-        ) from None
+            f"The graph store does not take this call ({type(call.error).__name__}); check that its database answers."
+        )
 
 
 def items_of(store: BaseStore) -> Items:

@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError, Future
 from functools import cached_property, update_wrapper
 from typing import Any, Concatenate, Self, overload
 
+from threadkeep.boundary import OnFailure
 from threadkeep.errors import InvalidInput, StoreClosed
 
 _LOOK_SECONDS = 1.0
@@ -64,12 +65,10 @@ class MemoryLoop:
             begun.set()
             return await work
 
-        with contextlib.ExitStack() as unless_begun:
-            unless_begun.callback(work.close)
+        with OnFailure(work.close):
             future = self._submit(begin())
             if not begun.wait(seconds) and not future.done() and taken.acquire(blocking=False):
                 raise LoopBlocked
-            unless_begun.pop_all()
         return self._wait_for(future)
 
     async def run_from_any_loop[T](self, work: Coroutine[Any, Any, T]) -> T:
@@ -108,12 +107,9 @@ class MemoryLoop:
         return threading.get_ident() == self._thread_id and self._loop.is_running()
 
     def _submit[T](self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        with contextlib.ExitStack() as unless_submitted:
-            unless_submitted.callback(work.close)
+        with OnFailure(work.close):
             self._check()
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-            unless_submitted.pop_all()
-        return future
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _wait_for[T](self, future: Future[T]) -> T:
         try:

@@ -6,9 +6,10 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Self
 
+from threadkeep.boundary import OnFailure
 from threadkeep.errors import InvalidInput, ThreadkeepError
 from threadkeep.history import memory as history
 from threadkeep.history.blocking import Blocking, Called, Iterated, Wrapper
@@ -210,11 +211,8 @@ class _MemoryThread:
     def start(self) -> Memory:
         """Open the memory and wait until it is open."""
         self._thread.start()
-        with ExitStack() as unless_opened:
-            unless_opened.callback(self._stop_loop)
-            memory = self._opened.result()
-            unless_opened.pop_all()
-        return memory
+        with OnFailure(self._stop_loop):
+            return self._opened.result()
 
     def close(self) -> None:
         """Close the memory and wait until it is closed.

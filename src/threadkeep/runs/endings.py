@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage
 
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.holding import RunHold
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
@@ -311,21 +312,21 @@ class RunEndings:
             await retry_until_available(lambda: self._runs.run(run_id))
             until = now() + seconds if until is None else until
             if now() >= until:
-                self._tell_unkept(StoreUnavailable.__name__)
+                self._notify_unstored(StoreUnavailable.__name__)
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _is_kept(self, active: ActiveRun) -> bool:
         """Return whether no progress of a run is left to store."""
-        try:
-            await active.progress.keep()
-        except StoreUnavailable:
-            return False
-        except Exception as error:  # noqa: BLE001 - without progress a retry starts over; the run must end in any case
-            self._tell_unkept(type(error).__name__)
+        # Without its progress a retry starts over, but the run must end in any case.
+        with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
+            try:
+                await active.progress.keep()
+            except StoreUnavailable:
+                return False
         return True
 
-    def _tell_unkept(self, error: str) -> None:
+    def _notify_unstored(self, error: str) -> None:
         self._observer.notify(RunTrouble(error=error, work="keeping_progress"))
 
 

@@ -20,6 +20,7 @@ from langgraph.types import Command, Interrupt, StreamMode
 
 from threadkeep.agent.conversion import opinion_of, text_of
 from threadkeep.agent.holding import run_hold
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.observe import BudgetCrossed, RunRetried
 from threadkeep.records import Json
@@ -114,17 +115,18 @@ class RunExecution:
     async def _execute_with_retries(self) -> Outcome:
         tries, again = max(self._run.attempts, 1), False
         while True:
-            try:
+            # A graph may raise anything, and the run ends with it.
+            with ErrorBoundary() as attempt:
                 return await self._execute_once(again=again)
-            except Exception as error:  # noqa: BLE001 - a graph may raise anything, and the run ends with it
-                if self._ledger.spent is not None or not is_passing(error):
-                    return Outcome("failed", error=kind_of(self._ledger.spent or error))
-                if not await self._wait_for_recovery(error):
-                    if tries >= self._workflow.options.max_tries:
-                        # A run that is tried only once has not failed repeatedly.
-                        return Outcome("failed", error=kind_of(error), set_aside=tries > 1)
-                    tries += 1
-                self._report_retry(kind_of(error), tries)
+            error = attempt.caught
+            if self._ledger.spent is not None or not is_passing(error):
+                return Outcome("failed", error=kind_of(self._ledger.spent or error))
+            if not await self._wait_for_recovery(error):
+                if tries >= self._workflow.options.max_tries:
+                    # A run that is tried only once has not failed repeatedly.
+                    return Outcome("failed", error=kind_of(error), set_aside=tries > 1)
+                tries += 1
+            self._report_retry(kind_of(error), tries)
             await self._pause(tries)
             self._stream.begin()
             self._begins, again = False, True
@@ -238,12 +240,13 @@ class RunExecution:
         self._notes.note("node_started", name)
         token = var_child_runnable_config.set(self._config())
         try:
-            reply = await chat.reply(step, state, metadata_of(self._run), partial(self._ask_model, name))
-        except Exception as error:
-            self._notes.note("node_finished", name, {"error": kind_of(error)})
-            raise
+            with ErrorBoundary() as call:
+                reply = await chat.reply(step, state, metadata_of(self._run), partial(self._ask_model, name))
         finally:
             var_child_runnable_config.reset(token)
+        if call.error is not None:
+            self._notes.note("node_finished", name, {"error": kind_of(call.error)})
+            raise call.error
         self._notes.note("agent_messages", name, _without_empty({"messages": [jsonable(reply)]}))
         self._notes.note("node_finished", name)
         self._state = {**state, **said(step, reply), "messages": [*state.get("messages", ()), reply]}

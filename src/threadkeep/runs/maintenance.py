@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunWork
@@ -137,9 +138,10 @@ class RunMaintenance:
             except TimeoutError:
                 pass
             sooner.clear()
-            try:
+            # A failure is tried again as long as the process lives.
+            with ErrorBoundary() as attempt:
                 await work()
-            except StoreClosed:
+            if isinstance(attempt.error, StoreClosed):
                 return
-            except Exception as error:  # noqa: BLE001 - what fails now is tried again for as long as the process lives
-                self._worker.report(type(error).__name__, name)
+            if attempt.error is not None:
+                self._worker.report(type(attempt.error).__name__, name)

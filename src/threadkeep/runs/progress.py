@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, ChannelVersions, Checkpoint, CheckpointMetadata
 from langgraph.types import Durability
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import Observer, RunTrouble, RunWorkRecovered
 from threadkeep.runs.retries import Debounced
@@ -262,14 +263,15 @@ class RunProgress:
         return [one for one in self._pending if namespace is None or namespace_of(one.config) == namespace]
 
     async def _keep_beside(self) -> None:
-        try:
+        with ErrorBoundary() as attempt:
             await self.keep()
-        except StoreUnavailable:
+        if isinstance(attempt.error, StoreUnavailable):
             # The run continues; at its end, at the latest, the progress that it still needs is stored with retries.
             if self._pending:
                 self._storing.within(_AGAIN_SECONDS)
-        except Exception as error:  # noqa: BLE001 - a state that cannot be stored is the graph's failure, told there
-            self._failed = error
+        elif attempt.error is not None:
+            # A state that cannot be stored is a failure of the graph, which raises it at the next step.
+            self._failed = attempt.error
 
 
 def namespace_of(config: RunnableConfig) -> str:

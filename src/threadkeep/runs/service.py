@@ -11,6 +11,7 @@ from dataclasses import replace
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
@@ -325,12 +326,12 @@ class RunsOnDemand:
         return opened
 
     async def _keep_open(self, opened: asyncio.Future[RunService]) -> None:
-        try:
+        with ErrorBoundary() as attempt:
             async with self._opening(self.in_flight) as service:
                 opened.set_result(service)
                 await self._may_end.wait()
-        except Exception as error:
+        if attempt.error is not None:
             if opened.done():
-                raise
-            opened.set_exception(error)
+                raise attempt.error
+            opened.set_exception(attempt.error)
             opened.exception()  # the caller may have gone away

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from threadkeep.agent.holding import run_hold
+from threadkeep.boundary import AsyncOnFailure, ErrorBoundary
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import BegunTurn
@@ -101,14 +102,15 @@ class Worker:
         self._started[run_id] = stream
         if run is not None:
             self._begun[run_id] = run, begun
-        try:
-            await self.engine.start(run_id)
-        except BaseException:
+
+        async def undo() -> None:
             stream.started = False
             self._started.pop(run_id, None)
             if run is not None and self._begun.pop(run_id, None) is not None and run.owner is not None:
                 await self._runs.give_back(run_id, run.owner)
-            raise
+
+        async with AsyncOnFailure(undo):
+            await self.engine.start(run_id)
 
     async def execute(self, run_id: str) -> None:
         """Execute a run if it may begin now; otherwise the run before it in the order starts it.
@@ -119,12 +121,9 @@ class Worker:
         stream, options = self.streams.of(run_id), self.dependencies.options
         try:
             for failures in range(1, options.max_attempts + 1):
-                try:
-                    await self._acquire_and_execute(run_id)
-                except Exception as error:  # noqa: BLE001 - no other code retries the run while this process owns it
-                    self.report(type(error).__name__)
-                else:
-                    return
+                # No other code retries the run while this process owns it.
+                with ErrorBoundary(lambda error: self.report(type(error).__name__)):
+                    return await self._acquire_and_execute(run_id)
                 await asyncio.sleep(options.pause_seconds * 2 ** (failures - 1))
             if (run := await retry_until_available(lambda: self.acquire(run_id))) is not None:
                 await self._set_aside(run)
@@ -339,7 +338,8 @@ class Worker:
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
         """Clean up after a run; maintenance repairs failures. An `unstored` run has no checkpoints."""
-        try:
+        # The run is over, and must not be tried again for a failure.
+        with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
                 await self.start_following(run)
             else:
@@ -350,8 +350,6 @@ class Worker:
                 await end_orphans(self._runs, run.run_id)
             if outcome.status == "done":
                 await self._checkpoints.remove([] if unstored else [run.run_id])
-        except Exception as error:  # noqa: BLE001 - the run is over, and must not be tried again for this
-            self.report(type(error).__name__, "clearing_up")
 
 
 def _set_channel(run: Run) -> None:

@@ -15,6 +15,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
 from psycopg_pool import AsyncConnectionPool
 
+from threadkeep.boundary import AsyncOnFailure
 from threadkeep.errors import StoreUnavailable
 from threadkeep.store.driver import (
     GROUP_LOCK_SECONDS,
@@ -79,12 +80,9 @@ class PostgresDriver:
             StoreUnavailable: the server does not answer in time.
         """
         driver = cls(dsn, options, read_only=read_only)
-        try:
+        async with AsyncOnFailure(driver.close):
             with translated():
                 await driver._pool.open(wait=True, timeout=options.pool_timeout_seconds)
-        except BaseException:
-            await driver.close()
-            raise
         return driver
 
     @asynccontextmanager

@@ -9,6 +9,7 @@ from typing import LiteralString
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
+from threadkeep.boundary import AsyncOnFailure
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
 from threadkeep.store.driver import DuplicateRow, Parameters, Row, RowLocked, Statement
 from threadkeep.store.statements import for_psycopg
@@ -50,12 +51,12 @@ class PostgresConnection:
 
     async def transact(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one transaction; return all rows of each."""
-        try:
+        async with AsyncOnFailure(self._roll_back):
             return (await self.fetch_each([("BEGIN", {}), *statements, ("COMMIT", {})]))[1:-1]
-        except BaseException:
-            if self.raw.info.transaction_status in _IN_TRANSACTION:
-                await self.raw.rollback()
-            raise
+
+    async def _roll_back(self) -> None:
+        if self.raw.info.transaction_status in _IN_TRANSACTION:
+            await self.raw.rollback()
 
     def _pipeline(self) -> AbstractAsyncContextManager[object]:
         """Return a pipeline for statements; the libpq of some systems is too old for it."""

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import aiosqlite
 
+from threadkeep.boundary import AsyncOnFailure, OnFailure
 from threadkeep.errors import StoreClosed, StoreUnavailable
 from threadkeep.store.driver import Appended, Backend, Parameters, Row, Statement, StoreOptions, seconds_left
 from threadkeep.store.encryption import connect
@@ -84,12 +85,10 @@ class SqliteDriver:
     async def take_reader(self) -> SqliteConnection:
         """Return a connection for reading that nobody else uses until `give_reader`."""
         await self._reader_slots.acquire()
-        try:
+        with OnFailure(self._reader_slots.release):
             self._check_open()
-            return self._readers.pop() if self._readers else await self._connect()
-        except BaseException:
-            self._reader_slots.release()
-            raise
+            connection = self._readers.pop() if self._readers else await self._connect()
+        return connection
 
     async def give_reader(self, connection: SqliteConnection, *, stop: bool) -> None:
         """Take a connection back; with `stop` interrupt its statement first."""
@@ -108,23 +107,17 @@ class SqliteDriver:
         """Lend a connection inside a write transaction; the lock and its timeout are the file's, except for 0."""
         async with self._holding():
             connection = await self._writing_connection()
-            try:
+            async with AsyncOnFailure(lambda: self._roll_back(connection)):
                 await _begin(connection, for_ever=lock_timeout_seconds == 0)
                 yield connection
                 await connection.fetch("COMMIT", {})
-            except BaseException:
-                await self._roll_back(connection)
-                raise
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one write transaction, in one call to the connection's thread; return all rows."""
         async with self._holding():
             connection = await self._writing_connection()
-            try:
+            async with AsyncOnFailure(lambda: self._roll_back(connection)):
                 return await connection.run(Batch(statements, [], whole=True, wait_seconds=seconds_left()))
-            except BaseException:
-                await self._roll_back(connection)
-                raise
 
     async def append(
         self,
@@ -139,12 +132,9 @@ class SqliteDriver:
         async with self._holding():
             connection = await self._writing_connection()
             group = Group(self._sql, sessions, messages, {}, [], seconds_left(), graph_turns, before, after)
-            try:
+            async with AsyncOnFailure(lambda: self._roll_back(connection)):
                 with translated():
                     await connection.raw.execute("", group)
-            except BaseException:
-                await self._roll_back(connection)
-                raise
         return Appended(group.counted, group.rows[: len(before)], group.rows[len(before) :])
 
     @asynccontextmanager
@@ -203,11 +193,8 @@ class SqliteDriver:
             read_only = read_only or await asyncio.to_thread(is_read_only, self._path)
         with translated():
             raw = await _open(self._path, self._options, read_only=read_only, memory_name=self._memory_name)
-            try:
+            async with AsyncOnFailure(raw.close):
                 await self._watch_file(raw)
-            except BaseException:
-                await raw.close()
-                raise
         return SqliteConnection(raw)
 
     async def _watch_file(self, raw: aiosqlite.Connection) -> None:
@@ -268,7 +255,7 @@ async def _open(
             iter_chunk_size=64,
         )
     )
-    try:
+    async with AsyncOnFailure(raw.close):
         await raw.create_function(RELEVANCE, 2, relevance, deterministic=True)
         if read_only:
             return raw
@@ -281,9 +268,6 @@ async def _open(
             if key is None:
                 await raw.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             await _switch_to_wal(raw, options.lock_timeout_seconds)
-    except BaseException:
-        await raw.close()
-        raise
     return raw
 
 

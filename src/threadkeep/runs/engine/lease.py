@@ -18,6 +18,7 @@ import sqlalchemy
 from sqlalchemy import literal_column, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from threadkeep.boundary import ErrorBoundary, OnFailure
 from threadkeep.runs.engine.database import SCHEMA, Connections, engine_path, translated
 from threadkeep.runs.engine.engine import STOP_SECONDS, EngineOptions, Troubled
 from threadkeep.store.address import DatabaseAddress
@@ -253,14 +254,10 @@ class Lease:
         Raises:
             StoreUnavailable: the database does not answer.
         """
-        try:
-            with translated():
-                await asyncio.to_thread(self._presence.enter)
-                # Also removes the files that dead processes left on SQLite.
-                await asyncio.to_thread(self._presence.dead, set())
-        except BaseException:
-            self._connections.close()
-            raise
+        with OnFailure(self._connections.close), translated():
+            await asyncio.to_thread(self._presence.enter)
+            # Also removes the files that dead processes left on SQLite.
+            await asyncio.to_thread(self._presence.dead, set())
         if self._path is None:
             # A thread: a blocked event loop does not cost the lease.
             self._renewing = Thread(target=self._renew, name="threadkeep-lease", daemon=True)
@@ -315,10 +312,9 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._ended.wait(max(0.05, self._options.dead_seconds / 4)):
-            try:
+            # A failure is tried again as long as the process lives.
+            with ErrorBoundary(lambda error: self._troubled(type(error).__name__)):
                 if not self._presence.renew():
                     self._is_lost = True
                     self._lost()
                     return
-            except Exception as error:  # noqa: BLE001 - it is tried again as long as the process lives
-                self._troubled(type(error).__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
+from threadkeep.boundary import AsyncOnFailure
 from threadkeep.errors import InvalidInput
 from threadkeep.runs.engine.engine import Engine, EngineOptions, Execute, Troubled
 from threadkeep.runs.engine.local import LocalEngine
@@ -50,11 +51,8 @@ async def _open_durable(
         ) from error
     engine = DbosEngine(address, execute, options, troubled)
     if options.works:
-        try:
+        async with AsyncOnFailure(lambda: engine.close(0.0)):
             await engine.work()
-        except BaseException:
-            await engine.close(0.0)
-            raise
     return engine
 
 

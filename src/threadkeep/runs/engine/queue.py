@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 
+from threadkeep.boundary import ErrorBoundary, OnFailure
 from threadkeep.runs.engine.database import Connections, translated
 from threadkeep.runs.engine.dbos_process import Attempt, DbosProcess, next_number
 from threadkeep.runs.engine.engine import STOP_SECONDS, EngineOptions, Troubled
@@ -49,12 +50,8 @@ class RunQueue:
             StoreUnavailable: the database does not answer.
             InvalidInput: this process already executes runs of another database.
         """
-        try:
-            with translated():
-                self._process.launch(self._attempt)
-        except BaseException:
-            self.stop()
-            raise
+        with OnFailure(self.stop), translated():
+            self._process.launch(self._attempt)
         if self._options.works:
             self._cleaning = Thread(target=self._remove_finished, name="threadkeep-runs", daemon=True)
             self._cleaning.start()
@@ -128,11 +125,10 @@ class RunQueue:
         """Remove finished attempts: at once, because a short-lived command is often the only worker, and repeatedly."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
-            try:
+            # A failure is tried again as long as the process lives.
+            with ErrorBoundary(lambda error: self._troubled(type(error).__name__)):
                 self._process.check()
                 self._process.remove_finished((datetime.now(UTC) - kept).isoformat())
-            except Exception as error:  # noqa: BLE001 - what fails now is tried again, for as long as the process lives
-                self._troubled(type(error).__name__)
             if self._closing.wait(min(_RETENTION_SECONDS, self._options.keep_finished_seconds)):
                 return
 
