@@ -17,9 +17,7 @@ def connect(database: str | Path, key: str | None, **options: Any) -> sqlite3.Co
     """
     if key is None:
         return sqlite3.connect(database, factory=ThreadConnection, **options)
-    from sqlcipher3 import dbapi2
-
-    connection = dbapi2.connect(database, factory=_cipher_connection(), **options)
+    connection = _sqlcipher().connect(database, factory=_cipher_connection(), **options)
     # A wrong key is an error of ours, and no output on stderr.
     connection.execute("PRAGMA cipher_log_level = NONE").close()
     connection.execute(f"PRAGMA key = \"x'{key}'\"").close()
@@ -28,9 +26,7 @@ def connect(database: str | Path, key: str | None, **options: Any) -> sqlite3.Co
 
 def export_plain(source: Path, target: Path, key: str) -> None:
     """Write an encrypted copy of a plain file. Blocking I/O."""
-    from sqlcipher3 import dbapi2
-
-    connection = dbapi2.connect(source.absolute().as_uri() + "?mode=ro", uri=True, isolation_level=None)
+    connection = _sqlcipher().connect(source.absolute().as_uri() + "?mode=ro", uri=True, isolation_level=None)
     try:
         connection.execute(f"ATTACH DATABASE ? AS copy KEY \"x'{key}'\"", (str(target),))
         connection.execute("SELECT sqlcipher_export('copy')").fetchall()
@@ -38,11 +34,17 @@ def export_plain(source: Path, target: Path, key: str) -> None:
         connection.close()
 
 
+def _sqlcipher() -> Any:
+    from sqlcipher3 import dbapi2  # the extra `sqlcipher`
+
+    return dbapi2
+
+
 @cache
 def _cipher_connection() -> type:
-    from sqlcipher3 import dbapi2
+    dbapi2 = _sqlcipher()
 
-    class CipherConnection(BatchingConnection, dbapi2.Connection):  # type: ignore[misc]
+    class CipherConnection(BatchingConnection, dbapi2.Connection):  # type: ignore[misc, name-defined]
         """A connection of SQLCipher in aiosqlite's thread. Its statements raise the errors of Python's `sqlite3`."""
 
         def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:

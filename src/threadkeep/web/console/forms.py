@@ -1,4 +1,4 @@
-"""Forms of the console: their fields, and the tokens that other sites' pages cannot know."""
+"""Requests to the console: the fields of forms, the tokens that other sites' pages cannot know, and the user."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Annotated
 from urllib.parse import parse_qsl
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 
+from threadkeep.web.callers import CallerInUse
 from threadkeep.web.console.cookies import COOKIE
 from threadkeep.web.problems import ProblemRaised, make_problem
 
@@ -49,3 +50,11 @@ async def read_form(request: Request) -> Mapping[str, str]:
 
 
 type Form = Annotated[Mapping[str, str], Depends(read_form)]
+
+
+async def _seen_as(caller: CallerInUse, user: Annotated[str | None, Query(max_length=512)] = None) -> str | None:
+    return caller.user(user or None)
+
+
+type SeenAs = Annotated[str | None, Depends(_seen_as)]
+"""The user whose sessions, runs and knowledge a page of the console shows; None shows all."""

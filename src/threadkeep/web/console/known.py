@@ -18,8 +18,8 @@ from threadkeep.records import Message, SessionInfo
 from threadkeep.store.codec import clean_text
 from threadkeep.store.manifests import StoredManifest
 from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.console.forms import SeenAs
 from threadkeep.web.console.rendering import ConsoleRoute, page
-from threadkeep.web.console.viewer import SeenAs
 
 _HITS = 40
 _HIDDEN_LOOKED_AT = 2_000

@@ -14,9 +14,8 @@ from threadkeep.records.runs import RUN_STATUSES, RunQuery, RunStatus
 from threadkeep.runs.views import RunBody, RunEventBody, RunSummary
 from threadkeep.web.api.parameters import AppInUse, RunId
 from threadkeep.web.api.runs import get_events
-from threadkeep.web.console.forms import Form
+from threadkeep.web.console.forms import Form, SeenAs
 from threadkeep.web.console.rendering import ConsoleRoute, page, redirect, run_address
-from threadkeep.web.console.viewer import SeenAs
 from threadkeep.web.cursors import read_cursor, write_cursor
 
 _PAGE = 50

@@ -22,9 +22,8 @@ from threadkeep.store.codec import clean_text
 from threadkeep.web.api.parameters import AppInUse, SessionId
 from threadkeep.web.api.sessions import delete_session, reset_session
 from threadkeep.web.callers import CallerInUse
-from threadkeep.web.console.forms import Form
+from threadkeep.web.console.forms import Form, SeenAs
 from threadkeep.web.console.rendering import ConsoleRoute, redirect, session_address
-from threadkeep.web.console.viewer import SeenAs
 from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS
 from threadkeep.workflows.built_in import CHAT
 

@@ -17,8 +17,8 @@ from threadkeep.records.runs import Run, RunQuery
 from threadkeep.store.codec import clean_text
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, SessionId
+from threadkeep.web.console.forms import SeenAs
 from threadkeep.web.console.rendering import ConsoleRoute, page
-from threadkeep.web.console.viewer import SeenAs
 from threadkeep.web.cursors import read_cursor, write_cursor
 
 _PAGE = 30
