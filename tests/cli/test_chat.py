@@ -19,7 +19,7 @@ import pytest
 from tests.cli.forked import ForkedCommand, Program, fork
 from tests.cli.running import CommandLine
 from tests.limits import HANG_SECONDS
-from threadkeep.agent import models
+from threadkeep import app
 from threadkeep.cli import main
 from threadkeep.history.memory import Memory
 from threadkeep.testing import Gate, ScriptedModel
@@ -32,7 +32,8 @@ def scripted_chat(_: Sequence[str] = ()) -> int:
     if os.isatty(0):
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    models.make_model = lambda *_, **__: ScriptedModel([["Slowly, ", Gate(), "never said"], "Quick as ever.", "Done."])
+    model = ScriptedModel([["Slowly, ", Gate(), "never said"], "Quick as ever.", "Done."])
+    app.make_model = lambda *_, **__: model  # type: ignore[attr-defined]
     return main(["chat", "--session", "a"])
 
 

@@ -163,6 +163,18 @@ class AppendGuarantees(TranscriptSource):
             page = await transcripts.newest("room:1", limit=10)
             assert contents(page.messages) == ["mine", "from the system itself"]
 
+    async def test_of_two_users_at_once_one_owns_the_session(self) -> None:
+        """The turn of the other raises and stores nothing."""
+        async with self.open_transcripts() as transcripts:
+            outcomes = await asyncio.gather(
+                transcripts.append(turn(user("of one"), user_id="u1")),
+                transcripts.append(turn(user("of another"), user_id="u2")),
+                return_exceptions=True,
+            )
+            assert [isinstance(outcome, WrongUser) for outcome in outcomes].count(True) == 1
+            page = await transcripts.newest("room:1", limit=10)
+            assert len(page.messages) == 1
+
     async def test_a_turn_that_answers_a_message_is_stored_while_that_is_there(self) -> None:
         """Otherwise the turn is rejected, also among others, and does not create its session again."""
         async with self.open_transcripts() as transcripts:
