@@ -108,6 +108,7 @@ async def run_turns(plan: TurnPlan, folder: Path, tell: Callable[[str], None]) -
         await faults.outages.end()
         for task in watching:
             task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         place.model.final = True
         tell("repeating every question")
         await people.repeat_all()

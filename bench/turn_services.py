@@ -247,19 +247,26 @@ class Outages:
                 task.cancel()
 
     async def watch(self, service: Service) -> None:
-        """Record each time in which turns of a service wait to be written, whatever the reason: a busy machine, too."""
+        """Record each time in which turns of a service wait to be written, whatever the reason: a busy machine, too.
+
+        A time that goes on when the task is cancelled ends there.
+        """
         ready_at = time.monotonic()
         begun_at: float | None = None
-        while True:
-            await asyncio.sleep(_RECOVERY_SECONDS / 4)
-            waiting = await pending_writes(self._client, service)
-            if waiting and begun_at is None:
-                begun_at = ready_at - _WRITE_SECONDS
-            if waiting == 0:
-                ready_at = time.monotonic()
-                if begun_at is not None:
-                    self.found.append(Outage(service.name, begun_at, ready_at, "writes waited"))
-                    begun_at = None
+        try:
+            while True:
+                await asyncio.sleep(_RECOVERY_SECONDS / 4)
+                waiting = await pending_writes(self._client, service)
+                if waiting and begun_at is None:
+                    begun_at = ready_at - _WRITE_SECONDS
+                if waiting == 0:
+                    ready_at = time.monotonic()
+                    if begun_at is not None:
+                        self.found.append(Outage(service.name, begun_at, ready_at, "writes waited"))
+                        begun_at = None
+        finally:
+            if begun_at is not None:
+                self.found.append(Outage(service.name, begun_at, time.monotonic(), "writes waited"))
 
     async def _record(self, service: Service, begun_at: float, what: str) -> None:
         await asyncio.sleep(_RECOVERY_SECONDS)
