@@ -1,14 +1,16 @@
 """Evidence recall: which share of the turns that hold an answer is selected within a budget of tokens.
 
-`Recall` is the adapter for the evaluation of the shared data set, which says what its two methods have to do;
-`python -m bench.recall --data FILE` measures it there and on made-up chats; `--embed MODULE:FUNCTION` with an embedding
-beside it, `--long` how the time of a query grows with the talk. The weights were fitted to these conversations:
-`python -m bench.fit_recall` prints what is reached on those that are left out of a fit.
+`Recall` is the adapter for the evaluation of the shared data set, which says what its two methods have to do.
+`python -m bench.recall --data FILE` measures it there, also with misspelt words, and on made-up chats; `--meaning` with
+the word vectors of the extra, `--embed MODULE:FUNCTION` with another embedding, `--long` how the time of a query grows
+with the talk. The weights were fitted to these conversations: `python -m bench.fit_recall` prints what is reached on
+those that are left out of a fit.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import json
 import math
@@ -20,12 +22,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from bench import recall_hard
 from bench.recall_chats import Asked, Chat, ChatTurn, chats
 from threadkeep.context.recall import IndexedTurn, RecallIndex, select
+from threadkeep.context.recall.embedding import Embedder, installed_word_vectors, unit_vector
 
 BUDGETS = (500, 1_000, 2_000, 4_000)
 _TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -217,9 +221,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--embed", metavar="MODULE:FUNCTION", help="a function that takes texts and gives a vector of length 1 for each"
     )
+    parser.add_argument("--meaning", action="store_true", help="use the word vectors of the extra `meaning`")
     parser.add_argument("--long", action="store_true", help="also measure talks of up to 70,000 turns")
     given = parser.parse_args(arguments)
     embed = _embedding(given.embed) if given.embed else None
+    if given.meaning and (vectors := installed_word_vectors()) is not None:
+        embed = partial(_embed, vectors)
     people = list(conversations(given.data)) if given.data is not None else []
     if people:
         report("Conversations between people", people, embed)
@@ -235,6 +242,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.long:
         report_long(people or list(chats()))
     return 0
+
+
+def _embed(embedder: Embedder, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+    return [unit_vector(vector) for vector in asyncio.run(embedder.embed(texts))]
 
 
 def _embedding(name: str) -> Embed:
