@@ -26,7 +26,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PYTHON_HERE) -m pytest -n 2 --dist loadgrou
 test: with-dev ## run the tests, on SQLite and on a PostgreSQL of their own
 	$(PYTEST) $(ARGS)
 
-slow: with-dev ## run the tests that take long: processes that are killed, random HTTP requests
+slow: with-dev ## run the tests that take long: processes that are killed, random requests and sessions, benches
 	$(PYTEST) -m slow $(ARGS)
 
 # Beside the set `dev`, and only where there is a browser: the driver alone is 130 MB.

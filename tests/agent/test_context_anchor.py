@@ -31,6 +31,8 @@ from threadkeep.context.plan import WindowKind
 from threadkeep.records import Role, Summary
 from threadkeep.testing import ScriptedModel
 
+pytestmark = pytest.mark.slow
+
 TURNS = 200
 ENOUGH = 0.85
 ENOUGH_WITH_STEPS = 0.7

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
@@ -33,6 +34,8 @@ from threadkeep.context.plan import ContextPlan, WindowKind
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel
+
+pytestmark = pytest.mark.slow
 
 _TEXTS = ("a word or two ", "ein paar Dinge ", "几个字", "несколько слов ", "🎉 ")
 _IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 40}}

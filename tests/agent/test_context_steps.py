@@ -17,6 +17,8 @@ from tests.agent.talking import ROOM, ask, config_of, make_agent, numbered
 from threadkeep import BudgetTooSmall, Memory, SessionMemory, count_tokens, open_memory, rebuild
 from threadkeep.testing import ScriptedModel
 
+pytestmark = pytest.mark.slow
+
 IMAGE: dict[str, object] = {"type": "image", "base64": "iVBORw0KGgo" * 40, "mime_type": "image/png"}
 
 

@@ -17,6 +17,8 @@ from tests.agent.talking import ROOM, Agent, config_of
 from threadkeep import ContextManifest, Memory, Message, RecalledTurns, SessionMemory, rebuild
 from threadkeep.records import Summary
 
+pytestmark = pytest.mark.slow
+
 _IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 40}}
 
 

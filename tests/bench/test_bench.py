@@ -12,6 +12,8 @@ from bench.plan import QUICK
 from bench.run import run
 from bench.tables import markdown, sheets_of
 
+pytestmark = pytest.mark.slow
+
 HANDFUL = replace(
     QUICK, only=("raw",), stored=(0, 20), rounds=2, repeats=2, copies=1, burst_rounds=1, burst_seconds=0.05, sessions=3
 )

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from bench.context import QUICK, run, sheets, write_section
 from bench.sections import PAGE, carried_over, with_section
 from bench.tables import markdown
+
+pytestmark = pytest.mark.slow
 
 HANDFUL = replace(QUICK, engines=("sqlite",), stored=(20, 40), rounds=1, repeats=1)
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.knowledge import QUICK, STATES, run, sheets, write_section
 from bench.knowledge_facts import facts_of_everybody, questions
 from bench.sections import PAGE
 from bench.tables import markdown
+
+pytestmark = pytest.mark.slow
 
 
 async def test_every_figure_of_knowledge_is_there(tmp_path: Path) -> None:

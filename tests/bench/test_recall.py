@@ -9,6 +9,8 @@ from bench.recall import Recall, cost, main, measure
 from bench.recall_chats import Chat, chats
 from bench.recall_hard_facts import FITTED, HELD_OUT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("chat", list(chats(seeds=(7,))), ids=lambda chat: str(chat.id))
 def test_made_up_chats_are_remembered(chat: Chat) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.run_growth import PARTS
 from bench.run_queue import PLAIN, SAVER, WAITED_FOR, QueuePlan
 from bench.runs import RunsPlan, run, sheets, write_section
 from bench.sections import PAGE
 from bench.tables import markdown
+
+pytestmark = pytest.mark.slow
 
 # Workers are processes, which take seconds to begin.
 HERE = (WAITED_FOR, PLAIN, SAVER)

@@ -16,6 +16,8 @@ from threadkeep.history.memory import Memory
 from threadkeep.records.runs import NewRun
 from threadkeep.runs.views import RunBody
 
+pytestmark = pytest.mark.slow
+
 _POLL_SECONDS = 0.05
 # Long for a busy machine, and less than what nobody sees to waits.
 _AT_ONCE_SECONDS = 50.0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count, takewhile
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from threadkeep.history.retention import Amount
 from threadkeep.history.retention_rounds import AllRetention
 from threadkeep.records import Retention, RetentionLimits, Role
 from threadkeep.testing import SettableClock
+
+pytestmark = pytest.mark.slow
 
 _DAYS = st.sampled_from([0.0, 0.5, 1.0, 3.0])
 _ROLES: st.SearchStrategy[Role] = st.sampled_from(["user", "assistant", "assistant", "system"])

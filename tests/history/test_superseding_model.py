@@ -19,6 +19,8 @@ from threadkeep.records import Role, Summary
 from threadkeep.store.codec import shorten
 from threadkeep.testing import SettableClock
 
+pytestmark = pytest.mark.slow
+
 type Kind = Literal["say", "take back", "edit", "regenerate", "reset", "summarise", "branch"]
 
 _ROLES: st.SearchStrategy[Role] = st.sampled_from(["user", "assistant", "system"])
