@@ -55,13 +55,13 @@ async def test_a_generated_client_chats_lists_pages_and_reads_errors(tmp_path: P
         found: dict[str, Any] = json.loads(output)
     assert warned == [f"WARNING parsing {GENERATED} within users."]
     assert found == {
-        "answers": [[name, "ChatResponseBody", True] for name in ("s0", "s0", "s1")],
+        "answers": [[name, "ChatResponseBody", True, True] for name in ("s0", "s0", "s1")],
         "sessions": ["s1", "s0"],
         "end": None,
         "texts": found["texts"],
         "times": True,
         "missing": [404, "urn:threadkeep:session-not-found"],
-        "refused": [422, "Problem", "urn:threadkeep:invalid-input"],
+        "refused": [422, "Problem", "urn:threadkeep:invalid-request"],
     }
     assert [role for role, _ in found["texts"]] == ["user", "assistant", "user", "assistant"]
     assert [text for role, text in found["texts"] if role == "user"] == ["word 0", "word 1"]
