@@ -68,7 +68,7 @@ lock: with-dev ## compile requirements/ anew from pyproject.toml
 
 # deepagents and Graphiti pin what does not resolve beside the set `dev`: each has a set and an environment of its own.
 # There are no wheels of Graphiti's database for every machine: where it cannot be set up, its tests are skipped and say so.
-foreign: with-dev ## test beside what needs an environment of its own (deepagents, Google ADK, LlamaIndex, JavaScript, a Graphiti server)
+foreign: with-dev ## test beside what needs an environment of its own (deepagents, Google ADK, LlamaIndex, Pydantic AI, JavaScript, a Graphiti server)
 	@VENV=.venv-deepagents sh scripts/setup.sh deepagents
 	@VENV=.venv-adapters sh scripts/setup.sh adapters
 	@VENV=.venv-graphiti sh scripts/setup.sh graphiti && sh scripts/graphiti_source.sh .venv-graphiti || true

@@ -26,7 +26,7 @@ compile server pyproject.toml --extra server --group build --constraint requirem
 compile browser --group browser --constraint requirements/dev.txt
 compile base pyproject.toml --constraint requirements/server.txt
 compile deepagents "$@" pyproject.toml --group build --group deepagents
-compile adapters "$@" pyproject.toml --extra google-adk --extra llama-index --extra postgres --group build --group adapters
+compile adapters "$@" pyproject.toml --extra google-adk --extra llama-index --extra postgres --extra pydantic-ai --group build --group adapters
 # It asks for certificates of a day on which some indexes have none yet.
 echo "certifi>=2025.1.31" | compile graphiti "$@" pyproject.toml --group build --group graphiti --override -
 compile sbom "$@" --group sbom

@@ -16,13 +16,12 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-adapters" / "bin" / "python"
 
 
-def test_the_cases_of_google_adk_and_llama_index_hold(shared_url: str) -> None:
-    """On each database; the cases are in `adapter_cases.py`."""
+@pytest.mark.parametrize(("name", "count"), [("adapter_cases.py", 8), ("conversation_cases.py", 4)])
+def test_the_cases_of_other_frameworks_hold(shared_url: str, name: str, count: int) -> None:
+    """On each database: those of Google ADK and LlamaIndex, and those of Pydantic AI."""
     if not PYTHON.exists():
-        pytest.skip(
-            "Google ADK and LlamaIndex have an environment of their own, which is not there: run `make foreign`."
-        )
-    cases = Path(__file__).with_name("adapter_cases.py")
+        pytest.skip("These frameworks have an environment of their own, which is not there: run `make foreign`.")
+    cases = Path(__file__).with_name(name)
     options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(cases.parent), "-p", "no:cacheprovider"]
     options += ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]
     run = subprocess.run(
@@ -35,4 +34,4 @@ def test_the_cases_of_google_adk_and_llama_index_hold(shared_url: str) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "8 passed" in run.stdout
+    assert f"{count} passed" in run.stdout

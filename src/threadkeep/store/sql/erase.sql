@@ -84,7 +84,8 @@ UNION ALL
 SELECT 'chat_channel_sessions', count(*) FROM chat_channel_sessions WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL
 SELECT 'chat_channel_state', count(*) FROM chat_channel_state
-WHERE scope IN (SELECT 'chatkit:' || id FROM ids UNION ALL SELECT 'adk:' || id FROM ids)
+WHERE scope IN (SELECT 'chatkit:' || id FROM ids UNION ALL SELECT 'adk:' || id FROM ids
+    UNION ALL SELECT 'pydantic-ai:' || id FROM ids)
 UNION ALL SELECT 'chat_graph_turns', count(*) FROM chat_graph_turns WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL
 SELECT 'chat_graph_deliveries', count(*) FROM chat_graph_deliveries
@@ -193,8 +194,8 @@ DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 DELETE FROM chat_active_sessions WHERE user_id = :id
 
 -- name: delete_attachments
--- The attachments of a person in ChatKit, and the person's state in apps of Google ADK.
-DELETE FROM chat_channel_state WHERE scope IN ('chatkit:' || :id, 'adk:' || :id)
+-- The attachments of a person in ChatKit, state in apps of Google ADK, and names of conversations of Pydantic AI.
+DELETE FROM chat_channel_state WHERE scope IN ('chatkit:' || :id, 'adk:' || :id, 'pydantic-ai:' || :id)
 
 -- name: delete_evidence
 DELETE FROM chat_fact_evidence WHERE session_id = :session_id

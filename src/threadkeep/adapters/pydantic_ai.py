@@ -1,0 +1,212 @@
+"""Conversations of Pydantic AI in a memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import cast
+
+from pydantic import TypeAdapter
+from pydantic_ai.conversation_store import (
+    ConversationConflict,
+    ConversationEntry,
+    ConversationRecord,
+    ConversationStore,
+)
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, TextPart, UserPromptPart
+
+from threadkeep.adapters.items import append_once, item_message, messages_after, stored_item
+from threadkeep.errors import InvalidInput
+from threadkeep.history.session import Session
+from threadkeep.memory import Memory
+from threadkeep.records import Json, Message, Role
+from threadkeep.store.driver import Joined
+
+_NAME = "pydantic-ai"
+_RECORD: TypeAdapter[ConversationRecord] = TypeAdapter(ConversationRecord)
+_PAGE = 50
+_read_last: ContextVar[str | None] = ContextVar("conversation_read_last", default=None)
+
+
+class Conversations(ConversationStore):
+    """The conversation store of Pydantic AI over a memory: a conversation is the session with its id.
+
+    An entry is a message with the entry's id: prompts and answers are in the transcript like those of other agents,
+    tool calls and tool results are notes in it. Each save is one transaction, and of two saves of one revision the
+    first succeeds. Entries that a branch leaves are superseded, and can be read again; a fork is a branch of the
+    session, with copies of its messages.
+    """
+
+    def __init__(self, memory: Memory, *, user_id: str | None = None) -> None:
+        """Create a store; with a `user_id` it has the conversations of that user only.
+
+        Raises:
+            InvalidInput: the memory keeps its sessions in a graph store.
+        """
+        if memory.in_graph_store:
+            raise InvalidInput("Conversations of Pydantic AI need a memory in SQL tables; open one by a database URL.")
+        self._memory = memory
+        self._user_id = user_id
+        self._scope = f"{_NAME}:{user_id or ''}"
+
+    async def read_record(self, conversation_id: str) -> ConversationRecord | None:
+        """Return the newest record of a conversation; None if there is none."""
+        _read_last.set(conversation_id)
+        async for item in self._items_from_newest(self._session(conversation_id)):
+            if item.get("deleted") == conversation_id:
+                await self._session(conversation_id).delete()  # the delete was interrupted
+                return None
+            record = item.get("record")
+            # A fork has copies of the records of its origin.
+            if isinstance(record, Mapping) and record["conversation_id"] == conversation_id:
+                return _RECORD.validate_json(json.dumps(record))
+        return None
+
+    async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
+        """Return the records, or those of a scope, newest first; each conversation is read."""
+        names = await self._memory.channels.state.values_of(self._scope, "conversation:")
+        found = [await self.read_record(name.removeprefix("conversation:")) for name in names]
+        records = [one for one in found if one is not None and scope in (None, one.scope)]
+        return sorted(records, key=lambda one: one.updated_at, reverse=True)[:limit]
+
+    async def write_record(
+        self,
+        record: ConversationRecord,
+        *,
+        new_entries: Sequence[ConversationEntry] = (),
+        expected_revision: str | None,
+    ) -> None:
+        """Store a record and its new entries in one transaction; a repeated call changes nothing.
+
+        Raises:
+            ConversationConflict: the stored revision is another one, or the head is not stored.
+            WrongUser: the conversation is another user's.
+            StoreUnavailable: the database does not answer; the same call can be repeated.
+        """
+        stored = await self.read_record(record.conversation_id)
+        if stored is not None and stored.revision == record.revision:
+            return
+        if (stored.revision if stored else None) != expected_revision:
+            raise ConversationConflict(record.conversation_id)
+        await self._go_back_to(record, new_entries[0].parent_id if new_entries else record.head_id)
+        dumped: Json = {"record": _RECORD.dump_python(record, mode="json")}
+        state = self._memory.channels.state
+        names = [f"conversation:{record.conversation_id}", *(f"entry:{entry.id}" for entry in new_entries)]
+        statements = [state.keep_statement(self._scope, name, record.conversation_id) for name in names]
+        note = _note(record.conversation_id, expected_revision, dumped)
+        messages = [note, *(_message(entry) for entry in new_entries)]
+        if not await append_once(self._session(record.conversation_id), messages, Joined(after=statements)):
+            raise ConversationConflict(record.conversation_id)
+
+    async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
+        """Delete the session of a conversation with all its messages; forks have copies of theirs.
+
+        Raises:
+            ConversationConflict: the stored revision is another one.
+        """
+        stored, session = await self.read_record(conversation_id), self._session(conversation_id)
+        note = _note(conversation_id, expected_revision, {"deleted": conversation_id})
+        if stored is None or stored.revision != expected_revision or not await append_once(session, [note], Joined()):
+            raise ConversationConflict(conversation_id)
+        entries = [one.id for one in await messages_after(session, 0, view="history") if _entry(one) is not None]
+        await session.delete()
+        for name in (f"conversation:{conversation_id}", *(f"entry:{entry_id}" for entry_id in entries)):
+            await self._memory.channels.state.forget(self._scope, name, conversation_id)
+
+    async def read_entry(self, entry_id: str) -> ConversationEntry:
+        """Return an entry, of the conversation that was read last or of the one that stored it first.
+
+        Raises:
+            LookupError: there is none.
+        """
+        _, message = await self._find(entry_id)
+        return cast("ConversationEntry", _entry(message))
+
+    async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
+        """Return the entries up to `head_id`, oldest first, or the last `limit` of them; the session is read once."""
+        if head_id is None or limit == 0:
+            return []
+        session, _ = await self._find(head_id)
+        messages = await messages_after(session, 0, view="history")
+        entries = {entry.id: entry for message in messages if (entry := _entry(message)) is not None}
+        history: list[ConversationEntry] = []
+        next_id: str | None = head_id
+        while next_id is not None and (limit is None or len(history) < limit):
+            history.append(entries.get(next_id) or await self.read_entry(next_id))
+            next_id = history[-1].parent_id
+        return history[::-1]
+
+    async def _go_back_to(self, record: ConversationRecord, entry_id: str | None) -> None:
+        """Supersede the entries after the one that a record continues from, or branch the session that has it."""
+        session, seq = self._session(record.conversation_id), 0
+        if entry_id is not None:
+            try:
+                home, message = await self._find(entry_id)
+            except LookupError:
+                raise ConversationConflict(record.conversation_id) from None
+            if home.session_id != session.session_id:
+                await home.branch(message.seq, session_id=session.session_id)
+                return
+            seq = message.seq or 0
+        later = await messages_after(session, seq)
+        if any(_entry(message) is not None for message in later):
+            await session.take_back(len(later))
+
+    async def _find(self, entry_id: str) -> tuple[Session, Message]:
+        first = await self._memory.channels.state.value(self._scope, f"entry:{entry_id}")
+        for conversation_id in (_read_last.get(), first):
+            session = None if conversation_id is None else self._session(conversation_id)
+            message = None if session is None else await session.find(entry_id)
+            if session is not None and message is not None and _entry(message) is not None:
+                return session, message
+        raise LookupError(f"There is no entry {entry_id!r}.")
+
+    async def _items_from_newest(self, session: Session) -> AsyncIterator[Mapping[str, Json]]:
+        before: int | None = None
+        while True:
+            page = await session.page(before, _PAGE, view="history")
+            for message in reversed(page.messages):
+                item = stored_item(_NAME, message)
+                if isinstance(item, Mapping):
+                    yield item
+            before = page.next_before
+            if before is None:
+                return
+
+    def _session(self, conversation_id: str) -> Session:
+        return self._memory.session(conversation_id, user_id=self._user_id)
+
+
+def _note(conversation_id: str, revision: str | None, item: Json) -> Message:
+    """Return the note of the only write that may follow a revision."""
+    name = f"{conversation_id}:{revision or ''}"
+    return item_message(_NAME, item, role=None, text="[conversation]", message_id=name)
+
+
+def _message(entry: ConversationEntry) -> Message:
+    dumped = json.loads(ModelMessagesTypeAdapter.dump_json([entry.message]))[0]
+    item: Json = {"entry": {"parent_id": entry.parent_id, "message": dumped}}
+    kind, text = entry.message.kind, _text(entry.message)
+    role: Role = "user" if kind == "request" else "assistant"
+    return item_message(_NAME, item, role=role if text else None, text=text or f"[{kind}]", message_id=entry.id)
+
+
+def _text(message: ModelMessage) -> str:
+    """Return what a person or a model says in a message."""
+    texts: list[str] = []
+    for part in message.parts:
+        if isinstance(part, UserPromptPart | TextPart):
+            pieces = [part.content] if isinstance(part.content, str) else part.content
+            texts += [piece for piece in pieces if isinstance(piece, str)]
+    return "\n".join(texts)
+
+
+def _entry(message: Message) -> ConversationEntry | None:
+    """Return the entry of a message; None for other messages."""
+    item = stored_item(_NAME, message)
+    stored = item.get("entry") if isinstance(item, Mapping) else None
+    if not isinstance(stored, Mapping):
+        return None
+    [found] = ModelMessagesTypeAdapter.validate_json(json.dumps([stored["message"]]))
+    return ConversationEntry(id=str(message.id), parent_id=cast("str | None", stored["parent_id"]), message=found)

@@ -1,0 +1,161 @@
+"""Cases of the conversation store of Pydantic AI; `test_adapters.py` runs them in the environment of the adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent, BinaryContent
+from pydantic_ai.conversation import Conversation
+from pydantic_ai.conversation_store import ConversationConflict, ConversationEntry, ConversationRecord
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from threadkeep import Memory, open_memory
+from threadkeep.adapters.pydantic_ai import Conversations
+
+URL = os.environ["THREADKEEP_TEST_DATABASE"]
+
+
+@pytest.fixture
+async def memory() -> AsyncIterator[Memory]:
+    """A memory on the database of the test."""
+    async with open_memory(URL) as opened:
+        yield opened
+
+
+def counting() -> Agent[None, str]:
+    """Return an agent that calls a tool once a turn, and says how many messages it was sent."""
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if any(part.part_kind == "tool-return" for part in messages[-1].parts):
+            return ModelResponse(parts=[TextPart(f"I see {len(messages)} messages.")])
+        return ModelResponse(parts=[ToolCallPart("look", {"at": "it"})])
+
+    agent = Agent(FunctionModel(answer))
+    agent.tool_plain(name="look")(lambda at: f"{at}: fine")
+    return agent
+
+
+async def ask(store: Conversations, name: str, prompt: Any, **scope: str) -> Any:
+    """Return the result of a turn, whose conversation is loaded before and saved after it."""
+    conversation = await store.load(name) or Conversation(conversation_id=name)
+    result = await counting().run(prompt, conversation=conversation)
+    await store.save(result, **scope)
+    return result
+
+
+def new_name() -> str:
+    """Return a conversation's id that no other test has."""
+    return f"room-{uuid.uuid4()}"
+
+
+async def texts(memory: Memory, name: str, user: str | None = None) -> list[tuple[str, str]]:
+    """Return what a person and the agents say in a session."""
+    found = await memory.session(name, user_id=user).tail(100)
+    return [(one.role, one.content) for one in found if one.role != "system"]
+
+
+async def test_an_agents_conversation_is_kept_and_stands_in_the_transcript(memory: Memory) -> None:
+    """Messages with tools and bytes come back equal, each stored once; usage and ids too, and a search finds texts."""
+    store, name = Conversations(memory, user_id="ann"), new_name()
+    word = f"lisbon{uuid.uuid4().hex[:8]}"
+    first = await ask(store, name, [f"Flights to {word}?", BinaryContent(b"\x00\xff", media_type="image/png")])
+    second = await ask(store, name, "And back?")
+    loaded = await store.load(name)
+    assert loaded.messages == second.conversation.messages
+    assert len(loaded.messages) == 8
+    assert loaded.usage.requests == 4
+    entries = await store.load_entries(name)
+    assert [one.message for one in entries] == loaded.messages
+    assert [await store.read_entry(one.id) for one in entries] == entries
+    assert [one.message for one in await store.load_entries(name, limit=3)] == loaded.messages[-3:]
+    assert await texts(memory, name, "ann") == [
+        ("user", f"Flights to {word}?"),
+        ("assistant", first.output),
+        ("user", "And back?"),
+        ("assistant", second.output),
+    ]
+    assert [hit.message.id for hit in await memory.search(word, user_id="ann")] == [entries[0].id]
+    assert await Conversations(memory, user_id="bob").load(name) is None
+    with pytest.raises(LookupError):
+        await store.read_entry("nothing")
+
+
+async def test_of_two_saves_of_one_revision_the_second_is_refused(memory: Memory) -> None:
+    """Also at once, and of a conversation that is new; a repeat of the same write changes nothing."""
+    store, name = Conversations(memory), new_name()
+    entry = ConversationEntry(parent_id=None, message=ModelResponse(parts=[TextPart("Hello.")]))
+    record = ConversationRecord(conversation_id=name, head_id=entry.id)
+    other = dataclasses.replace(entry, id=str(uuid.uuid4()))
+    another = ConversationRecord(conversation_id=name, head_id=other.id)
+    writes = [
+        store.write_record(one, new_entries=[new], expected_revision=None)
+        for one, new in ((record, entry), (another, other))
+    ]
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    assert sorted(type(one).__name__ for one in results) == ["ConversationConflict", "NoneType"]
+    won, new = ((record, entry), (another, other))[results.index(None)]
+    await store.write_record(won, new_entries=[new], expected_revision=None)
+    assert await store.read_record(name) == won
+    assert [one.id for one in await store.read_history(won.head_id)] == [new.id]
+    copies = [await store.load(name) for _ in range(2)]
+    await store.save(await counting().run("One.", conversation=copies[0]))
+    with pytest.raises(ConversationConflict):
+        await store.save(await counting().run("Two.", conversation=copies[1]))
+    with pytest.raises(ConversationConflict):
+        await store.write_record(
+            dataclasses.replace(won, head_id="nothing", revision="r"),
+            expected_revision=(await store.load(name)).revision,
+        )
+    assert await texts(memory, name) == [("assistant", "Hello."), ("user", "One."), ("assistant", "I see 4 messages.")]
+
+
+async def test_a_branch_supersedes_and_a_fork_is_a_session_of_its_own(memory: Memory) -> None:
+    """The history that was left can be continued again; a fork survives the delete of its origin."""
+    store, name, fork_name = Conversations(memory), new_name(), new_name()
+    await ask(store, name, "One.")
+    await ask(store, name, "Two.")
+    left = (await store.load_entries(name))[-1].id
+    revision = (await store.load(name)).revision
+    branched = await store.branch(name, at=4, expected_revision=revision)
+    assert len(branched.messages) == 4
+    with pytest.raises(ConversationConflict):
+        await store.branch(name, at=2, expected_revision=revision)
+    await ask(store, name, "Three.")
+    assert [text for role, text in await texts(memory, name) if role == "user"] == ["One.", "Three."]
+    record: Any = await store.read_record(name)
+    assert record.branches == [left]
+    fork = await store.fork(name, at=4, new_conversation_id=fork_name)
+    assert fork.messages == branched.messages
+    back = await store.branch(name, from_entry=left, expected_revision=record.revision)
+    assert len(back.messages) == 8
+    await store.delete(name)
+    assert await store.load(name) is None
+    assert await memory.session(name).count(view="history") == 0
+    assert [text for role, text in await texts(memory, fork_name) if role == "user"] == ["One."]
+    await ask(store, fork_name, "Four.")
+    assert len((await store.load(fork_name)).messages) == 8
+    forked: Any = await store.read_record(fork_name)
+    assert forked.forked_from == name
+    await ask(store, name, "Anew.")
+    assert len((await store.load(name)).messages) == 4
+
+
+async def test_conversations_are_listed_by_scope_newest_first(memory: Memory) -> None:
+    """Those of the store's user; an erase of the user takes them."""
+    user = f"ann-{uuid.uuid4()}"
+    store, names = Conversations(memory, user_id=user), [new_name() for _ in range(3)]
+    for name, scope in zip(names, ("desk", "desk", "phone"), strict=True):
+        await ask(store, name, "Hello.", scope=scope)
+    assert [one.conversation_id for one in await store.list_conversations()] == names[::-1]
+    assert [one.conversation_id for one in await store.list_conversations(scope="desk", limit=1)] == [names[1]]
+    assert await store.load(names[0], scope="phone") is None
+    assert (await memory.erase(user_id=user)).complete
+    assert await store.list_conversations() == []
+    assert await memory.channels.state.values_of(f"pydantic-ai:{user}", "") == {}
