@@ -90,7 +90,7 @@ def errors_there_are() -> dict[str, type[ThreadkeepError]]:
 
     Adapters of packages that have an environment of their own cannot be imported here.
     """
-    elsewhere = ("threadkeep.adapters.google_adk", "threadkeep.adapters.llama_index")
+    elsewhere = tuple(f"threadkeep.adapters.{name}" for name in ("google_adk", "llama_index", "pydantic_ai"))
     for module in pkgutil.walk_packages(threadkeep.__path__, "threadkeep."):
         if not module.name.startswith(("threadkeep.cli", "threadkeep.testing", "threadkeep.__main__", *elsewhere)):
             import_module(module.name)
