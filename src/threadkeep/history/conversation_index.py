@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from itertools import batched
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.recall import IndexedTurn, RecallIndex
-from threadkeep.context.recall.embedding import Embedder, unit_vector
+from threadkeep.context.recall.embedding import Embedder, dot_products, unit_vector
 from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.observe import EmbeddingsSkipped, ExtraNotFound, Observer
 from threadkeep.records import SPEAKERS, Message, SessionInfo
@@ -177,11 +177,11 @@ class TurnVectors:
         if wanted is None:
             return {}
         similar: dict[str, float] = {}
-        for number, (turn_id, vector) in enumerate(list(vectors.items())):
-            if len(vector) == len(wanted):
-                similar[turn_id] = math.sumprod(wanted, vector)
-            if number % _COMPARED_AT_ONCE == _COMPARED_AT_ONCE - 1:
-                await asyncio.sleep(0)
+        known = [(turn_id, vector) for turn_id, vector in vectors.items() if len(vector) == len(wanted)]
+        for some in batched(known, _COMPARED_AT_ONCE):
+            products = dot_products(wanted, [vector for _, vector in some])
+            similar |= zip((turn_id for turn_id, _ in some), products, strict=True)
+            await asyncio.sleep(0)
         return similar
 
     async def _embed(self, index: ConversationIndex, vectors: Vectors, embedder: Embedder) -> None:

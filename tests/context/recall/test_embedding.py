@@ -15,7 +15,7 @@ import pytest
 
 from tests.context.recall.test_index import index_of
 from threadkeep.context.recall import RecallIndex, embedding
-from threadkeep.context.recall.embedding import Embedder
+from threadkeep.context.recall.embedding import Embedder, unit_vector
 
 WORDS = ("<unk>", "cat", "kitten", "stock")
 ROWS = ((0.0, 0.0), (1.0, 0.5), (1.0, 0.25), (-0.5, 1.0))
@@ -90,3 +90,13 @@ def test_an_input_is_embedded_without_names_and_common_words() -> None:
     index: RecallIndex = index_of([("Caroline", "I went to Zürich."), ("user", "Nice.")])
     assert index.meaningful("When did Caroline's friend go to Zürich?") == "friend go Zürich"
     assert index.meaningful("Who is she?") == "Who is she?"
+
+
+def test_vectors_are_compared_alike_with_and_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra makes it faster; none at all is no error."""
+    one, others = unit_vector([3.0, 4.0]), [unit_vector([1.0, 0.0]), unit_vector([3.0, 4.0])]
+    first = embedding.dot_products(one, others)
+    assert first == pytest.approx([0.6, 1.0])
+    monkeypatch.setattr(embedding, "_has_numpy", lambda: False)
+    assert embedding.dot_products(one, others) == pytest.approx(first)
+    assert embedding.dot_products(one, []) == []

@@ -44,6 +44,21 @@ def unit_vector(vector: Sequence[float]) -> array[float]:
     return array("f", [value / length for value in vector])
 
 
+def dot_products(vector: array[float], others: Sequence[array[float]]) -> list[float]:
+    """Return the dot product of a vector with each of the others, which have its length; by numpy if it is there."""
+    if not others or not _has_numpy():
+        return [math.sumprod(vector, other) for other in others]
+    numpy = import_module("numpy")
+    matrix = numpy.frombuffer(b"".join(others), dtype="f4").reshape(len(others), len(vector))
+    found: list[float] = (matrix @ numpy.frombuffer(vector, dtype="f4")).tolist()
+    return found
+
+
+@cache
+def _has_numpy() -> bool:
+    return find_spec("numpy") is not None
+
+
 _WEIGHTS = Path("weights", "l2_supercat_256.safetensors")
 _TOKENIZER = Path("tokenizers", "l2_supercat_tokenizer_config.json")
 _LENGTH_BYTES = 8
