@@ -30,8 +30,16 @@ from threadkeep.records.knowledge import (
     Scope,
     ScopeKind,
 )
-from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, KnowledgeUser, Limit, OwnerInQuery
-from threadkeep.web.cursors import read_cursor, write_cursor
+from threadkeep.web.api.parameters import (
+    DEFAULT_LIMIT,
+    AppInUse,
+    Cursor,
+    KnowledgeUser,
+    Limit,
+    OwnerInQuery,
+    read_cursor,
+    write_cursor,
+)
 from threadkeep.web.problems import documented
 
 router = APIRouter(prefix="/api/v1/facts", tags=["knowledge"])

@@ -13,8 +13,17 @@ from threadkeep.context.plan import WindowKind
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.records.knowledge import ScopeKind
 from threadkeep.store.manifests import StoredManifest
-from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, Limit, RunId, SessionId, UserId
-from threadkeep.web.cursors import read_call_cursor, write_cursor
+from threadkeep.web.api.parameters import (
+    DEFAULT_LIMIT,
+    AppInUse,
+    Cursor,
+    Limit,
+    RunId,
+    SessionId,
+    UserId,
+    read_call_cursor,
+    write_cursor,
+)
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
 from threadkeep.web.routing import EncodedPathRoute
 

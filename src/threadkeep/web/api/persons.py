@@ -16,9 +16,16 @@ from threadkeep.memory import Memory
 from threadkeep.memory.person_archive import archive
 from threadkeep.records.erasure import ErasedKind, EraseReceipt
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Person, PersonQuery
-from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, KnowledgeUser, Limit
+from threadkeep.web.api.parameters import (
+    DEFAULT_LIMIT,
+    AppInUse,
+    Cursor,
+    KnowledgeUser,
+    Limit,
+    read_cursor,
+    write_cursor,
+)
 from threadkeep.web.callers import ADMINISTERS, CallerInUse
-from threadkeep.web.cursors import read_cursor, write_cursor
 from threadkeep.web.problems import documented
 from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.schemas import GivenId

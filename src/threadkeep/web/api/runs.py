@@ -10,10 +10,18 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from threadkeep.records.runs import RunQuery, RunStatus
 from threadkeep.runs.service import RunService
 from threadkeep.runs.views import RunBody, RunEventBody, RunSummary
-from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, Limit, RunId, UserId
+from threadkeep.web.api.parameters import (
+    DEFAULT_LIMIT,
+    AppInUse,
+    Cursor,
+    Limit,
+    RunId,
+    UserId,
+    read_cursor,
+    write_cursor,
+)
 from threadkeep.web.api.workflows import WorkflowName
 from threadkeep.web.callers import CallerInUse
-from threadkeep.web.cursors import read_cursor, write_cursor
 from threadkeep.web.problems import documented
 from threadkeep.web.runs import (
     EXAMPLE,

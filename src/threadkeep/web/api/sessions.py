@@ -19,8 +19,16 @@ from threadkeep.runs.chat_turns import ChatTurn
 from threadkeep.store.codec import clean_text
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.chat import STREAM, answer_of
-from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, Limit, SessionId, UserId
-from threadkeep.web.cursors import read_cursor, write_cursor
+from threadkeep.web.api.parameters import (
+    DEFAULT_LIMIT,
+    AppInUse,
+    Cursor,
+    Limit,
+    SessionId,
+    UserId,
+    read_cursor,
+    write_cursor,
+)
 from threadkeep.web.problems import documented
 from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.schemas import (

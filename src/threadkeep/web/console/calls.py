@@ -10,12 +10,11 @@ from threadkeep.app import App
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.store.manifests import StoredManifest
-from threadkeep.web.api.parameters import AppInUse, RunId, SessionId
+from threadkeep.web.api.parameters import AppInUse, RunId, SessionId, read_call_cursor, write_cursor
 from threadkeep.web.console.call_views import CallReader
 from threadkeep.web.console.charts import Column
 from threadkeep.web.console.forms import SeenAs
 from threadkeep.web.console.rendering import ConsoleRoute, page, run_address
-from threadkeep.web.cursors import read_call_cursor, write_cursor
 from threadkeep.web.problems import ProblemRaised, make_problem
 
 _CALLS = 60

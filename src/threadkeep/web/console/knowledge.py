@@ -8,10 +8,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.records.knowledge import FactQuery
 from threadkeep.store.codec import clean_text
-from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.api.parameters import AppInUse, read_cursor, write_cursor
 from threadkeep.web.console.forms import SeenAs
 from threadkeep.web.console.rendering import ConsoleRoute, page
-from threadkeep.web.cursors import read_cursor, write_cursor
 
 _PAGE = 50
 _DEAD = 20

@@ -12,11 +12,10 @@ from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
 from threadkeep.records.runs import RUN_STATUSES, RunQuery, RunStatus
 from threadkeep.runs.views import RunBody, RunEventBody, RunSummary
-from threadkeep.web.api.parameters import AppInUse, RunId
+from threadkeep.web.api.parameters import AppInUse, RunId, read_cursor, write_cursor
 from threadkeep.web.api.runs import get_events
 from threadkeep.web.console.forms import Form, SeenAs
 from threadkeep.web.console.rendering import ConsoleRoute, page, redirect, run_address
-from threadkeep.web.cursors import read_cursor, write_cursor
 
 _PAGE = 50
 _EVENTS = 200

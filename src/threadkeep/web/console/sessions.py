@@ -16,10 +16,9 @@ from threadkeep.records import Message, SessionInfo, Summary
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.store.codec import clean_text
 from threadkeep.store.transcripts import SessionQuery
-from threadkeep.web.api.parameters import AppInUse, SessionId
+from threadkeep.web.api.parameters import AppInUse, SessionId, read_cursor, write_cursor
 from threadkeep.web.console.forms import SeenAs
 from threadkeep.web.console.rendering import ConsoleRoute, page
-from threadkeep.web.cursors import read_cursor, write_cursor
 
 _PAGE = 30
 _MESSAGES = 100
