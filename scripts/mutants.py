@@ -106,7 +106,9 @@ MUTANTS = (
         '                connection.execute(self._sql["hear"], heard)',
         OUTBOX,
     ),
-    Mutant("store/superseding.py", "min(seqs), max(seqs))", "max(seqs), min(seqs))", CONTRACT),
+    Mutant(
+        "store/superseding.py", "min(seqs), max(seqs))", "max(seqs), min(seqs))", "tests/history/test_superseding.py"
+    ),
     # Runs: prices, budgets, owners, retries and ends.
     Mutant(
         "runs/prices.py",
@@ -129,7 +131,7 @@ MUTANTS = (
         '"failed" if outcome.status == "done" else "complete"',
         "tests/runs/test_service.py tests/runs/test_chat.py",
     ),
-    Mutant("runs/retries.py", "2.0 ** (try_number - 2)", "2.0 ** (try_number - 1)", "tests/runs/test_runner.py"),
+    Mutant("runs/retries.py", "2.0 ** (try_number - 2)", "2.0 ** (try_number - 1)", "tests/runs/test_pauses.py"),
     Mutant(
         "runs/worker.py",
         "run.attempts > self.dependencies.options.max_attempts",
