@@ -136,7 +136,7 @@ MUTANTS = (
         "runs/worker.py",
         "run.attempts > self.dependencies.options.max_attempts",
         "run.attempts >= self.dependencies.options.max_attempts",
-        "tests/runs/test_runner.py tests/runs/test_runner_processes.py",
+        "tests/runs/test_runner_processes.py -m slow -k kills_its_processes",
     ),
 )
 
