@@ -32,9 +32,12 @@ from threadkeep.store.statements import load_statements
 
 type DictConnection = psycopg.AsyncConnection[DictRow]
 
-_TRUSTED_SECONDS = 1.0
+# Longer than the pause between the questions of an idle worker: otherwise each one would be two round trips.
+_TRUSTED_SECONDS = 2.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
+_DICT_CONNECTIONS = 2
+_DICT_IDLE_SECONDS = 10.0
 # The pool's pauses between tries double up to this value; then the next caller starts again. So a server that returns
 # after a long time is found within seconds.
 _RECONNECT_SECONDS = 5
@@ -237,10 +240,11 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
             "row_factory": dict_row,
             "connect_timeout": _CONNECT_SECONDS,
         },
-        min_size=options.pool_min_size,
-        max_size=options.pool_max_size,
+        # Most runs store no checkpoints: these connections are opened when one does, and closed soon after.
+        min_size=0,
+        max_size=min(options.pool_max_size, _DICT_CONNECTIONS),
         timeout=options.pool_timeout_seconds,
-        max_idle=options.pool_max_idle_seconds,
+        max_idle=min(options.pool_max_idle_seconds, _DICT_IDLE_SECONDS),
         reconnect_timeout=_RECONNECT_SECONDS,
         check=AsyncConnectionPool.check_connection,
         configure=_configure_dict_connection,

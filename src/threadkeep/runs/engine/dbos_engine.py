@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from threadkeep.runs.engine.queue import RunQueue
 
 _PAUSE_SECONDS = 0.5
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 2.0
 """Seconds between two checks of a worker for queued runs, until dbos is launched."""
 
 

@@ -273,7 +273,7 @@ class Lease:
             return False
         with self._records.connect() as connection:
             if not self._is_made:
-                # Asked once a second by each worker without a queue: one statement, not an inspection of the schema.
+                # Asked every two seconds by a worker without a queue: one statement, not an inspection of the schema.
                 made = (
                     "SELECT name FROM sqlite_master WHERE name = :table" if self._path else "SELECT to_regclass(:table)"
                 )
