@@ -14,6 +14,7 @@ type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json
 # Most values of records have one of these types; checking the type is faster than checking for a mapping.
 _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _TEXT = frozenset({str})
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
 
 
@@ -24,8 +25,9 @@ def dump_json(value: Any) -> str:
         InvalidMessage: the value contains something that JSON cannot express (NaN, bytes, keys that are not text).
     """
     try:
-        _check_keys(value)
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        if type(value) not in _WITHOUT_KEYS:
+            _check_keys(value)
+        return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):
         # From None: the original error may quote the value.
         raise InvalidMessage(_NO_JSON) from None

@@ -13,9 +13,9 @@ from threadkeep.errors import WrongUser
 from threadkeep.records import Message, SessionInfo, Summary, Turn, dump_json
 from threadkeep.store.codec import (
     Counter,
-    clean_json,
     clean_message,
     clean_text,
+    json_text,
     marks_of,
     message_parameters,
     session_parameters,
@@ -228,8 +228,8 @@ def _session_row(info: SessionInfo) -> dict[str, object]:
         "reset_seq": min(info.reset_seq, info.deleted_seq),
         "retention": None if info.retention is None else dump_json(info.retention.to_dict()),
         "active": info.active,
-        "tags": dump_json(clean_json(list(info.tags))),
-        "metadata": dump_json(clean_json(dict(info.metadata))),
+        "tags": json_text(list(info.tags)),
+        "metadata": json_text(dict(info.metadata)),
         "created_at": time_text(info.created_at),
         "updated_at": time_text(info.updated_at),
         "parent_session_id": info.parent_session_id,

@@ -70,11 +70,19 @@ def clean_text(text: str) -> str:
 
 def clean_json(value: Json) -> Json:
     """Return the JSON value with all its text cleaned; the same object if nothing had to be replaced."""
+    if isinstance(value, str):
+        return clean_text(value)
     if not _UNKEEPABLE_JSON.search(dump_json(value)):
         return value
     # The match may be a text that only looks like an escape.
     cleaned = _clean_inside(value)
     return value if cleaned == value else cleaned
+
+
+def json_text(value: Json) -> str:
+    """Return a value as JSON text, without characters that databases cannot keep."""
+    text = dump_json(value)
+    return dump_json(_clean_inside(value)) if _UNKEEPABLE_JSON.search(text) else text
 
 
 def _clean_mapping(value: Mapping[str, Json]) -> Mapping[str, Json]:

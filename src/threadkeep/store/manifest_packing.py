@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import cast
 
 from threadkeep.records import Json
 
@@ -21,9 +22,9 @@ def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str
     told = all(manifest.get(name) == value for name, value in columns.items())
     if not isinstance(entries, list) or _PACKED in manifest or not told:
         return dict(manifest)
-    mappings = [one for one in entries if isinstance(one, Mapping) and _EACH not in one]
-    if len(mappings) < len(entries):
+    if any(not isinstance(one, Mapping) or _EACH in one for one in entries):
         return dict(manifest)
+    mappings = cast("list[Mapping[str, Json]]", entries)
     short = {name: value for name, value in manifest.items() if name not in columns and name != "entries"}
     short[_PACKED] = [part for _, group in groupby(mappings, key=tuple) for part in _together(list(group))]
     return short
@@ -45,21 +46,14 @@ def places_of_ids(manifest: Mapping[str, Json]) -> set[int]:
     return {seq for entry in _entries(manifest) if (seq := _place(entry)) is not None}
 
 
-def ids_in(manifest: Mapping[str, Json]) -> dict[int, str]:
-    """Return the ids of transcript messages in a manifest by their `seq`."""
-    return {seq: str(entry["id"]) for entry in _entries(manifest) if (seq := _place(entry)) is not None}
-
-
-def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
-    """Return a manifest without the ids of messages that the transcript has under the same `seq`."""
-    entries = _entries(manifest)
-    if any(entry.get("id") is _AT_ITS_PLACE for entry in entries):
-        return dict(manifest)
+def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
+    """Return a manifest without the ids of messages that the transcript has under the same `seq`: all, or these."""
 
     def shorter(entry: Json) -> Json:
         place = _place(entry)
-        known = isinstance(entry, Mapping) and place is not None and ids.get(place) == entry["id"]
-        return {**entry, "id": _AT_ITS_PLACE} if known and isinstance(entry, Mapping) else entry
+        if place is None or not isinstance(entry, Mapping) or (ids is not None and ids.get(place) != entry["id"]):
+            return entry
+        return {**entry, "id": _AT_ITS_PLACE}
 
     return _each_entry(manifest, shorter)
 
@@ -92,23 +86,26 @@ def _place(entry: Json) -> int | None:
     if not isinstance(entry, Mapping) or entry.get("source") != "transcript":
         return None
     seq, known = entry.get("seq"), entry.get("id")
-    named = isinstance(known, str) or known is _AT_ITS_PLACE
-    return seq if named and isinstance(seq, int) and not isinstance(seq, bool) else None
+    return seq if type(seq) is int and (type(known) is str or known is _AT_ITS_PLACE) else None
 
 
 def _together(group: Sequence[Mapping[str, Json]]) -> Iterable[Json]:
     if len(group) == 1:
         yield dict(group[0])
         return
-    alike = {name: value for name, value in group[0].items() if all(_same(one[name], value) for one in group)}
-    each: dict[str, Json] = {name: [one[name] for one in group] for name in group[0] if name not in alike}
+    each: dict[str, Json] = {name: [one[name] for one in group] for name in group[0]}
+    alike = {name: values[0] for name, values in each.items() if isinstance(values, list) and _same(values)}
+    each = {name: values for name, values in each.items() if name not in alike}
     # The fields keep the order of the entries, which their text shows.
     yield {_EACH: each, _ALL: alike, _FIELDS: list(group[0]), _COUNT: len(group)}
 
 
-def _same(one: Json, other: Json) -> bool:
-    """Return whether two values have the same JSON; 1 and true are equal, but do not."""
-    return one == other and type(one) is type(other) and not isinstance(one, list | dict)
+def _same(values: list[Json]) -> bool:
+    """Return whether all values have the same JSON; 1 and true are equal, but do not."""
+    first = values[0]
+    return (
+        values.count(first) == len(values) and len(set(map(type, values))) == 1 and not isinstance(first, list | dict)
+    )
 
 
 def _apart(part: Json) -> Iterable[Json]:

@@ -10,7 +10,7 @@ from itertools import batched
 from typing import Literal
 
 from threadkeep.records import Json, dump_json
-from threadkeep.store.codec import clean_json, short_time, time_of, time_text
+from threadkeep.store.codec import clean_json, json_text, short_time, time_of, time_text
 from threadkeep.store.compact_json import compact, expanded
 from threadkeep.store.driver import (
     GROUP_LOCK_SECONDS,
@@ -22,7 +22,7 @@ from threadkeep.store.driver import (
     Row,
     Statement,
 )
-from threadkeep.store.manifest_packing import ids_in, packed, places_of_ids, unpacked, with_ids, without_ids
+from threadkeep.store.manifest_packing import packed, places_of_ids, unpacked, with_ids, without_ids
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 
 type Cursor = tuple[datetime, str, int]
@@ -138,10 +138,10 @@ class ManifestRows:
 
         Every id in the manifest must be the transcript's under the `seq` of its entry.
         """
-        session_id, manifest = str(entry.session_id), _clean_manifest(entry)
-        short = packed(without_ids(manifest, ids_in(manifest)), _columns(session_id, entry.run_id))
+        session_id = str(entry.session_id)
+        short = packed(without_ids(entry.manifest()), _columns(session_id, entry.run_id))
         now, key = self._clock(), {"session_id": session_id, "run_id": entry.run_id}
-        row = {**key, "created_at": self._moment(entry.created_at), "manifest": compact(dump_json(short))}
+        row = {**key, "created_at": self._moment(entry.created_at), "manifest": compact(json_text(short))}
         used = {"session_id": session_id, "now": time_text(now), "worn": time_text(now - _RENEWAL)}
         return [
             (self._sql["insert_manifest"], row),

@@ -9,9 +9,9 @@ from typing import Literal
 
 from threadkeep.records import Json
 from threadkeep.records.channels import OutboxStatus
-from threadkeep.store.codec import clean_text, time_of, time_text
+from threadkeep.store.codec import clean_text, json_text, time_of, time_text
 from threadkeep.store.driver import Driver, Parameters, Row
-from threadkeep.store.runs.rows import json_of, json_text
+from threadkeep.store.runs.rows import json_of
 from threadkeep.store.statements import load_statements
 
 type Address = Mapping[str, Json]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
-from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, View, dump_json
+from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.store.codec import (
     Counter,
-    clean_json,
     clean_text,
+    json_text,
     marked_message_of,
     message_of,
     session_of,
@@ -235,9 +235,9 @@ class TableTranscripts:
         if changes.title is not None:
             values["set_title"] = clean_text(changes.title)
         if changes.tags is not None:
-            values["set_tags"] = dump_json(clean_json(list(changes.tags)))
+            values["set_tags"] = json_text(list(changes.tags))
         if changes.metadata is not None:
-            values["set_metadata"] = dump_json(clean_json(dict(changes.metadata)))
+            values["set_metadata"] = json_text(dict(changes.metadata))
         if changes.active is not None:
             values["set_active"] = changes.active
         if changes.parent_session_id is not None:

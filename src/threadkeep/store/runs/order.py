@@ -9,10 +9,10 @@ from typing import Literal
 
 from threadkeep.errors import RunNotFound, WrongUser
 from threadkeep.records.runs import RUN_ENDS, Begun, DoubleTexting, NewRun, NotYet, Over, Run, RunInput
-from threadkeep.store.codec import time_text
+from threadkeep.store.codec import json_text, time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row, Statement
 from threadkeep.store.runs.conversations import OpenRun, Policies, RunLocks
-from threadkeep.store.runs.rows import compact_inputs, fetch_run, json_text, run_of
+from threadkeep.store.runs.rows import compact_inputs, fetch_run, run_of
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 
 _PARENT_CANCELLED = "ParentCancelled"

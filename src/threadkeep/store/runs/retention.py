@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 from threadkeep.records import Json
 from threadkeep.records.runs import RunStatus, WorkflowVersion
-from threadkeep.store.codec import time_of, time_text
+from threadkeep.store.codec import json_text, time_of, time_text
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
-from threadkeep.store.runs.rows import json_of, json_text
+from threadkeep.store.runs.rows import json_of
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 
 _NEVER = "1970-01-01T00:00:00.000000+00:00"

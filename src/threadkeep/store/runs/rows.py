@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from threadkeep.records import Json, dump_json
+from threadkeep.records import Json
 from threadkeep.records.runs import RUN_ENDS, Run, RunBudget, RunInput
-from threadkeep.store.codec import clean_json, clean_text, time_of
+from threadkeep.store.codec import clean_json, clean_text, json_text, time_of
 from threadkeep.store.compact_json import compact, expanded
 from threadkeep.store.driver import Connection, Row, Statement
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
@@ -140,11 +140,6 @@ def run_of(row: Row) -> Run:
 def json_of(text: str | bytes | None) -> Any:
     """Return the value of a column with JSON or compact JSON; None for NULL."""
     return None if text is None else json.loads(expanded(text) if isinstance(text, bytes) else text)
-
-
-def json_text(value: Json) -> str:
-    """Return a value as JSON text, without characters that databases cannot keep."""
-    return dump_json(clean_json(value))
 
 
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from threadkeep.records import Json
 from threadkeep.records.runs import STATUS, TRACE_CUT, RunEvent, TokenUsage, ToolCall, TraceEvent
-from threadkeep.store.codec import time_microseconds, time_of, time_text
+from threadkeep.store.codec import json_text, time_microseconds, time_of, time_text
 from threadkeep.store.driver import Connection, Driver, Parameters, Row, Statement
-from threadkeep.store.runs.rows import json_of, json_text, lookups, missing_in, restored, shortened, texts_in, texts_of
+from threadkeep.store.runs.rows import json_of, lookups, missing_in, restored, shortened, texts_in, texts_of
 from threadkeep.store.runs.trace_packing import (
     MOST_EVENTS,
     StoredEvent,
