@@ -62,11 +62,15 @@ def id_of(message: BaseMessage) -> str | None:
 
 def text_of(message: BaseMessage) -> str:
     """Return the text that people see: no images, no reasoning, no tool calls."""
-    return str(message.text)
+    content = message.content
+    # Most messages: the property makes an object of a class of its own at each call.
+    return content if type(content) is str else str(message.text)
 
 
 def transcript_text(message: BaseMessage) -> str:
     """Return the text that transcripts keep: what people see, with a mark for images and files (`[image]`)."""
+    if type(message.content) is str:
+        return message.content
     places = media_places(message)
     mark = media_mark([message.content[place] for place in places])
     return "\n".join(part for part in (text_of(message), mark) if part)

@@ -119,7 +119,7 @@ def _session_id_refusal(value: object) -> Reason | None:
         return "unresolved_template"
     if len(value) > MAX_KEY_CHARACTERS:
         return "too_long"
-    unstorable = any(unicodedata.category(character) in ("Cc", "Cs") for character in value)
+    unstorable = not value.isprintable() and any(unicodedata.category(character) in ("Cc", "Cs") for character in value)
     return "invalid_chars" if unstorable else None
 
 
