@@ -181,7 +181,7 @@ def runs_of(
     @asynccontextmanager
     async def opening(in_flight: InFlightMessages) -> AsyncIterator[RunService]:
         async with (
-            open_checkpointer(settings.database, settings.store_options()) as checkpointer,
+            open_checkpointer(settings.database, settings.store_options().for_rare_use()) as checkpointer,
             open_runs(
                 memory,
                 settings.database,

@@ -68,7 +68,7 @@ async def open_sessions[M: Memory](
         conversations = GraphConversations(
             address if options.graph_store is None else options.graph_store,
             ConversationLayouts(driver, clock=options.clock),
-            Opening(late, options.store),
+            Opening(late, options.store.for_rare_use()),
             count=options.counter,
             clock=options.clock,
             observer=everyone,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from threadkeep.errors import StoreError, StoreUnavailable
@@ -151,6 +151,9 @@ class Driver(Protocol):
         ...
 
 
+_RARE_IDLE_SECONDS = 10.0
+
+
 @dataclass(frozen=True)
 class StoreOptions:
     """Options for opening a database. Times are in seconds.
@@ -167,3 +170,7 @@ class StoreOptions:
     pool_timeout_seconds: float = 30.0
     pool_max_idle_seconds: float = 300.0
     key: str | None = field(default=None, repr=False)
+
+    def for_rare_use(self) -> StoreOptions:
+        """Return the options of a pool that holds no connection while nobody uses it."""
+        return replace(self, pool_min_size=0, pool_max_idle_seconds=min(self.pool_max_idle_seconds, _RARE_IDLE_SECONDS))

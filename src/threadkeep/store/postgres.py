@@ -36,8 +36,6 @@ type DictConnection = psycopg.AsyncConnection[DictRow]
 _TRUSTED_SECONDS = 2.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
-_DICT_CONNECTIONS = 2
-_DICT_IDLE_SECONDS = 10.0
 # The pool's pauses between tries double up to this value; then the next caller starts again. So a server that returns
 # after a long time is found within seconds.
 _RECONNECT_SECONDS = 5
@@ -240,11 +238,10 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
             "row_factory": dict_row,
             "connect_timeout": _CONNECT_SECONDS,
         },
-        # Most runs store no checkpoints: these connections are opened when one does, and closed soon after.
-        min_size=0,
-        max_size=min(options.pool_max_size, _DICT_CONNECTIONS),
+        min_size=options.pool_min_size,
+        max_size=options.pool_max_size,
         timeout=options.pool_timeout_seconds,
-        max_idle=min(options.pool_max_idle_seconds, _DICT_IDLE_SECONDS),
+        max_idle=options.pool_max_idle_seconds,
         reconnect_timeout=_RECONNECT_SECONDS,
         check=AsyncConnectionPool.check_connection,
         configure=_configure_dict_connection,
