@@ -84,7 +84,7 @@ async def test_a_long_message_is_taken_up_piece_by_piece(sqlite_memory: Memory) 
 )
 async def test_an_answer_that_was_cut_off_is_none(sqlite_memory: Memory, metadata: dict[str, str]) -> None:
     """Whatever a provider calls that."""
-    model = ScriptedModel([AIMessage("Ana has a", response_metadata=metadata)])
+    model = ScriptedModel([AIMessage("Ana has a", response_metadata=metadata)] * 2)
     await talk(sqlite_memory, *["words"] * 8)
     with pytest.raises(CompressionFailed) as failed:
         await sqlite_memory.compressor.compress_now("room", SMALL, ModelSummarizer(model), budget=8_000)

@@ -27,6 +27,7 @@ from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.errors import Interrupted, InvalidSettings
 from threadkeep.observe import TurnFinished
 from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatRequest, ChatStarted, ChatTurn, ChatUsage
+from threadkeep.runs.streams import RunPiece
 from threadkeep.testing import Gate, ScriptedModel
 
 
@@ -37,7 +38,7 @@ async def test_a_stream_of_another_answer_says_that_it_was_replaced(pieces: Sequ
     """Its pieces came from a try that another process ended; what stands before the answer may be another agent's."""
     turn = ChatTurn(ChatRequest("hi"), stream=True)
     for piece in pieces:
-        turn.tell_piece(piece)
+        turn.tell_piece(RunPiece("r", None, None, piece))
 
     async def answer() -> ChatAnswer:
         return ChatAnswer("s", "r", "m", "soon", None, False, ChatUsage(1, 1), ChatContext())

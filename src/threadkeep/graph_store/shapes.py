@@ -232,15 +232,6 @@ def messages_in(
         ) from None
 
 
-def check_chunk(conversation: Conversation, chunk: int, value: Value) -> None:
-    """Check that an item is a chunk of a conversation, with messages in order; their fields are not checked.
-
-    Raises:
-        SessionDamaged: it is not.
-    """
-    messages_in(conversation, chunk, value, "", (1, 0))
-
-
 def missing_chunk(conversation: Conversation) -> SessionDamaged:
     """Return the error of a conversation whose newest chunk is missing."""
     newest = chunk_key(chunk_of(conversation.last_seq, conversation.chunk_size))

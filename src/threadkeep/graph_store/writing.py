@@ -17,7 +17,6 @@ from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import (
     Conversation,
     answer_note,
-    check_chunk,
     messages_in,
     metadata_value,
     missing_chunk,
@@ -207,7 +206,7 @@ class ConversationWriter:
         if newest is None and last_seq > conversation.deleted_seq:
             raise missing_chunk(conversation)
         if last is not None:
-            check_chunk(conversation, chunks[0], last)
+            self._read(conversation, chunks[0], last)
         place = Place(self.layout, last, now)
         return append(conversation, prepared, there=there, place=place)
 
