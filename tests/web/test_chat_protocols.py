@@ -191,6 +191,9 @@ async def test_a_thread_of_ag_ui_is_merged_by_message_id(tmp_path: Path) -> None
         "RUN_FINISHED",
     ]
     assert second[0] == {"type": "RUN_STARTED", "threadId": "room", "runId": "r2"}
+    # A client drops what a snapshot lacks: both have the question, at its position.
+    assert [one["content"] for one in first[1]["messages"]] == ["first"]
+    assert [one["content"] for one in second[1]["messages"]] == ["first", "one", "second"]
     assert [one["content"] for one in second[-2]["messages"]] == ["first", "one", "second", "two"]
     assert [text for _, text, _ in said(stored)] == ["first", "one", "second", "two"]
     assert [one["id"] for one in second[-2]["messages"]][::2] == ["a", "b"]

@@ -115,6 +115,9 @@ async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, requ
         app, stream=True
     )
     before = await _snapshot(app.memory.session(body.thread_id, user_id=user_id))
+    if turn.message_id not in [one["id"] for one in before]:
+        # A client drops what a snapshot lacks: the question may not be stored yet.
+        before.append({"id": turn.message_id, "role": "user", "content": turn.request.message})
     events = _Events(app, body, user_id, before)
     return await open_stream(turn, events, heartbeat_seconds=request.app.state.heartbeat_seconds)
 
