@@ -34,7 +34,7 @@ class CompressorOptions:
     """Options of the compressor. Times are in seconds.
 
     After a failure a session is skipped for the first pause, in seconds or in turns, whichever ends first; then for
-    twice as long each time, up to the longest. Queued work gets `closing_seconds` to finish when the memory closes. The
+    twice as long each time, up to the longest. Queued work gets `closing_seconds` to finish when the memory closes; the
     rest is done after the next turn, in whichever process.
     """
 
