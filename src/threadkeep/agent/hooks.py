@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse
 from langchain.agents.middleware.types import ToolCallRequest
-from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp, ParentCommand
@@ -96,9 +95,7 @@ class TurnHooks:
         sent = await turn.context(
             part.root.with_answers(messages), request.system_message, ModelUse(request.model, tuple(request.tools))
         )
-        # `override` makes a request with its warnings off, which takes a tenth of a millisecond.
-        changed = copy(request)
-        vars(changed).update(messages=list(sent.messages), system_message=sent.system)
+        changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         part.root.call_begins()
         return ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
 

@@ -105,9 +105,9 @@ class Memory(history.Memory):
         """Delete the groups of a person and of the person's sessions from Graphiti; return what remains there."""
         remains: list[str] = []
         purged = 0
-        scopes = [Scope("user", id_) for id_ in wanted.ids] if self.graphiti.is_on else []
-        scopes += [Scope("session", name) for name in await self.eraser.sessions(wanted)] if self.graphiti.is_on else []
-        for scope in scopes:
+        scopes = [Scope("user", id_) for id_ in wanted.ids]
+        scopes += [Scope("session", session_id) for session_id in await self.eraser.sessions(wanted)]
+        for scope in scopes if self.graphiti.is_on else ():
             try:
                 found = await self.graphiti.purge(scope)
             except GraphitiError as error:
