@@ -33,12 +33,18 @@ def outage(tmp_path: Path) -> Outage:
 
 
 @pytest.fixture
-async def memory(outage: Outage, memory_options: MemoryOptions) -> AsyncIterator[Memory]:
-    """A memory that notices an outage after a second, and delivers when the test says so."""
+async def memory(
+    outage: Outage, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Memory]:
+    """A memory that notices a locked database soon, and delivers when the test says so.
+
+    It waits long for a database that was locked before: on a busy machine a short wait looks like another outage.
+    """
+    monkeypatch.setattr("threadkeep.history.pending.WAIT_SECONDS_IN_AN_OUTAGE", 5.0)
     pending = replace(
-        memory_options.pending, write_timeout_seconds=1.0, first_pause_seconds=600.0, longest_pause_seconds=600.0
+        memory_options.pending, write_timeout_seconds=5.0, first_pause_seconds=600.0, longest_pause_seconds=600.0
     )
-    options = replace(memory_options, pending=pending, store=StoreOptions(lock_timeout_seconds=1.0))
+    options = replace(memory_options, pending=pending, store=StoreOptions(lock_timeout_seconds=0.3))
     async with open_memory(outage.url, options=options) as opened:
         yield opened
 
