@@ -39,6 +39,8 @@ async def live(memory: Memory) -> None:
     group = memory.session("telegram:group")
     await group.append([said("ann in the group", ANN), said("bob's words", BOB)])
     await memory.session("telegram:3", user_id=BOB).append([said("bob alone")])
+    for scope in (f"chatkit:{ANN}", "adk:telegram:ann2", f"pydantic-ai:{ANN}", f"adk:{BOB}", "bot"):
+        await memory.channels.state.keep(scope, "name", f"value of {scope}".replace(BOB, "bob"))
     store = await memory.graph_store()
     await store.aput(("memories", ANN), "k", {"text": "ann's item"})
     await store.aput(("memories", BOB), "k", {"text": "bob's item"})
@@ -65,6 +67,7 @@ async def test_an_export_has_what_an_erase_would_take(memory: Memory) -> None:
     assert (kinds.count("shared_message"), before["shared messages"], in_stores) == (2, 1, 1)
     assert kinds.count("fact") == before["chat_facts"] == 1
     assert kinds.count("item") == before["graph store items"] == 1
+    assert kinds.count("value") == before["chat_channel_state"] == 3
     assert sorted(lines[0]["ids"]) == [ANN, "telegram:ann2"]
     assert "bob" not in json.dumps(lines)
 

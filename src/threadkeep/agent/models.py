@@ -11,7 +11,6 @@ from langchain_core.language_models import BaseChatModel
 from langsmith.utils import tracing_is_enabled
 
 from threadkeep.agent.demo import DemoModel
-from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidSettings
 
 
@@ -29,18 +28,19 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
         return DemoModel()
     from langchain.chat_models import init_chat_model
 
-    # Providers have different errors for a missing key; some sentences quote the key, so none is shown.
-    with ErrorBoundary() as attempt:
+    try:
         return _reporting(init_chat_model(name))
-    if isinstance(attempt.error, ImportError):
+    except ImportError as error:
         raise InvalidSettings(
-            f"{variable}={name} needs a package that is not installed: {attempt.error}", variable=variable
-        ) from attempt.error
-    raise InvalidSettings(
-        f"{variable}={name} cannot be used ({type(attempt.error).__name__}): check the name (openai:gpt-5-mini, "
-        "ollama:qwen3) and that the provider's key is in the environment (OPENAI_API_KEY, …).",
-        variable=variable,
-    ) from attempt.error
+            f"{variable}={name} needs a package that is not installed: {error}", variable=variable
+        ) from error
+    # Providers have different errors for a missing key; some sentences quote the key, so none is shown.
+    except Exception as error:
+        raise InvalidSettings(
+            f"{variable}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "
+            "ollama:qwen3) and that the provider's key is in the environment (OPENAI_API_KEY, …).",
+            variable=variable,
+        ) from error
 
 
 def _reporting(model: BaseChatModel) -> BaseChatModel:

@@ -66,6 +66,10 @@ class Eraser:
         """Return the `seq` values of the person's messages in sessions of others, by session."""
         return await self._rows.shared(wanted)
 
+    async def values(self, wanted: Erasable) -> list[tuple[str, str, str]]:
+        """Return the scope, name and value of each value that a front end or framework keeps for the person."""
+        return await self._rows.values(wanted.ids)
+
     async def begin(self, wanted: Erasable) -> Erasable:
         """Record the subject of the erase; return it with the ids and sessions that an interrupted call has noted."""
         state, name = self._memory.channels.state, await self._subject(wanted)

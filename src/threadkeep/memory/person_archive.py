@@ -32,6 +32,7 @@ _TITLES: Final[Mapping[str, str]] = {
     "procedure": "Procedures",
     "proposal": "Proposed facts",
     "pending_message": "Messages that wait to be stored",
+    "value": "Values of front ends and frameworks",
     "item": "Items of the graph store",
 }
 

@@ -81,6 +81,7 @@ class PersonExport:
             "procedures": self._procedures_of,
             "proposals": self._proposals_of,
             "pending": self._pending,
+            "values": self._values,
             "items": self._items,
         }
 
@@ -248,6 +249,11 @@ class PersonExport:
             if belongs(entry.turn, person.wanted, person.sessions):
                 lines = [message_line(entry.turn.session_id, message) for message in entry.turn.messages]
                 yield (entry_id,), [_retyped("pending_message", line) for line in lines]
+
+    async def _values(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        """Yield what front ends and frameworks keep beside sessions: attachments, state of apps, names."""
+        for scope, name, value in await self._eraser.values(person.wanted):
+            yield (scope, name), [_line("value", {"scope": scope, "name": name, "value": value})]
 
     async def _items(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield items of the graph store in namespaces that name the person."""

@@ -119,12 +119,18 @@ class TableErasing:
 
     async def delete_person(self, ids: Sequence[str]) -> None:
         """Delete the rows of a person that are in no session."""
-        statements = ("delete_runs_of_user", "forget_answered_user", "delete_active_sessions", "delete_attachments")
+        statements = ("delete_runs_of_user", "forget_answered_user", "delete_active_sessions", "delete_values")
         knowledge = ("delete_facts", "delete_procedures", "delete_person", "delete_api_keys", "delete_groups_of_user")
         async with self._driver.writing() as connection:
             for id_ in ids:
                 for name in (*statements, *knowledge):
                     await connection.execute(self._sql[name], {"id": id_})
+
+    async def values(self, ids: Sequence[str]) -> list[tuple[str, str, str]]:
+        """Return the scope, name and value of each value that a front end or framework keeps for a person, sorted."""
+        async with self._driver.reading() as connection:
+            rows = [row for id_ in ids for row in await connection.fetch(self._sql["values_of_person"], {"id": id_})]
+        return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
         """Delete references of remaining facts to deleted sessions, and the sessions' groups in Graphiti's queue."""

@@ -193,8 +193,12 @@ DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 -- name: delete_active_sessions
 DELETE FROM chat_active_sessions WHERE user_id = :id
 
--- name: delete_attachments
+-- name: values_of_person
 -- The attachments of a person in ChatKit, state in apps of Google ADK, and names of conversations of Pydantic AI.
+SELECT scope, name, value FROM chat_channel_state
+WHERE scope IN ('chatkit:' || :id, 'adk:' || :id, 'pydantic-ai:' || :id)
+
+-- name: delete_values
 DELETE FROM chat_channel_state WHERE scope IN ('chatkit:' || :id, 'adk:' || :id, 'pydantic-ai:' || :id)
 
 -- name: delete_evidence

@@ -15,7 +15,6 @@ from langgraph.store.base import BaseStore
 from langgraph.types import Command
 from pydantic import BaseModel, ConfigDict, Field
 
-from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
 from threadkeep.workflows.resources import RunContext
@@ -80,11 +79,12 @@ def made_by(make: Callable[[], object], reference: str) -> object:
     Raises:
         InvalidInput: the function raised; the sentence names the kind of the error.
     """
-    with ErrorBoundary() as call:
+    try:
         return make()
-    raise InvalidInput(
-        f"{reference!r} raised {type(call.caught).__name__} when it was called without arguments; call it to see why."
-    ) from call.caught
+    except Exception as error:  # any function of the operator
+        raise InvalidInput(
+            f"{reference!r} raised {type(error).__name__} when it was called without arguments; call it to see why."
+        ) from error
 
 
 type NodeKind = Literal[
