@@ -5,6 +5,7 @@ The run names the session, as for `SessionMemory`; the model never does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ def history_tools(
     return [
         memory_tool(lookups, lambda made: made.read_history),
         memory_tool(lookups, lambda made: made.search_history),
-        StructuredTool.from_function(read_tool_result, parse_docstring=True),
+        _result_reader(),
     ]
 
 
@@ -206,3 +207,8 @@ def _messages_of(state: Any) -> Sequence[BaseMessage]:
         state.get("messages", ()) if isinstance(state, dict) else getattr(state, "messages", ())
     )
     return messages
+
+
+@functools.cache
+def _result_reader() -> BaseTool:
+    return StructuredTool.from_function(read_tool_result, parse_docstring=True)
