@@ -21,7 +21,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from tests.limits import HANG_SECONDS
 from tests.memory_folder import memory_folder
 from tests.recorded_events import RecordedEvents
-from threadkeep import Memory, MemoryOptions, open_memory
+from threadkeep import Memory, MemoryOptions, open_memory, open_memory_sync
 from threadkeep.history.pending import PendingOptions
 from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import SettableClock
@@ -156,6 +156,14 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/threadkeep.db"
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with Threadkeep's schema and nothing in it; making the schema takes longer than a copy."""
+    path = tmp_path_factory.mktemp("template") / "threadkeep.db"
+    with open_memory_sync(f"sqlite:///{path}", options=MemoryOptions(background=False)):
+        return path
+
+
 @pytest.fixture(params=DATABASES)
 def database_url(request: pytest.FixtureRequest) -> str:
     """An empty database of each kind in turn."""
@@ -172,7 +180,11 @@ def url_of(request: pytest.FixtureRequest, kind: str) -> str:
     """The URL of an empty database of a kind; only what is asked for is started."""
     if kind == "sqlite-memory":
         return "sqlite://"
-    return str(request.getfixturevalue("postgres_url" if kind == "postgres" else "sqlite_url"))
+    if kind == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    url = str(request.getfixturevalue("sqlite_url"))
+    shutil.copy(request.getfixturevalue("sqlite_template"), url.removeprefix("sqlite:///"))
+    return url
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
 from threadkeep.history.archive_lines import message_line, session_line, summary_line
@@ -208,36 +208,22 @@ class PersonExport:
 
     async def _facts(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         for scope in _scopes(person):
-            query: FactQuery | None = FactQuery(scope, past=True, limit=_PAGE)
-            number = 0
-            while query is not None:
-                facts, cursor = await self._knowledge.facts_page(query)
-                number += 1
-                lines = [_line("fact", FactView.of(fact).model_dump(mode="json")) for fact in facts]
+            async for number, found in _pages(self._knowledge.facts_page, FactQuery(scope, past=True, limit=_PAGE)):
+                lines = [_line("fact", FactView.of(fact).model_dump(mode="json")) for fact in found]
                 yield (scope.kind, scope.owner, number), lines
-                query = None if cursor is None else replace(query, cursor=cursor)
 
     async def _procedures_of(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         for scope in _scopes(person):
-            query: ProcedureQuery | None = ProcedureQuery(scope, limit=_PAGE)
-            number = 0
-            while query is not None:
-                found, cursor = await self._procedures.page(query)
-                number += 1
+            async for number, found in _pages(self._procedures.page, ProcedureQuery(scope, limit=_PAGE)):
                 lines = [_line("procedure", ProcedureView.of(one).model_dump(mode="json")) for one in found]
                 yield (scope.kind, scope.owner, number), lines
-                query = None if cursor is None else replace(query, cursor=cursor)
 
     async def _proposals_of(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         for session_id in person.sessions:
-            query: ProposalQuery | None = ProposalQuery(session_id=session_id, limit=_PAGE)
-            number = 0
-            while query is not None:
-                found, cursor = await self._proposals.page(query)
-                number += 1
+            query = ProposalQuery(session_id=session_id, limit=_PAGE)
+            async for number, found in _pages(self._proposals.page, query):
                 lines = [_line("proposal", ProposalView.of(one).model_dump(mode="json")) for one in found]
                 yield (session_id, number), lines
-                query = None if cursor is None else replace(query, cursor=cursor)
 
     async def _pending(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield turns that no database has taken yet."""
@@ -261,6 +247,17 @@ class PersonExport:
             if (item := await store.aget(namespace, key)) is not None:
                 values = {"namespace": namespace, "key": key, "value": item.value, "updated_at": item.updated_at}
                 yield ("\0".join(namespace), key), [_line("item", values)]
+
+
+async def _pages[Q: (FactQuery, ProcedureQuery, ProposalQuery), T](
+    read: Callable[[Q], Awaitable[tuple[Sequence[T], Any]]], query: Q
+) -> AsyncIterator[tuple[int, Sequence[T]]]:
+    """Yield the pages of a query with their numbers, from 1."""
+    number, cursor = 0, None
+    while number == 0 or cursor is not None:
+        found, cursor = await read(replace(query, cursor=cursor))
+        number += 1
+        yield number, found
 
 
 def _scopes(person: Person) -> Sequence[Scope]:

@@ -32,110 +32,102 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreRead(Event):
+class SessionEvent(Event):
+    """An event of a session, if the session is known."""
+
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreEvent(SessionEvent):
+    """An event of reading or writing a session."""
+
+    backend: Backend
+    channel: Channel = "other"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkflowRunEvent(SessionEvent):
+    """An event of a run of a workflow."""
+
+    workflow: str
+    run_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreRead(StoreEvent):
     """A read of the store ended, in success or failure; `fallback` means that the caller continued without the data."""
 
-    backend: Backend
-    channel: Channel = "other"
     outcome: Outcome = "ok"
     milliseconds: float
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreWrite(Event):
+class StoreWrite(StoreEvent):
     """A write to the store ended, in success or failure; `fallback` means that the turn was spooled for later."""
 
-    backend: Backend
-    channel: Channel = "other"
     outcome: Outcome = "ok"
     milliseconds: float
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadFailed(Event):
+class ReadFailed(StoreEvent):
     """Memory could not be read: `fallback` if the agent answered without it, `error` if the caller got the error."""
 
-    backend: Backend
-    channel: Channel = "other"
     outcome: Outcome = "error"
     error: str
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteFailed(Event):
+class WriteFailed(StoreEvent):
     """A turn could not be written: `fallback` if it was spooled for a retry, else `error` or `conflict`.
 
     It is emitted once for each failing attempt; only this event increases the counter of failed writes.
     """
 
-    backend: Backend
-    channel: Channel = "other"
     outcome: Outcome = "error"
     error: str
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteDeferred(Event):
+class WriteDeferred(StoreEvent):
     """A turn went to the pending writes, where it stays until it is written or a person drops it."""
 
-    backend: Backend
-    channel: Channel = "other"
     messages: int
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteRecovered(Event):
+class WriteRecovered(StoreEvent):
     """A turn from the pending writes has been written."""
 
-    backend: Backend
-    channel: Channel = "other"
     tries: int
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteDropped(Event):
+class WriteDropped(StoreEvent):
     """A person dropped a turn from the pending writes."""
 
-    backend: Backend
-    channel: Channel = "other"
-    session_id: str | None = None
-
 
 @dataclass(frozen=True, kw_only=True)
-class AgentOutsideTurn(Event):
+class AgentOutsideTurn(SessionEvent):
     """A program called an agent with memory directly, outside a turn: the call neither reads nor writes the session."""
 
-    session_id: str | None = None
-
 
 @dataclass(frozen=True, kw_only=True)
-class TurnBegunInTool(Event):
+class TurnBegunInTool(SessionEvent):
     """The first agent with memory of a run is in a tool of an agent without: what the tool asks begins the turn."""
 
-    session_id: str | None = None
-
 
 @dataclass(frozen=True, kw_only=True)
-class HistoryDiffers(Event):
+class HistoryDiffers(SessionEvent):
     """A client sent earlier messages of a person that the transcript does not have: they were stored as new."""
 
     messages: int
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerDiscarded(Event):
+class AnswerDiscarded(StoreEvent):
     """An answer was not stored, because its session was deleted after the question."""
-
-    backend: Backend
-    channel: Channel = "other"
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,13 +139,12 @@ class PendingWrites(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistoryTruncated(Event):
+class HistoryTruncated(SessionEvent):
     """A window excluded older messages, or shortened one, because of its limits."""
 
     channel: Channel = "other"
     dropped: int
     cut: bool = False
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,11 +158,10 @@ class KeyResolutionFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContextBuilt(Event):
+class ContextBuilt(SessionEvent):
     """The context of a model call was built: numbers of messages, tokens and excluded messages."""
 
     run_id: str | None = None
-    session_id: str | None = None
     messages: int
     tokens: int
     dropped: int = 0
@@ -207,7 +197,7 @@ class PromptSent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummaryMade(Event):
+class SummaryMade(SessionEvent):
     """A summary was stored: the number of messages it replaces, its tokens, and whether it was made of summaries."""
 
     channel: Channel = "other"
@@ -215,34 +205,30 @@ class SummaryMade(Event):
     tokens: int
     of: SummarySource = "messages"
     milliseconds: float
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummaryFailed(Event):
+class SummaryFailed(SessionEvent):
     """A session could not be compressed for now; nothing has changed. `error` is set if an error was the cause."""
 
     channel: Channel = "other"
     reason: SummaryFailure
     error: str | None = None
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class FactsProposed(Event):
+class FactsProposed(SessionEvent):
     """Facts were proposed from what people said in a session, and some of them accepted without a person."""
 
     proposed: int
     accepted: int
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningFailed(Event):
+class LearningFailed(SessionEvent):
     """A session could not be learned from; it is read again after its next turn. `error` is the kind of error."""
 
     error: str
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,31 +297,28 @@ class PruningFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtraNotFound(Event):
+class ExtraNotFound(SessionEvent):
     """The search for an input-dependent prompt section failed; the model call continues without the section."""
 
     section: ExtraSection
     error: str
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingsSkipped(Event):
+class EmbeddingsSkipped(SessionEvent):
     """An embedding model rejected some messages; full-text search still finds them, and they are retried later."""
 
     count: int
     error: str
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFailed(Event):
+class ModelFailed(SessionEvent):
     """A model call raised an error."""
 
     channel: Channel = "other"
     error: str
     run_id: str | None = None
-    session_id: str | None = None
 
 
 type TurnStatus = Literal["complete", "interrupted", "failed"]
@@ -348,50 +331,38 @@ TURN_STATUSES: tuple[TurnStatus, ...] = get_args(TurnStatus.__value__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFinished(Event):
+class RunFinished(WorkflowRunEvent):
     """A run of a workflow ended, or waits for a person; `set_aside` if only a person can start it again."""
 
-    workflow: str
     status: RunOutcome
     error: str | None = None
     milliseconds: float
     set_aside: bool = False
-    run_id: str | None = None
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetCrossed(Event):
+class BudgetCrossed(WorkflowRunEvent):
     """The last call of a successful run exceeded its own budget, or that of its ancestor `budget_run_id`."""
 
-    workflow: str
     limit: str
     used: float
     allowed: float
-    run_id: str | None = None
     budget_run_id: str | None = None
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRetried(Event):
+class RunRetried(WorkflowRunEvent):
     """A run failed with a temporary error and is retried after a pause; `attempt` counts from 2."""
 
-    workflow: str
     error: str
     attempt: int
-    run_id: str | None = None
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunTakenOver(Event):
+class RunTakenOver(WorkflowRunEvent):
     """A started run was taken over, usually because its process died. `attempt` counts from 2."""
 
-    workflow: str
     attempt: int
-    run_id: str | None = None
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,7 +381,7 @@ class RunWorkRecovered(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TurnFinished(Event):
+class TurnFinished(SessionEvent):
     """A turn ended, in any way. Providers report the tokens; `estimated` if some are missing."""
 
     channel: Channel = "other"
@@ -421,7 +392,6 @@ class TurnFinished(Event):
     estimated: bool = False
     workflow: str | None = None
     run_id: str | None = None
-    session_id: str | None = None
 
 
 type UpdateOutcome = Literal["taken", "repeated", "ignored", "refused"]
@@ -452,18 +422,17 @@ CHANNEL_WORKS: tuple[ChannelWork, ...] = get_args(ChannelWork.__value__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateReceived(Event):
+class UpdateReceived(SessionEvent):
     """A platform delivered an update to a bot: it was `taken`, or it was `ignored` or `refused` for a reason."""
 
     channel: Channel
     bot: str
     outcome: UpdateOutcome
     reason: UpdateReason | None = None
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerSent(Event):
+class AnswerSent(SessionEvent):
     """An attempt of a bot to deliver an answer ended. `milliseconds` is the time since its message was taken.
 
     `uncertain` means that a part may have arrived twice, because a process died while sending one.
@@ -476,7 +445,6 @@ class AnswerSent(Event):
     error: str | None = None
     uncertain: bool = False
     milliseconds: float
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -512,13 +480,12 @@ class EpisodesDelivered(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphRecalled(Event):
+class GraphRecalled(SessionEvent):
     """Facts were requested from a Graphiti server: the number used, and how long a turn waited for them."""
 
     outcome: GraphRecallOutcome
     facts: int = 0
     milliseconds: float
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
