@@ -23,8 +23,8 @@ from threadkeep.testing import ScriptedModel
 
 SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 419
-# Sessions of Google ADK and Pydantic AI, word vectors, and the shape of frames in recall brought 250 lines.
-MOST_LINES = 78_794
+# Attachments of ChatKit are looked up before a message is stored: 32 lines.
+MOST_LINES = 78_826
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 43
 MOST_LATE_IMPORTS = 38

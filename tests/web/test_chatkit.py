@@ -8,9 +8,15 @@ from typing import Any
 
 import httpx2
 import pytest
+from chatkit.store import NotFoundError
+from chatkit.types import FileAttachment
 
+from tests.databases import query
+from tests.web.processes import running
 from tests.web.services import client_of, listening, opened_app, settings_for, until
+from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
+from threadkeep.chatkit import ThreadkeepStore
 from threadkeep.records import Message
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -20,10 +26,10 @@ def request_of(kind: str, /, **params: Any) -> dict[str, Any]:
     return {"type": kind, "params": params, "metadata": {}}
 
 
-def said(text: str) -> dict[str, Any]:
-    """Return what a person typed."""
+def said(text: str, *attachments: str) -> dict[str, Any]:
+    """Return what a person typed, with the ids of attachments."""
     content = [{"type": "input_text", "text": text}]
-    return {"content": content, "attachments": [], "quoted_text": None, "inference_options": {}}
+    return {"content": content, "attachments": attachments, "quoted_text": None, "inference_options": {}}
 
 
 async def ask(client: httpx2.AsyncClient, request: dict[str, Any], user: str = "ann", **headers: str) -> Any:
@@ -136,6 +142,51 @@ async def test_another_users_thread_is_not_found(app: App, client: httpx2.AsyncC
     assert (await ask(client, request_of("threads.get_by_id", thread_id=thread_id)))["id"] == thread_id
 
 
+def attachments_of(app: App) -> ThreadkeepStore[str | None]:
+    """Return the store in which the operator's own upload describes attachments; its contexts are user ids."""
+    return ThreadkeepStore[str | None](app.memory, user_id=lambda user: user)
+
+
+async def test_another_users_attachment_is_not_found(app: App, client: httpx2.AsyncClient) -> None:
+    """Nor a missing one: no thread is begun with it, no message is stored, and nothing is deleted."""
+    store, file = attachments_of(app), FileAttachment(id="atc_1", name="a.txt", mime_type="text/plain")
+    await store.save_attachment(file, "ann")
+    [created, *_] = await ask(client, request_of("threads.create", input=said("hi")), "bob")
+    thread_id = created["thread"]["id"]
+    before = await items_of(client, thread_id, "bob")
+    for attachment_id in ("atc_1", "atc_2"):
+        for request in (
+            request_of("threads.create", input=said("x", attachment_id)),
+            request_of("threads.add_user_message", thread_id=thread_id, input=said("x", attachment_id)),
+            request_of("attachments.delete", attachment_id=attachment_id),
+        ):
+            response = await client.post("/chatkit", params={"user_id": "bob"}, json=request)
+            assert response.status_code == 404, (request, response.text)
+            assert response.json()["type"] == "urn:threadkeep:thread-not-found"
+    assert await items_of(client, thread_id, "bob") == before
+    threads = await ask(client, request_of("threads.list", limit=5, order="desc"), "bob")
+    assert [thread["id"] for thread in threads["data"]] == [thread_id]
+    assert await store.load_attachment("atc_1", "ann") == file
+    with pytest.raises(NotFoundError):
+        await store.load_attachment("atc_1", "bob")
+
+
+async def test_an_attachment_is_sent_and_deleted_by_its_user(app: App, client: httpx2.AsyncClient) -> None:
+    """It belongs to the thread from then on; files themselves are not taken."""
+    store, file = attachments_of(app), FileAttachment(id="atc_1", name="a.txt", mime_type="text/plain")
+    await store.save_attachment(file, "ann")
+    events = await ask(client, request_of("threads.create", input=said("Look.", "atc_1")))
+    assert [one["id"] for one in events[1]["item"]["attachments"]] == ["atc_1"]
+    assert answer_in(events)
+    assert (await store.load_attachment("atc_1", "ann")).thread_id == events[0]["thread"]["id"]
+    assert await ask(client, request_of("attachments.delete", attachment_id="atc_1")) == {}
+    with pytest.raises(NotFoundError):
+        await store.load_attachment("atc_1", "ann")
+    create = request_of("attachments.create", name="b.txt", size=1, mime_type="text/plain")
+    response = await client.post("/chatkit", params={"user_id": "ann"}, json=create)
+    assert response.status_code == 422
+
+
 async def test_a_reader_who_goes_away_finds_the_answer(tmp_path: Path) -> None:
     """Closing the stream does not cancel the run."""
     gate = Gate()
@@ -155,6 +206,72 @@ async def test_a_reader_who_goes_away_finds_the_answer(tmp_path: Path) -> None:
             return ("assistant_message", "the whole answer") in await items_of(client, thread_id)
 
         await until(answered)
+
+
+def tables_with(url: str, word: str) -> set[str]:
+    """Return the tables of which a row has a word in any column."""
+    if url.startswith("postgres"):
+        names = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
+    else:
+        names = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    tables = [str(name) for (name,) in query(url, names)]
+    return {table for table in tables if word in str(query(url, f"SELECT * FROM {table}"))}
+
+
+async def test_the_model_sees_the_newest_of_a_long_thread(tmp_path: Path) -> None:
+    """Of 250 items, and not their beginning."""
+    model = ScriptedModel(["fine"])
+    async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
+        old = [Message(("user", "assistant")[number % 2], f"item {number}") for number in range(250)]
+        await app.memory.session("t1", user_id="ann").append(old)
+        await ask(client, request_of("threads.add_user_message", thread_id="t1", input=said("And now?")))
+        newest = await ask(client, request_of("items.list", thread_id="t1", order="desc", limit=3))
+    seen = [str(message.content) for message in model.calls[-1] if message.type != "system"]
+    assert seen[-3:] == ["item 248", "item 249", "And now?"]
+    assert "item 0" not in seen
+    assert [item["content"][0]["text"] for item in newest["data"]] == ["fine", "And now?", "item 249"]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+async def test_a_thread_is_the_same_in_another_process(shared_url: str, tmp_path: Path) -> None:
+    """It is begun in one, goes on in another, and is read in both."""
+    environment = {
+        "THREADKEEP_DATABASE_URL": shared_url,
+        "THREADKEEP_MODEL": "demo",
+        "THREADKEEP_PENDING_DIR": str(tmp_path / "pending"),
+    }
+    async with running(tmp_path / "a", environment) as (a, _), running(tmp_path / "b", environment) as (b, _):
+        [created, *_] = await ask(a, request_of("threads.create", input=said("My cat is called Miso.")))
+        thread_id = created["thread"]["id"]
+        again = request_of("threads.add_user_message", thread_id=thread_id, input=said("What is my cat called?"))
+        assert "Miso" in answer_in(await ask(b, again))
+        page = request_of("items.list", thread_id=thread_id, order="asc", limit=100)
+        items = [await ask(client, page) for client in (a, b)]
+    assert items[0] == items[1]
+    assert [item["type"] for item in items[0]["data"]] == ["user_message", "assistant_message"] * 2
+
+
+@pytest.mark.parametrize("deleted_by", ["ann", None])
+async def test_a_deleted_thread_leaves_no_row(shared_url: str, tmp_path: Path, deleted_by: str | None) -> None:
+    """Of its messages, items, attachments and runs, whether its user deletes it or an operator."""
+    whose = {} if deleted_by is None else {"user_id": deleted_by}
+    async with (
+        opened_app(DemoModel(), settings_for(tmp_path, database_url=shared_url)) as app,
+        client_of(app) as client,
+    ):
+        file = FileAttachment(id="atc_1", name="canary.txt", mime_type="text/plain")
+        await attachments_of(app).save_attachment(file, "ann")
+        [created, done, *_] = await ask(client, request_of("threads.create", input=said("A canary.", "atc_1")))
+        thread_id = created["thread"]["id"]
+        feedback = request_of("items.feedback", thread_id=thread_id, item_ids=[done["item"]["id"]], kind="positive")
+        await ask(client, feedback)
+        assert "chat_channel_state" in tables_with(shared_url, "canary")
+        delete = request_of("threads.delete", thread_id=thread_id)
+        response = await client.post("/chatkit", params=whose, json=delete)
+        assert (response.status_code, response.json()) == (200, {})
+        assert tables_with(shared_url, "canary") == set()
+        assert (await client.post("/chatkit", params=whose, json=delete)).status_code == 404
 
 
 async def test_pages_of_threads_have_no_gaps(app: App, client: httpx2.AsyncClient) -> None:

@@ -108,12 +108,14 @@ class ThreadkeepStore[TContext](Store[TContext]):
 
     async def delete_thread(self, thread_id: str, context: TContext) -> None:
         """Delete a session with its messages and the attachments that were sent in it."""
-        if not await self.session(thread_id, context).delete():
+        session, state = self.session(thread_id, context), self.memory.channels.state
+        owner = (await self._info(session)).user_id
+        if not await session.delete():
             raise NotFoundError(f"Thread {thread_id} not found")
-        scope, state = self._scope(context), self.memory.channels.state
-        for name, value in (await state.values_of(scope, "")).items():
-            if json.loads(value).get("thread_id") == thread_id:
-                await state.forget(scope, name, value)
+        for scope in {_scope(owner), self._scope(context)}:
+            for name, value in (await state.values_of(scope, "")).items():
+                if json.loads(value).get("thread_id") == thread_id:
+                    await state.forget(scope, name, value)
 
     async def load_thread_items(
         self, thread_id: str, after: str | None, limit: int, order: str, context: TContext
@@ -186,7 +188,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         await state.forget(scope, attachment_id, value)
 
     def _scope(self, context: TContext) -> str:
-        return f"{_NAME}:{self._user_id(context) or ''}"
+        return _scope(self._user_id(context))
 
     async def _info(self, session: Session) -> SessionInfo:
         try:
@@ -226,6 +228,10 @@ class ThreadkeepStore[TContext](Store[TContext]):
         ]
         if new or later:
             await _append(session, *new, *later)
+
+
+def _scope(user_id: str | None) -> str:
+    return f"{_NAME}:{user_id or ''}"
 
 
 def _new_id(item_type: StoreItemType) -> str:

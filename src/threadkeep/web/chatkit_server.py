@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from chatkit.errors import CustomStreamError
-from chatkit.server import ChatKitServer, StreamingResult
-from chatkit.store import NotFoundError, StoreItemType
+from chatkit.server import ChatKitServer, NonStreamingResult, StreamingResult
+from chatkit.store import AttachmentStore, NotFoundError, StoreItemType
 from chatkit.types import (
     AssistantMessageContent,
     AssistantMessageContentPartAdded,
     AssistantMessageContentPartDone,
     AssistantMessageContentPartTextDelta,
     AssistantMessageItem,
+    ChatKitReq,
     FeedbackKind,
     StreamOptions,
     ThreadItem,
@@ -23,11 +24,13 @@ from chatkit.types import (
     ThreadItemDoneEvent,
     ThreadItemUpdatedEvent,
     ThreadMetadata,
+    ThreadsAddUserMessageReq,
+    ThreadsCreateReq,
     ThreadStreamEvent,
     UserMessageItem,
 )
 from fastapi import Response
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from threadkeep.adapters.chatkit import ThreadkeepStore
 from threadkeep.app import App
@@ -40,6 +43,8 @@ from threadkeep.workflows.built_in import CHAT
 
 _NOT_FOUND = "There is no such thread, item or attachment, or not for this user."
 _INVALID = "This is no request of ChatKit; send what its page sends, and the attachments with their ids alone."
+
+_REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,34 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
             await super().add_thread_item(thread_id, item, context)
 
 
+class StoredElsewhere(AttachmentStore[ChatKitRequest]):
+    """The files of attachments, of which only the descriptions are stored here; a file cannot be created."""
+
+    async def delete_attachment(self, attachment_id: str, context: ChatKitRequest) -> None:
+        """Delete no file: the store deletes the description."""
+
+
 class ChatServer(ChatKitServer[ChatKitRequest]):
     """A ChatKit server over an App; a thread is answered by the workflow in its metadata, or else by the chat."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         self._store = RunStore(app)
-        super().__init__(self._store)
+        super().__init__(self._store, StoredElsewhere())
+
+    async def process(
+        self, request: str | bytes | bytearray, context: ChatKitRequest
+    ) -> StreamingResult | NonStreamingResult:
+        """Process a request, unless an attachment that it names is missing or another user's.
+
+        Raises:
+            NotFoundError: nothing was stored.
+        """
+        match _REQUEST.validate_json(request):
+            case ThreadsCreateReq() | ThreadsAddUserMessageReq() as message:
+                for attachment_id in message.params.input.attachments:
+                    await self._store.load_attachment(attachment_id, context)
+        return await super().process(request, context)
 
     def get_stream_options(self, thread: ThreadMetadata, context: ChatKitRequest) -> StreamOptions:
         """Return that streams cannot be cancelled: a run continues without a reader."""
