@@ -63,7 +63,10 @@ _PATIENCES = (
     "threadkeep.history.manifests._CLOSING_SECONDS",
 )
 
-DATABASES = ("sqlite-file", "sqlite-memory", "postgres")
+# What holds for a file and on PostgreSQL holds in memory too; that is checked with the tests that take long.
+DATABASES = ("sqlite-file", pytest.param("sqlite-memory", marks=pytest.mark.slow), "postgres")
+# For packages that reach the database through a memory: with the tests that take long, they do so on PostgreSQL too.
+MOSTLY_SQLITE = ("sqlite-file", pytest.param("postgres", marks=pytest.mark.slow))
 
 # The same few examples each time: a landing is not stopped by what a random search happens to find.
 # Fixtures of a test are shared by its examples: databases are made once, and sessions are new each time.

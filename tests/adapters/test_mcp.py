@@ -82,6 +82,7 @@ async def test_a_client_writes_only_where_that_is_switched_on(memory: Memory) ->
 
 
 @pytest.mark.process
+@pytest.mark.slow
 async def test_the_command_serves_stdio(shared_url: str) -> None:
     """The user is the one of the command."""
     async with open_memory(shared_url) as memory:

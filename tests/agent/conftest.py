@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.conftest import url_of
+from tests.conftest import MOSTLY_SQLITE, url_of
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, open_memory
@@ -20,7 +20,7 @@ def unhurried_turns() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["sqlite-file", "postgres"])
+@pytest.fixture(params=MOSTLY_SQLITE)
 def database_url(request: pytest.FixtureRequest) -> str:
     """An empty database of each engine in turn; SQLite in memory has `small_memory`, and the contracts of the store."""
     return url_of(request, str(request.param))

@@ -31,6 +31,7 @@ def accounted(values: Mapping[str, Json]) -> list[int]:
 
 
 @pytest.mark.parametrize("max_tokens", [1_200, 2_000, None])
+@pytest.mark.slow
 async def test_each_call_accounts_for_every_message(sqlite_memory: Memory, max_tokens: int | None) -> None:
     """Sent as it was said, in a summary that is sent, or out for a reason; each once."""
     model = ScriptedModel(f"answer {number} {WORDS}" for number in range(100))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
@@ -185,6 +186,7 @@ async def check_scene(url: str, scene: Scene) -> None:
 
 
 @given(scene=scenes())
+@pytest.mark.slow
 async def test_no_call_breaks_a_law(scene: Scene) -> None:
     """Budget, order, tools, input, coverage: for any transcript, state and loop, on SQLite."""
     await check_scene("sqlite://", scene)

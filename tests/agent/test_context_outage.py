@@ -38,6 +38,7 @@ async def failing(unsteady_url: str, memory_options: MemoryOptions) -> AsyncIter
         yield memory
 
 
+@pytest.mark.slow
 async def test_after_an_outage_the_window_begins_where_it_did(failing: Memory, unsteady_postgres: Postgres) -> None:
     """In the outage the agent answers without history; after it the calls go on from the anchor, with what was said."""
     model = ScriptedModel(f"answer {number}" for number in range(40))

@@ -133,6 +133,7 @@ _BLOCKS = st.builds(
 
 
 @given(st.lists(_BLOCKS | st.text(max_size=20), max_size=4))
+@pytest.mark.slow
 def test_any_blocks_can_be_counted(blocks: list[str | dict[str, Any]]) -> None:
     """The same each time, never below zero, and nothing is changed by it."""
     before = copy.deepcopy(blocks)

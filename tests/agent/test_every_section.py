@@ -71,6 +71,7 @@ def agent_with_all(memory: Memory, model: ScriptedModel, text: str, tools: Tools
 
 
 @pytest.mark.parametrize("kind", _UNITS)
+@pytest.mark.slow
 async def test_no_text_breaks_a_section(sqlite_memory: Memory, kind: str) -> None:
     """Said, answered, returned by a tool, found, summarised: the budget is held, and each call can be rebuilt."""
     text = ("vault " + _UNITS[kind] * _CHARACTERS)[:_CHARACTERS]
@@ -99,6 +100,7 @@ async def test_no_text_breaks_a_section(sqlite_memory: Memory, kind: str) -> Non
 
 
 @pytest.mark.xdist_group("unsteady_postgres")
+@pytest.mark.slow
 async def test_no_section_keeps_an_answer_back_in_an_outage(
     unsteady_postgres: Postgres, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:

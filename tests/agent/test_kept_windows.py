@@ -77,6 +77,7 @@ class Conversation:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
 async def test_a_call_is_the_same_with_and_without_a_kept_window(two: tuple[Memory, Memory], seed: int) -> None:
     """Messages, entries, exclusions and digest are those of a process that reads everything again."""
     conversation = Conversation(two[1], Random(seed))

@@ -159,6 +159,7 @@ words = st.text(st.sampled_from("ab 中文🎉é\n"), max_size=400)
     results=st.lists(st.integers(0, 3000), max_size=3),
     budget=st.integers(60, 600),
 )
+@pytest.mark.slow
 async def test_no_conversation_is_sent_over_its_budget(
     history: list[str], question: str, results: list[int], budget: int
 ) -> None:

@@ -76,6 +76,7 @@ async def recover(memory: Memory, *, refused: int = 0) -> None:
             await memory.pending.deliver()
 
 
+@pytest.mark.slow
 async def test_an_agent_without_its_database_answers(
     failing: Memory, unsteady_postgres: Postgres, events: RecordedEvents
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
@@ -57,6 +58,7 @@ async def test_a_summary_takes_the_place_of_what_is_old(memory: Memory) -> None:
     assert [message.content for message in await memory.session("room").tail(20)][:2] == ["question 0", "answer 0"]
 
 
+@pytest.mark.slow
 async def test_every_message_is_covered_at_every_call(memory: Memory) -> None:
     """As it was said, or in exactly one summary, also when the window's own limit is reached first."""
     options = compression(*[f"Summary {n}." for n in range(40)], messages=40)

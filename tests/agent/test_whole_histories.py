@@ -317,6 +317,7 @@ async def test_a_client_does_not_bring_back_what_is_gone(memory: Memory) -> None
     said=st.lists(st.tuples(st.sampled_from(["ok", "no", "a@b.co"]), st.integers(0, 9)), min_size=1, max_size=6),
     answers=st.lists(st.sampled_from(["fine", "ok"]), min_size=6, max_size=6),
 )
+@pytest.mark.slow
 async def test_whatever_a_client_still_has_is_known(said: list[tuple[str, int]], answers: list[str]) -> None:
     """It keeps any number of the newest messages, and people repeat themselves."""
     async with open_memory("sqlite://") as memory:

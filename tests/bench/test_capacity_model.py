@@ -38,6 +38,7 @@ def test_the_disk_grows_with_messages_and_turns() -> None:
     assert disk_bytes(COSTS, 1_000_000_000, with_runs=False) == pytest.approx(1.2e12)
 
 
+@pytest.mark.slow
 def test_a_simulation_takes_what_is_predicted_and_no_more() -> None:
     """Below the limit all turns pass at their rate; above it no more than the limit, and they queue."""
     limit = predict(COSTS, Deployment(2)).turns_per_second

@@ -6,6 +6,8 @@ import asyncio
 from itertools import repeat
 from pathlib import Path
 
+import pytest
+
 from tests.channels.desk import SESSION, BotDesk, opened_bot, update
 from tests.channels.fake_telegram import FakeTelegram
 from tests.channels.platforms import SENT_AT
@@ -220,6 +222,7 @@ async def test_a_person_has_their_conversation_deleted(shared_url: str, tmp_path
         assert "group" in (await desk.answered(4))[3]
 
 
+@pytest.mark.slow
 async def test_a_deletion_that_comes_three_times_is_confirmed_once(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
@@ -360,6 +363,7 @@ async def test_polling_takes_updates_in_order_and_goes_on_where_it_was(
     assert said == ["message 1", "message 2", "message 3", "message 4"]
 
 
+@pytest.mark.slow
 async def test_history_in_the_graphs_store_is_switched_off_and_on_again(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:

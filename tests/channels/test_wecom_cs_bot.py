@@ -7,6 +7,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.channels.fake_wecom import FakeWeCom
 from tests.channels.platforms import WeComService
 from tests.channels.wecom_desk import WeComDesk, opened_wecom
@@ -32,6 +34,7 @@ async def fetched(desk: WeComDesk) -> None:
     await until(nothing_noticed)
 
 
+@pytest.mark.slow
 async def test_customers_of_one_page_are_answered_each(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
     """Several messages of one customer are one run, in the order in which they were written; all pages are read."""
     model = ScriptedModel(repeat("ok"))
@@ -46,6 +49,7 @@ async def test_customers_of_one_page_are_answered_each(shared_url: str, tmp_path
     assert len(model.calls) == 2
 
 
+@pytest.mark.slow
 async def test_pages_are_read_to_the_end_and_never_again(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
     """The cursor is in the database, where another process finds it; a message that comes again is no turn."""
     wecom.write(*(item(f"message {number}", number) for number in range(5)), page=2)
@@ -66,6 +70,7 @@ async def test_pages_are_read_to_the_end_and_never_again(shared_url: str, tmp_pa
     assert wecom.pages()[3]["cursor"] == "5"
 
 
+@pytest.mark.slow
 async def test_a_notice_outlives_the_process_that_took_it(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
     """WeCom's API was away."""
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(), api="http://127.0.0.1:9") as desk:

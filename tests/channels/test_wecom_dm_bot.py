@@ -8,6 +8,8 @@ from pathlib import Path
 from time import time
 from urllib.parse import quote
 
+import pytest
+
 from tests.channels.fake_wecom import FakeWeCom
 from tests.channels.platforms import CORP
 from tests.channels.wecom_desk import opened_wecom
@@ -53,6 +55,7 @@ async def test_a_message_that_comes_three_times_is_one_turn(shared_url: str, tmp
         assert len(await desk.transcript(SESSION)) == 2
 
 
+@pytest.mark.slow
 async def test_one_token_serves_all_calls_until_wecom_refuses_it(
     shared_url: str, tmp_path: Path, wecom: FakeWeCom
 ) -> None:

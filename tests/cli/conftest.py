@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import CommandLine
-from tests.conftest import url_of
+from tests.conftest import MOSTLY_SQLITE, url_of
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def cli(
     return CommandLine(tmp_path, sqlite_url, monkeypatch=monkeypatch, captured=capsysbinary)
 
 
-@pytest.fixture(params=["sqlite-file", "postgres"])
+@pytest.fixture(params=MOSTLY_SQLITE)
 def any_cli(
     request: pytest.FixtureRequest,
     tmp_path: Path,

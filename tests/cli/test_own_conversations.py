@@ -46,6 +46,7 @@ def test_what_the_model_saw_is_shown_as_of_a_session(cli: CommandLine) -> None:
     assert cli(*show, "--user", "bob").exit_code == 1
 
 
+@pytest.mark.slow
 def test_they_leave_and_enter_with_sessions(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also beside a session of the same key: each comes back where it was, once, and the agent goes on with its own."""
     elsewhere = f"sqlite:///{any_cli.folder}/other.db"

@@ -29,6 +29,7 @@ def test_the_service_starts_answers_and_stops(cli: CommandLine) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_with_json_every_line_is_an_object(cli: CommandLine) -> None:
     """The announcement on stdout, the log on stderr; Ctrl-C is as good as SIGTERM. A misspelt variable is named."""
     cli.set(THREADKEEP_MODLE="demo")

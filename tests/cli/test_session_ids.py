@@ -13,6 +13,7 @@ IDS = ["me@example.com", "C024.1700000000.12", "+351912345678", "a/b", "🙂", "
 
 
 @pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+@pytest.mark.slow
 def test_commands_take_any_id_and_show_it(any_cli: CommandLine, transcripts: str, tmp_path: Path) -> None:
     """Import, list, show, search, prune, reset, export, delete, import again."""
     any_cli.set(THREADKEEP_TRANSCRIPTS=transcripts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cli.running import CommandLine
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message, Summary
@@ -77,6 +79,7 @@ def test_a_session_is_branched(any_cli: CommandLine) -> None:
     assert any_cli("sessions", "branch", "nowhere").exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_again(any_cli: CommandLine) -> None:
     """The newest, or that of a run or a message; by the model that the settings name."""
     first = any_cli.process("chat", "--session", "a", "--json", given="My cat is called Miso.\n").json

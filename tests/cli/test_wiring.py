@@ -19,6 +19,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_on_the_command_line_and_in_a_worker(any_cli: CommandLine) -> None:
     """ActiveRun out by the command itself, and by a process that takes what others asked for."""
     any_cli.set(THREADKEEP_WORKFLOWS=NAMED, PYTHONPATH=f"{_ROOT}:{os.environ.get('PYTHONPATH', '')}")

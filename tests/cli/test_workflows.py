@@ -69,6 +69,7 @@ def test_modules_lie_where_the_command_is_given(
     assert cli("workflows", "validate", "bot.yaml").out == "All is well: bot.\n"
 
 
+@pytest.mark.slow
 def test_workflows_are_drawn(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
     """As text on stdout, as pictures into files."""
     assert "class answer agent" in cli("workflows", "graph", "bot").out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -151,6 +152,7 @@ def test_a_step_back_leaves_room_and_keeps_the_newest(
     turns=st.lists(st.tuples(st.integers(1, 25), st.integers(1, 60)), min_size=60, max_size=120),
     max_messages=st.none() | st.just(20),
 )
+@pytest.mark.slow
 def test_a_growing_history_keeps_its_beginning_most_of_the_time(
     turns: list[tuple[int, int]], max_messages: int | None
 ) -> None:

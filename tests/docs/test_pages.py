@@ -15,6 +15,7 @@ PAGES = [page for page in all_pages() if page.blocks_in(*RUNNABLE)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.slow
 def test_a_page_can_be_carried_out(
     page: Page, place_of: Callable[[Page], Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:

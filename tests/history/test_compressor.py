@@ -181,6 +181,7 @@ def noting(order: list[str], name: str) -> Callable[[Asked], str]:
     return answer
 
 
+@pytest.mark.slow
 async def test_a_long_past_does_not_keep_others_waiting(sqlite_memory: Memory) -> None:
     """It is read in turns with theirs, to its end."""
     reader = WrittenDown(input_tokens=1_000)

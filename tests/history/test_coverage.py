@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def compression_of(trigger: tuple[str, float], keep: tuple[str, float]) -> Compr
 
 
 @given(sizes, sizes, st.lists(steps, min_size=3, max_size=25), st.sampled_from([400, 1_000, 30_000]))
+@pytest.mark.slow
 async def test_each_message_is_covered_once(
     memory: Memory,
     trigger: tuple[str, float],
@@ -103,6 +105,7 @@ def said(letter: str, words: int) -> Message:
     return Message(role=roles[letter], content=" ".join(["word"] * words))
 
 
+@pytest.mark.slow
 async def test_eight_hundred_messages_leave_none_uncovered(memory: Memory) -> None:
     """With a trigger of 20,000 tokens: each was read once, and is in one summary or among those that are kept."""
     summarizer = WrittenDown()

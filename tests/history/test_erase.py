@@ -149,6 +149,7 @@ STEPS = ("empty", "delete_person", "forget_evidence", "delete_checkpoints", "ove
 
 
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.slow
 async def test_an_erase_that_breaks_off_anywhere_goes_on(
     memory: Memory, database_url: str, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -116,6 +116,7 @@ class Elsewhere:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 async def test_a_call_sees_what_is_stored_whatever_another_process_did(
     three: tuple[Memory, Memory, Memory], seed: int
 ) -> None:

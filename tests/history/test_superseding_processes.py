@@ -99,6 +99,7 @@ def arm(moment: str) -> None:
 
 
 @pytest.mark.parametrize(("moment", "left"), [("marked", MESSAGES), ("written", 10)])
+@pytest.mark.slow
 def test_a_process_that_is_killed_takes_back_all_or_nothing(
     shared_url: str, keeping: Keeping, moment: str, left: int
 ) -> None:

@@ -232,6 +232,7 @@ def test_a_forked_child_is_told_to_open_its_own(sync_memory: SyncMemory) -> None
     assert sync_memory.session("room").count() == 2
 
 
+@pytest.mark.slow
 def test_a_script_that_forgets_to_close_ends_and_loses_nothing(sqlite_url: str) -> None:
     """What was acknowledged is durable."""
     script = f"""

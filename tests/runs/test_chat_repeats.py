@@ -259,6 +259,7 @@ def unsteady_url(unsteady_postgres: Postgres) -> Iterator[str]:
 
 
 @pytest.mark.xdist_group("unsteady_postgres")
+@pytest.mark.slow
 async def test_an_outage_stops_no_chat(
     unsteady_postgres: Postgres, unsteady_url: str, memory_options: MemoryOptions, make_chat: Chats
 ) -> None:

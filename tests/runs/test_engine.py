@@ -264,6 +264,7 @@ async def test_one_engine_at_a_time_takes_from_a_queue_in_a_process(sqlite_url: 
     assert [name for name in _names(tmp_path) if name.endswith(".lock")] == []
 
 
+@pytest.mark.slow
 async def test_a_process_that_works_takes_what_others_enqueue(shared_url: str) -> None:
     """It looks for the first run itself; dbos is launched then."""
     runs = Runs()

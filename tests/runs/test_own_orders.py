@@ -61,6 +61,7 @@ async def spoken(memory: Memory, desk: RunDesk, key: str = KEY) -> list[str]:
     return [text for _, _, text in await said_in(desk.store, key)]
 
 
+@pytest.mark.slow
 async def test_parallel_callbacks_of_one_key_are_answered_in_turn(own_desk: RunDesk) -> None:
     """Each question is followed by its answer, in whatever sessions the runs are, and in none."""
     async with own_desk.open(bot()) as service:
@@ -133,6 +134,7 @@ async def test_messages_that_wait_become_one_turn(own_desk: RunDesk) -> None:
     assert await spoken(own_desk.memory, own_desk) == ["one", "one", "two", "three", "two and three", "four", "four"]
 
 
+@pytest.mark.slow
 async def test_a_session_and_a_key_that_are_one_conversation_have_one_order(
     memory_options: MemoryOptions, shared_url: str, events: RecordedEvents
 ) -> None:
@@ -164,6 +166,7 @@ def finding_workflow() -> Workflow:
     return python_workflow("finder", builder)
 
 
+@pytest.mark.slow
 async def test_a_key_that_is_found_on_the_way_has_an_order_too(own_desk: RunDesk) -> None:
     """The run waits where it comes to its conversation; it goes on when those before it are over."""
     async with own_desk.open(finding_workflow()) as service:

@@ -44,6 +44,7 @@ def told(messages: Sequence[BaseMessage]) -> list[tuple[str, object]]:
 
 
 @pytest.mark.parametrize("sessionless", [True, False], ids=["sessionless", "session"])
+@pytest.mark.slow
 async def test_every_call_of_every_node_is_rebuilt(every_desk: RunDesk, sessionless: bool) -> None:
     """Numbered under its run, with the name of its node; the second round has earlier turns where there are any."""
     memory, model = every_desk.memory, every_desk.model

@@ -49,6 +49,7 @@ async def memory(
         yield opened
 
 
+@pytest.mark.slow
 async def test_an_answer_of_an_outage_gives_way_to_one_that_was_told(
     memory: Memory, outage: Outage, make_chat: Chats
 ) -> None:
@@ -152,6 +153,7 @@ async def test_a_run_that_was_answered_again_says_what_it_said(every_desk: RunDe
         assert (await service.result(run_id)).text == "reply 1"
 
 
+@pytest.mark.slow
 async def test_an_answer_that_was_told_in_an_outage_is_kept_though_its_run_was_taken_over(
     memory: Memory, outage: Outage, make_chat: Chats
 ) -> None:

@@ -139,6 +139,7 @@ class History:
 
 @pytest.mark.timeout(600)
 @given(steps=_steps)
+@pytest.mark.slow
 async def test_whatever_happens_turns_take_turns(
     engine_memory: Memory, clock: SettableClock, steps: list[Step]
 ) -> None:

@@ -46,6 +46,7 @@ async def found(memory: Memory, words: str) -> set[str]:
     ],
     ids=["prose", "hashes", "one-word", "chinese", "many-pairs"],
 )
+@pytest.mark.slow
 async def test_a_huge_text_is_indexed_and_stops_nothing(memory: Memory, text: str) -> None:
     """It is found by its beginning, and what follows it is found too."""
     await memory.session("room").append([Message(role="user", content=text)])
@@ -54,6 +55,7 @@ async def test_a_huge_text_is_indexed_and_stops_nothing(memory: Memory, text: st
     assert await found(memory, "follows") == {"room"}
 
 
+@pytest.mark.slow
 async def test_a_search_does_not_wait_for_an_import_to_be_indexed(
     shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ async def test_a_cancelled_read_leaves_the_readers_usable(memory: Memory, steps:
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.slow
 async def test_a_read_that_is_cancelled_twice_stops_no_other(
     path: Path, in_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from tests.databases import query
 from tests.graph_store.damaging import DAMAGES, SAMPLE, SESSIONS
@@ -83,6 +84,7 @@ async def test_a_damaged_session_is_named_and_nobody_else_hears_of_it(shared_url
         assert WELL in pages
 
 
+@pytest.mark.slow
 async def test_a_damaged_session_is_erased(shared_url: str, tmp_path: Path) -> None:
     """With every item of it, by its owner only; what waited for it goes too, and it can begin again."""
     async with service(tmp_path, shared_url) as (client, app):

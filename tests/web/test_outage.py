@@ -49,6 +49,7 @@ def unsteady_url(unsteady_postgres: Postgres) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 async def test_an_outage_costs_nobody_an_answer_and_no_turn(
     tmp_path: Path, unsteady_postgres: Postgres, unsteady_url: str
 ) -> None:

@@ -52,6 +52,7 @@ async def use(client: httpx2.AsyncClient, turn: str) -> None:
         assert response.is_success, response.text
 
 
+@pytest.mark.slow
 async def test_a_service_goes_on_beside_a_newer_one(tmp_path: Path, shared_url: str) -> None:
     """With all that it does; a second one of its version is refused, and says what to do."""
     settings = settings_for(tmp_path, database_url=shared_url)

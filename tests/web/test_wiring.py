@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from tests.web.services import client_of, opened_app, settings_for, until
 from tests.wired import BOTH, NAMED, PARENT
@@ -66,6 +67,7 @@ class Asking:
         return dict(response.json())
 
 
+@pytest.mark.slow
 async def test_over_http(shared_url: str, tmp_path: Path) -> None:
     """Waited for, as a stream, in the background, as a child, after a failure."""
     (tmp_path / "above.yaml").write_text(PARENT)

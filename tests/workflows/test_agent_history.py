@@ -333,6 +333,7 @@ async def opened_stores(url: str) -> AsyncIterator[tuple[BaseStore, BaseStore]]:
         yield one, other
 
 
+@pytest.mark.slow
 async def test_turns_that_come_at_once_from_two_places_are_all_kept(
     shared_url: str, sqlite_memory: Memory, events: RecordedEvents
 ) -> None:

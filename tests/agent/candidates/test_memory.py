@@ -236,6 +236,7 @@ turns = st.lists(
 @given(
     turns=turns, max_messages=st.integers(-1, 6), max_chars=st.integers(0, 120), system=st.sampled_from(["", "S" * 9])
 )
+@pytest.mark.slow
 async def test_the_rules_hold_for_any_conversation(
     turns: list[tuple[int, str, str]], max_messages: int, max_chars: int, system: str
 ) -> None:
