@@ -23,8 +23,8 @@ from threadkeep.testing import ScriptedModel
 
 SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 419
-# Attachments of ChatKit are looked up before a message is stored: 32 lines.
-MOST_LINES = 78_826
+# Attachments of ChatKit and failures that WeCom reports later brought 140 lines.
+MOST_LINES = 78_919
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 43
 MOST_LATE_IMPORTS = 38

@@ -34,6 +34,8 @@ class _State:
     page: int = 1000
     pages: list[Values] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
+    most: int | None = None
+    heard: dict[str, int] = field(default_factory=dict)
 
 
 class FakeWeCom:
@@ -65,6 +67,10 @@ class FakeWeCom:
     def refuse(self, *codes: int) -> None:
         """Refuse the next messages with these codes; 0 takes one and breaks the connection before the answer."""
         self._control("refuse", codes=codes)
+
+    def limit(self, messages: int) -> None:
+        """Accept so many messages after each message of a customer."""
+        self._control("limit", messages=messages)
 
     def write(self, *items: Values, page: int = 1000) -> None:
         """Add messages to a desk, which is read in pages of a size."""
@@ -158,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "message/send":
             assert isinstance(values["agentid"], int)
             key = values["text"]["content"] if values["enable_duplicate_check"] else None
-        code = state.refusals.pop(0) if state.refusals else None
+        code = state.refusals.pop(0) if state.refusals else self._limited(values)
         if code:
             return {"errcode": code, "errmsg": "refused"}
         if key is None or key not in state.seen:
@@ -167,6 +173,15 @@ class _Handler(BaseHTTPRequestHandler):
         if code == 0:
             raise ConnectionAbortedError
         return {"errcode": 0, "errmsg": "ok"}
+
+    def _limited(self, values: Values) -> int | None:
+        if self.known.most is None:
+            return None
+        count = self.known.heard.get(values["touser"], 0)
+        if count >= self.known.most:
+            return 95001
+        self.known.heard[values["touser"]] = count + 1
+        return None
 
     def _respond(self, code: str, values: Values) -> Values:
         if code in self.known.used:
@@ -203,7 +218,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _control_refuse(self, values: Values) -> None:
         self.known.refusals += values["codes"]
 
+    def _control_limit(self, values: Values) -> None:
+        self.known.most = values["messages"]
+
     def _control_write(self, values: Values) -> None:
+        for item in values["items"]:
+            self.known.heard.pop(item.get("external_userid"), None)
         self.known.items += values["items"]
         self.known.page = values["page"]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.channels.platforms import SENT_AT, WeComService
-from threadkeep.channels.contract import DeskNotified, Ignored, IncomingMessage, MessageRecalled
+from threadkeep.channels.contract import AnswerFailed, DeskNotified, Ignored, IncomingMessage, MessageRecalled
 from threadkeep.channels.wecom_cs import SyncPage
 
 PLATFORM = WeComService()
@@ -97,6 +97,19 @@ def test_a_message_that_was_taken_back_is_named(kind: str) -> None:
     item = {"msgid": "e1", "send_time": SENT_AT, "origin": 4, "msgtype": "event", "event": event}
     assert page(item).updates == (MessageRecalled(KEY, "m1"),)
     del event["external_userid"]
+    assert page(item).updates == (Ignored("incomplete"),)
+
+
+@pytest.mark.parametrize(
+    ("fail_type", "error"),
+    [(4, "ReplyTimeOver"), (5, "SessionState"), (6, "ReplyLimit"), (10, "Forbidden"), (0, "NotDelivered")],
+)
+def test_a_message_that_did_not_arrive_is_named(fail_type: int, error: str) -> None:
+    """With the reason, and where the answer can be sent again."""
+    event = {"event_type": "msg_send_fail", "open_kfid": DESK, "external_userid": "wm1", "fail_msgid": "s1"}
+    item = {"msgid": "e1", "origin": 4, "msgtype": "event", "event": {**event, "fail_type": fail_type}}
+    assert page(item).updates == (AnswerFailed(KEY, "s1", error, {"open_kfid": DESK, "touser": "wm1"}),)
+    item["event"] = {**event, "fail_msgid": ""}
     assert page(item).updates == (Ignored("incomplete"),)
 
 

@@ -129,15 +129,81 @@ async def test_a_message_that_is_taken_back_is_noted_and_not_answered(tmp_path: 
     assert len(model.calls) == 1
 
 
-async def test_the_limits_of_the_platform_are_told_and_not_tried_again(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Five messages, 48 hours."""
-    wecom.refuse(95001)
+def failures(desk: WeComDesk, reason: str) -> float | None:
+    """How many answers were counted as refused for good."""
+    labels = {"channel": KIND, "reason": reason}
+    assert desk.app.metrics is not None
+    return desk.app.metrics.registry.get_sample_value("threadkeep_channel_failures_total", labels)
+
+
+def send_failed(sent_id: str, fail_type: int, number: int) -> dict[str, Any]:
+    """An event of a page: a message that was accepted did not reach the customer."""
+    event: dict[str, Any] = {"event_type": "msg_send_fail", "open_kfid": DESK, "external_userid": "wm1"}
+    event |= {"fail_msgid": sent_id, "fail_type": fail_type}
+    return {"msgid": f"e{number}", "send_time": int(time.time()), "origin": 4, "msgtype": "event", "event": event}
+
+
+@pytest.mark.parametrize(("code", "error"), [(95001, "ReplyLimit"), (95002, "ReplyTimeOver")])
+async def test_the_limits_of_the_platform_are_told_and_not_tried_again(
+    tmp_path: Path, wecom: FakeWeCom, code: int, error: str
+) -> None:
+    """Five messages, 48 hours: in the outbox and as a metric; another customer is answered."""
+    wecom.refuse(code)
     wecom.write(item("a", 1), item("x", 2, "wm2"))
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(repeat("ok"))) as desk:
+        assert failures(desk, error) == 0
         await desk.say("")
         await desk.answered()
         [failed] = await desk.memory.channels.outbox.entries(status="failed")
-    assert (failed.error, failed.tries) == ("ReplyLimit", 1)
+        assert failures(desk, error) == 1
+    assert (failed.error, failed.tries) == (error, 1)
+    assert wecom.texts() == ["ok"]
+
+
+async def test_the_rest_of_a_long_answer_can_be_sent_when_the_customer_writes_again(
+    shared_url: str, tmp_path: Path, wecom: FakeWeCom
+) -> None:
+    """Five of its seven parts arrive; an operator sends the others, and none twice."""
+    parts = [f"{number} " + "a" * 1998 for number in range(7)]
+    wecom.limit(5)
+    wecom.write(item("Tell me all.", 1))
+    model = ScriptedModel(["\n\n".join(parts), "ok"])
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
+        await desk.say("")
+        assert await desk.answered(5) == parts[:5]
+        [failed] = await desk.memory.channels.outbox.entries(status="failed")
+        assert (failed.error, failed.parts_sent) == ("ReplyLimit", 5)
+        wecom.write(item("And the rest?", 2))
+        await desk.say("")
+        assert await desk.answered(6) == [*parts[:5], "ok"]
+        assert await desk.memory.channels.outbox.retry(failed.number)
+        assert await desk.answered(8) == [*parts[:5], "ok", *parts[5:]]
+        assert await desk.statuses() == ["delivered", "delivered"]
+
+
+async def test_a_message_that_wecom_could_not_deliver_after_all_is_told(
+    shared_url: str, tmp_path: Path, wecom: FakeWeCom
+) -> None:
+    """It comes as an event, twice counts once; the answer keeps what a retry needs. An unknown id changes nothing."""
+    wecom.write(item("hi", 1))
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(["one", "two"])) as desk:
+        await desk.say("")
+        assert await desk.answered() == ["one"]
+        [sent] = wecom.sent()
+        wecom.write(send_failed("unknown", 4, 1), send_failed(sent["msgid"], 4, 2), send_failed(sent["msgid"], 4, 3))
+        wecom.write(item("hello?", 2))
+        await desk.say("")
+        assert await desk.answered(2) == ["one", "two"]
+        [failed] = await desk.memory.channels.outbox.entries(status="failed")
+        assert (failed.error, failed.parts_sent) == ("ReplyTimeOver", 0)
+        assert failed.address == {"open_kfid": DESK, "touser": "wm1"}
+        assert failures(desk, "ReplyTimeOver") == 1
+        assert await desk.transcript(FIRST) == [
+            ("user", "hi"),
+            ("assistant", "one"),
+            ("user", "hello?"),
+            ("assistant", "two"),
+        ]
 
 
 async def test_an_answer_is_sent_once_though_the_connection_breaks(tmp_path: Path, wecom: FakeWeCom) -> None:

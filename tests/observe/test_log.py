@@ -11,7 +11,9 @@ import pytest
 import structlog
 
 from threadkeep.observe.events import (
+    AnswerSent,
     ContextBuilt,
+    DeliveryOutcome,
     RunFinished,
     RunOutcome,
     StoreRead,
@@ -75,6 +77,15 @@ def test_a_turn_has_one_line(session_id: str | None, status: RunOutcome, written
     stream = configured("INFO")
     LogObserver().notify(RunFinished(workflow="chat", status=status, milliseconds=1, session_id=session_id))
     assert len(lines(stream)) == written
+
+
+@pytest.mark.parametrize(("outcome", "level"), [("delivered", "info"), ("postponed", "info"), ("failed", "warning")])
+def test_an_answer_that_is_refused_for_good_is_a_warning(outcome: DeliveryOutcome, level: str) -> None:
+    """With the reason: the platform's limits, say."""
+    stream = configured()
+    LogObserver().notify(AnswerSent(channel="wecom_cs", bot="one", outcome=outcome, error="ReplyLimit", milliseconds=1))
+    [line] = lines(stream)
+    assert (line["event"], line["level"], line["error"]) == ("answer_sent", level, "ReplyLimit")
 
 
 def test_lines_for_people_have_no_colours_in_a_file() -> None:

@@ -53,11 +53,15 @@ def test_messages_of_channels_are_counted_from_delivery_to_answer() -> None:
     observer.notify(UpdateReceived(channel="telegram", bot="one", outcome="refused", reason="signature_wrong"))
     observer.notify(AnswerSent(channel="telegram", bot="one", outcome="postponed", milliseconds=5))
     observer.notify(AnswerSent(channel="telegram", bot="one", outcome="delivered", milliseconds=1500))
+    for error in ("ReplyLimit", "a person's words"):
+        observer.notify(AnswerSent(channel="telegram", bot="one", outcome="failed", error=error, milliseconds=5))
     observer.notify(ChannelTrouble(channel="a person", work="polling", error="Timeout"))  # type: ignore[arg-type]
     labels = {"channel": "telegram"}
     assert sample(observer, "threadkeep_channel_updates_total", **labels, result="taken") == 1
     assert sample(observer, "threadkeep_channel_refusals_total", **labels, reason="signature_wrong") == 1
     assert sample(observer, "threadkeep_channel_deliveries_total", **labels, result="delivered") == 1
+    assert sample(observer, "threadkeep_channel_failures_total", **labels, reason="ReplyLimit") == 1
+    assert sample(observer, "threadkeep_channel_failures_total", **labels, reason="other") == 1
     assert sample(observer, "threadkeep_channel_answer_latency_ms_sum", **labels) == 1500
     assert sample(observer, "threadkeep_channel_troubles_total", channel="other", work="polling") == 1
 

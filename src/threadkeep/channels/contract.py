@@ -7,6 +7,7 @@ records only. The functions at the end read a platform's JSON: a field of an une
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -133,6 +134,19 @@ class MessageRecalled:
 
 
 @dataclass(frozen=True)
+class AnswerFailed:
+    """A part of an answer that the platform accepted and then could not deliver.
+
+    `sent_id` is the id under which it was sent, `error` names a kind, and `address` is where it can be sent again.
+    """
+
+    session_id: str
+    sent_id: str
+    error: str
+    address: Mapping[str, Json] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class StreamRefresh:
     """A request of a WeCom AI bot for the text of an answer so far."""
 
@@ -146,7 +160,16 @@ class ChatEntered:
     session_id: str
 
 
-type Update = IncomingMessage | Ignored | ChatMigrated | DeskNotified | MessageRecalled | StreamRefresh | ChatEntered
+type Update = (
+    IncomingMessage
+    | Ignored
+    | ChatMigrated
+    | DeskNotified
+    | MessageRecalled
+    | AnswerFailed
+    | StreamRefresh
+    | ChatEntered
+)
 
 
 @dataclass(frozen=True)
@@ -226,6 +249,11 @@ class Part:
     key: str
     first: bool = True
     again: bool = False
+
+    @property
+    def sent_id(self) -> str:
+        """The key in 32 characters, for platforms with short ids."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot
-from threadkeep.channels.contract import Later, Moved, Part, Refused, Sent
+from threadkeep.channels.contract import AnswerFailed, Later, Moved, Part, Refused, Sent
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AnswerSent, ChannelTrouble, DeliveryOutcome
@@ -118,13 +118,13 @@ class Delivery:
         parts = bot.channel.split(text)
         if not parts:
             await self._outbox.end(message.number, self._owner, "nothing")
-            self._notify(bot, message, "nothing")
+            _notify(self._memory, bot, message, "nothing")
             return
         address, index = message.address, message.parts_sent
         while index < len(parts):
             part = Part(
                 parts[index],
-                f"{message.session_id}\n{message.message_id}\n{index}",
+                _key(message, index),
                 first=index == 0,
                 again=message.tries > 1 and index == message.parts_sent,
             )
@@ -142,40 +142,24 @@ class Delivery:
                     return
                 case Refused(error):
                     await self._outbox.fail(message.number, self._owner, error)
-                    self._notify(bot, message, "failed", error=error)
+                    _notify(self._memory, bot, message, "failed", error=error)
                     return
         await self._outbox.end(message.number, self._owner, "delivered")
-        self._notify(bot, message, "delivered", parts=len(parts))
+        _notify(self._memory, bot, message, "delivered", parts=len(parts))
 
     async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
         now, options = self._memory.clock(), self._options
         if (now - message.created_at).total_seconds() > options.give_up_seconds:
             await self._outbox.fail(message.number, self._owner, later.error)
-            self._notify(bot, message, "failed", error=later.error)
+            _notify(self._memory, bot, message, "failed", error=later.error)
             return
         pause = min(options.first_pause_seconds * 2.0 ** min(message.tries - 1, 30), options.longest_pause_seconds)
         pause = later.seconds if later.seconds is not None else pause * random.uniform(0.8, 1.2)
         until = now + timedelta(seconds=pause)
         await self._outbox.postpone(message.number, self._owner, until, later.error, uncertain=later.uncertain)
-        self._notify(bot, message, "postponed", error=later.error)
+        _notify(self._memory, bot, message, "postponed", error=later.error)
         if pause < options.poll_seconds:
             asyncio.get_running_loop().call_later(pause, self.wake)
-
-    def _notify(
-        self, bot: Bot, message: Outgoing, outcome: DeliveryOutcome, *, parts: int = 0, error: str | None = None
-    ) -> None:
-        waited = self._memory.clock() - message.created_at
-        event = AnswerSent(
-            channel=bot.channel.kind,
-            bot=bot.name,
-            outcome=outcome,
-            parts=parts,
-            error=error,
-            uncertain=message.uncertain,
-            milliseconds=waited.total_seconds() * 1000,
-            session_id=message.session_id,
-        )
-        self._memory.observers.notify(event)
 
     def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
         trouble = ChannelTrouble(
@@ -187,6 +171,18 @@ class Delivery:
         self._memory.observers.notify(trouble)
 
 
+async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
+    """Mark an answer as failed that the platform had accepted and could not deliver."""
+    outbox = memory.channels.outbox
+    for message in await outbox.sent(bot.name, failed.session_id):
+        ids = [Part("", _key(message, index)).sent_id for index in range(message.parts_sent)]
+        if failed.sent_id in ids:
+            parts = ids.index(failed.sent_id)
+            if await outbox.fail_sent(message.number, failed.error, parts=parts, address=failed.address):
+                _notify(memory, bot, message, "failed", error=failed.error)
+            return
+
+
 async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
     """Return the text to send; empty if the message gets no answer of its own."""
     if message.run_id is None:
@@ -195,6 +191,32 @@ async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
     if run is None:
         return ""
     return _answer_to(message, RunResult.of(await with_answer(memory, run)), bot)
+
+
+def _key(message: Outgoing, index: int) -> str:
+    return f"{message.session_id}\n{message.message_id}\n{index}"
+
+
+def _notify(
+    memory: Memory,
+    bot: Bot,
+    message: Outgoing,
+    outcome: DeliveryOutcome,
+    *,
+    parts: int = 0,
+    error: str | None = None,
+) -> None:
+    event = AnswerSent(
+        channel=bot.channel.kind,
+        bot=bot.name,
+        outcome=outcome,
+        parts=parts,
+        error=error,
+        uncertain=message.uncertain,
+        milliseconds=(memory.clock() - message.created_at).total_seconds() * 1000,
+        session_id=message.session_id,
+    )
+    memory.observers.notify(event)
 
 
 def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:

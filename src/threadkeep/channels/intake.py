@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot, Command, command_in
 from threadkeep.channels.contract import (
+    AnswerFailed,
     ChatMigrated,
     Ignored,
     IncomingMessage,
@@ -18,6 +19,7 @@ from threadkeep.channels.contract import (
     Sender,
     Update,
 )
+from threadkeep.channels.delivery import note_failure
 from threadkeep.channels.telegram import in_chat
 from threadkeep.channels.wecom_aibot import STREAM_TIME, AnswerStreams, WeComAIBotChannel
 from threadkeep.errors import (
@@ -109,6 +111,8 @@ class Intake:
                 await self._memory.channels.state.keep_first(bot.channel.scope, _chat_name(new), old)
             case MessageRecalled():
                 await self._note_recall(update)
+            case AnswerFailed():
+                await note_failure(self._memory, bot, update)
         self.notify(bot, "taken")
 
     async def _in_first_chat(self, bot: Bot, message: IncomingMessage) -> IncomingMessage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -200,7 +199,7 @@ class WeComServiceClient(WeComClient):
         message: dict[str, Json] = {
             "touser": text_in(address, "touser"),
             "open_kfid": text_in(address, "open_kfid"),
-            "msgid": hashlib.sha256(part.key.encode()).hexdigest()[:32],
+            "msgid": part.sent_id,
             "msgtype": "text",
             "text": {"content": part.text},
         }

@@ -15,6 +15,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot
 from threadkeep.channels.contract import (
+    AnswerFailed,
     Callback,
     DeskNotified,
     Ignored,
@@ -57,6 +58,8 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
 _NOTICE_PREFIX = "notice:"
+_FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6: "ReplyLimit", 10: "Forbidden"}
+"""Why a message that WeCom had accepted could not be delivered: 48 hours, closed, five messages, refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,10 +295,18 @@ class DeskFetching:
 
 
 def _event(event: Mapping[str, Json], session_id: str | None) -> Update:
-    recalled = id_in(event, "recall_msgid")
-    if text_in(event, "event_type") not in ("user_recall_msg", "servicer_recall_msg"):
-        return Ignored("kind")
-    return MessageRecalled(session_id, recalled) if session_id and recalled else Ignored("incomplete")
+    recalled, failed = id_in(event, "recall_msgid"), id_in(event, "fail_msgid")
+    match text_in(event, "event_type"):
+        case "user_recall_msg" | "servicer_recall_msg" if session_id and recalled:
+            return MessageRecalled(session_id, recalled)
+        case "msg_send_fail" if session_id and failed:
+            error = _FAILURES.get(number_in(event, "fail_type"), "NotDelivered")
+            address = {"open_kfid": id_in(event, "open_kfid"), "touser": id_in(event, "external_userid")}
+            return AnswerFailed(session_id, failed, error, address)
+        case "user_recall_msg" | "servicer_recall_msg" | "msg_send_fail":
+            return Ignored("incomplete")
+        case _:
+            return Ignored("kind")
 
 
 def _sent_after(message: IncomingMessage, since: datetime) -> bool:

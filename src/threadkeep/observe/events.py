@@ -415,6 +415,9 @@ type UpdateReason = Literal[
 type DeliveryOutcome = Literal["delivered", "nothing", "postponed", "failed"]
 type ChannelWork = Literal["taking", "delivery", "polling", "following"]
 
+DELIVERY_FAILURES = ("ReplyLimit", "ReplyTimeOver", "SessionState", "InvalidUser", "Forbidden", "NoResponseAddress")
+"""Errors of failed answers with a metric of their own; all others count as `other`."""
+
 UPDATE_OUTCOMES: tuple[UpdateOutcome, ...] = get_args(UpdateOutcome.__value__)
 UPDATE_REASONS: tuple[UpdateReason, ...] = get_args(UpdateReason.__value__)
 DELIVERY_OUTCOMES: tuple[DeliveryOutcome, ...] = get_args(DeliveryOutcome.__value__)

@@ -16,6 +16,7 @@ from structlog.types import EventDict, Processor, WrappedLogger
 from threadkeep.observe.events import (
     AgentOutsideTurn,
     AnswerDiscarded,
+    AnswerSent,
     BudgetCrossed,
     ChannelTrouble,
     ContextBuilt,
@@ -102,6 +103,8 @@ class LogObserver:
         level = _LEVELS.get(type(event), logging.INFO)
         if isinstance(event, RunFinished) and event.status == "done" and event.session_id is not None:
             level = logging.DEBUG  # `TurnFinished` is the line of a turn
+        if isinstance(event, AnswerSent) and event.outcome == "failed":
+            level = logging.WARNING  # the person waits, and nobody tries again
         if not self._target.isEnabledFor(level):
             return
         values = {field.name: getattr(event, field.name) for field in fields(event)}

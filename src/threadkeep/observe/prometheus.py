@@ -23,6 +23,7 @@ METRICS: Mapping[str, str] = {
     "threadkeep_channel_updates_total": "Updates that platforms delivered, by what became of them.",
     "threadkeep_channel_refusals_total": "Updates that were ignored or refused, by reason.",
     "threadkeep_channel_deliveries_total": "Tries to deliver an answer, by how they ended.",
+    "threadkeep_channel_failures_total": "Answers that a platform refused for good, by reason.",
     "threadkeep_channel_answer_latency_ms": "Duration from taking a message to delivering its answer in milliseconds.",
     "threadkeep_channel_troubles_total": "Work of channels that failed and is tried again.",
     "threadkeep_graphiti_episodes_total": "Messages for Graphiti, by what became of them.",
@@ -124,6 +125,7 @@ class PrometheusObserver:
         self._updates = self._counter("threadkeep_channel_updates_total", "channel", "result")
         self._refusals = self._counter("threadkeep_channel_refusals_total", "channel", "reason")
         self._deliveries = self._counter("threadkeep_channel_deliveries_total", "channel", "result")
+        self._failures = self._counter("threadkeep_channel_failures_total", "channel", "reason")
         answers = "threadkeep_channel_answer_latency_ms"
         self._answer_times = self._histogram(answers, "channel", buckets=ANSWER_BUCKETS_MS)
         self._channel_troubles = self._counter("threadkeep_channel_troubles_total", "channel", "work")
@@ -258,6 +260,8 @@ class PrometheusObserver:
         self._deliveries.labels(channel, _known(events.DELIVERY_OUTCOMES, event.outcome)).inc()
         if event.outcome == "delivered":
             self._answer_times.labels(channel).observe(event.milliseconds)
+        if event.outcome == "failed":
+            self._failures.labels(channel, _known(events.DELIVERY_FAILURES, event.error or "")).inc()
 
     def _count_episodes(self, event: events.EpisodesDelivered) -> None:
         if event.result in events.DELIVERY_RESULTS:
@@ -294,6 +298,7 @@ class PrometheusObserver:
         self._start_background_at_zero()
         self._start_runs_at_zero()
         self._start_far_at_zero()
+        self._start_channels_at_zero()
         for histogram in (self._reads, self._writes):
             histogram.labels(backend, "http", "ok")
             histogram.labels(backend, "other", "ok")
@@ -315,6 +320,8 @@ class PrometheusObserver:
             self._recalls.labels(outcome)
         for work in events.GRAPHITI_WORKS:
             self._graphiti_troubles.labels(work)
+
+    def _start_channels_at_zero(self) -> None:
         for channel in (name for name in events.CHANNELS if name not in ("http", "other")):
             self._answer_times.labels(channel)
             for update in events.UPDATE_OUTCOMES:
@@ -323,6 +330,8 @@ class PrometheusObserver:
                 self._refusals.labels(channel, reason)
             for delivery in events.DELIVERY_OUTCOMES:
                 self._deliveries.labels(channel, delivery)
+            for failure in (*events.DELIVERY_FAILURES, "other"):
+                self._failures.labels(channel, failure)
             for channel_work in events.CHANNEL_WORKS:
                 self._channel_troubles.labels(channel, channel_work)
 

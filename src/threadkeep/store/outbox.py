@@ -213,6 +213,20 @@ class Outbox:
         """
         return await self._change("fail", number, owner, error=error, now=self._now())
 
+    async def sent(self, channel: str, session_id: str, *, limit: int = 50) -> list[Outgoing]:
+        """Return the answers of a session of which a part has arrived, newest first."""
+        parameters = {"channel": channel, "session_id": session_id, "limit": limit}
+        async with self._driver.reading() as connection:
+            return [_outgoing(row) for row in await connection.fetch(self._sql["sent"], parameters)]
+
+    async def fail_sent(self, number: int, error: str, *, parts: int, address: Address) -> bool:
+        """Mark an answer as failed after `parts` of its parts, to be retried at an address; return False if it is over.
+
+        The text of an answer that is not a run's is gone by then, so that a retry sends nothing.
+        """
+        values = {"number": number, "error": error, "parts": parts, "address": json_text(address), "now": self._now()}
+        return await self._execute("fail_sent", values) > 0
+
     async def retry(self, number: int) -> bool:
         """Retry a failed message; return False if it has not failed."""
         return await self._execute("retry", {"number": number, "now": self._now()}) > 0

@@ -132,6 +132,22 @@ WHERE number = :number AND owner = :owner AND status = 'ready'
 UPDATE chat_outbox SET status = 'failed', owner = NULL, owned_until = NULL, error = :error, ended_at = :now
 WHERE number = :number AND owner = :owner AND status = 'ready'
 
+-- name: sent
+SELECT
+    number, channel, session_id, message_id, status, content, address, parts_sent, tries, uncertain, error, next_try_at,
+    created_at
+FROM chat_outbox
+WHERE session_id = :session_id AND channel = :channel AND parts_sent > 0 AND status IN ('ready', 'delivered')
+ORDER BY number DESC
+LIMIT :limit
+
+-- name: fail_sent
+-- The platform had accepted it.
+UPDATE chat_outbox SET
+    status = 'failed', owner = NULL, owned_until = NULL, error = :error, parts_sent = :parts, address = :address,
+    ended_at = :now
+WHERE number = :number AND status IN ('ready', 'delivered')
+
 -- name: end
 UPDATE chat_outbox SET
     status = :status, owner = NULL, owned_until = NULL, error = :error, content = NULL, address = NULL, ended_at = :now
