@@ -16,7 +16,7 @@ from tests.channels.platforms import SENT_AT, TELEGRAM_SECRET, TELEGRAM_TOKEN
 from tests.web.services import client_of, opened_app, settings_for, until
 from threadkeep import Memory
 from threadkeep.app import App
-from threadkeep.channels.configuration import ChannelsFile, TelegramSettings
+from threadkeep.channels.configuration import AnyBot, ChannelsFile, TelegramSettings
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.opening import open_channels
 from threadkeep.records.channels import OutboxStatus
@@ -38,10 +38,10 @@ class BotDesk:
         """Where conversations are."""
         return self.app.memory
 
-    async def send(self, update: Values, *, secret: str = TELEGRAM_SECRET) -> int:
+    async def send(self, update: Values, *, secret: str = TELEGRAM_SECRET, bot: str = "one") -> int:
         """Call the webhook of the bot, again while it takes too long, as Telegram does; the status."""
         headers = {"X-Telegram-Bot-Api-Secret-Token": secret}
-        while (response := await self.client.post("/channels/one", json=update, headers=headers)).status_code == 503:
+        while (response := await self.client.post(f"/channels/{bot}", json=update, headers=headers)).status_code == 503:
             pass
         return response.status_code
 
@@ -80,11 +80,13 @@ def telegram_settings(telegram: FakeTelegram, **changes: Any) -> TelegramSetting
 async def opened_bot(
     url: str, folder: Path, telegram: FakeTelegram, model: BaseChatModel, **settings: Any
 ) -> AsyncIterator[BotDesk]:
-    """A service over a database, with one bot."""
+    """A service over a database, with one bot, or with `others` beside it."""
+    others: list[Mapping[str, Any]] = settings.pop("others", [])
     environment: Mapping[str, Any] = settings.pop("environment", {})
     options = settings.pop("options", SOON)
     async with opened_app(model, settings_for(folder, database_url=url, **environment)) as app:
-        file = ChannelsFile(channels=[telegram_settings(telegram, **settings)], delivery=options)
+        bots: list[AnyBot] = [telegram_settings(telegram, **each) for each in (settings, *others)]
+        file = ChannelsFile(channels=bots, delivery=options)
         async with open_channels(app.memory, app.runs, file) as service:
             with_bots = replace(app, channels=service)
             async with client_of(with_bots) as client:

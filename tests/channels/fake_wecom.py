@@ -73,7 +73,7 @@ class FakeWeCom:
         self._control("limit", messages=messages)
 
     def write(self, *items: Values, page: int = 1000) -> None:
-        """Add messages to a desk, which is read in pages of a size."""
+        """Add messages to a desk, which is read in pages of a size; an item without an id leaves its place empty."""
         self._control("write", items=items, page=page)
 
     @staticmethod
@@ -161,6 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, method: str, values: Values) -> Values:
         state, key = self.known, values.get("msgid")
+        if values["touser"] == "gone":
+            return {"errcode": 0, "errmsg": "ok", "invaliduser": "gone"}
         if method == "message/send":
             assert isinstance(values["agentid"], int)
             key = values["text"]["content"] if values["enable_duplicate_check"] else None
@@ -197,7 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
         begin = int(values.get("cursor") or 0)
         end = min(begin + state.page, len(items))
         more = int(end < len(items))
-        return {"errcode": 0, "next_cursor": str(end), "has_more": more, "msg_list": items[begin:end]}
+        seen = [item for item in items[begin:end] if "msgid" in item]
+        return {"errcode": 0, "next_cursor": str(end), "has_more": more, "msg_list": seen}
 
     @staticmethod
     def _desk(item: Values) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from itertools import repeat
 from pathlib import Path
 
@@ -79,6 +80,27 @@ async def test_a_callback_of_somebody_else_is_refused(tmp_path: Path, telegram: 
         assert (await desk.client.post("/channels/two", json=update("hi"))).status_code == 404
         assert (await desk.client.get("/channels/one")).status_code == 403
         assert await desk.statuses() == []
+        assert await desk.memory.session(SESSION).count() == 0
+        metrics = (await desk.client.get("/metrics")).text
+    refusals = 'threadkeep_channel_refusals_total{channel="telegram",reason='
+    assert f'{refusals}"signature_wrong"}} 1.0' in metrics
+    assert f'{refusals}"signature_missing"}} 2.0' in metrics
+
+
+@pytest.mark.slow
+async def test_two_bots_have_two_histories_with_one_person(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """In the one private chat id that a person has with all bots; each model sees its own."""
+    model = ScriptedModel(repeat("ok"))
+    others = [{"name": "two", "token": "4343:AAother"}]
+    async with opened_bot(shared_url, tmp_path, telegram, model, others=others) as desk:
+        for number, (bot, text) in enumerate([("one", "a"), ("two", "b"), ("one", "c")], 1):
+            assert await desk.send(update(text, number), bot=bot) == 200
+            await desk.answered(number)
+        assert [text for _, text in await desk.transcript("telegram:4242:7")] == ["a", "ok", "c", "ok"]
+        assert [text for _, text in await desk.transcript("telegram:4343:7")] == ["b", "ok"]
+    assert [str(message.content) for message in model.calls[1] if message.type != "system"] == ["b"]
 
 
 async def test_callbacks_come_from_anywhere_without_a_key(tmp_path: Path, telegram: FakeTelegram) -> None:
@@ -111,11 +133,14 @@ async def test_a_topic_gets_its_answer_in_the_topic(tmp_path: Path, telegram: Fa
 
 
 async def test_a_busy_platform_is_waited_for(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """For as long as it says; the answer is sent once."""
-    telegram.refuse(429, retry_after=1)
+    """For the three seconds that it says; the answer is sent once."""
+    telegram.refuse(429, retry_after=3)
     telegram.refuse(502)
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
         await desk.say("hi")
+        await until(lambda: _tried(desk))
+        [entry] = await desk.memory.channels.outbox.entries()
+        assert entry.next_try_at >= entry.created_at + timedelta(seconds=3)
         assert await desk.answered() == ["hello"]
         [entry] = await desk.memory.channels.outbox.entries()
     assert entry.tries == 3

@@ -56,6 +56,32 @@ class Fleet:
                     return
 
 
+async def test_an_update_that_comes_to_two_processes_at_once_is_one_turn(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """Three times to each; the person gets one answer."""
+    with providing() as provider:
+        provider.answer = lambda newest: [f"re: {newest}"]
+        environment = _environment(shared_url, tmp_path, telegram) | provider.environment
+        async with running(tmp_path / "a", environment) as (a, _), running(tmp_path / "b", environment) as (b, _):
+            addresses = [f"{str(each.base_url).rstrip('/')}/channels/one" for each in (a, b)]
+            deliveries = [
+                asyncio.to_thread(telegram.deliver, address, TELEGRAM_SECRET, update("hi"), times=3)
+                for address in addresses
+            ]
+            statuses = [status for each in await asyncio.gather(*deliveries) for status in each]
+            assert 200 in statuses
+            assert set(statuses) <= {200, 503}
+            async with _opened(shared_url) as memory:
+                await until(lambda: len(telegram.texts()) >= 1)
+                await until(lambda: _all_over(memory))
+                said = [(one.role, one.content) for one in await memory.session("telegram:4242:7").tail(9)]
+                runs, _ = await memory.runs.records.runs(RunQuery(limit=9))
+    assert said == [("user", "hi"), ("assistant", "re: hi")]
+    assert len(runs) == 1
+    assert telegram.texts() == ["re: hi"]
+
+
 async def test_every_message_is_answered_once_through_kills(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from datetime import timedelta
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,14 @@ from typing import Any
 import pytest
 
 from tests.channels.fake_wecom import FakeWeCom
-from tests.channels.platforms import WeComService
+from tests.channels.platforms import CORP, WeComService
 from tests.channels.wecom_desk import WeComDesk, opened_wecom
 from tests.web.services import until
 from threadkeep.testing import Gate, ScriptedModel
 
 DESK = "wkAJ2GCAAASSm4_Fh"
 FIRST, SECOND = "wecom_cs:wkAJ2GCAAASSm4_5fFh:wm1", "wecom_cs:wkAJ2GCAAASSm4_5fFh:wm2"
-KIND = "wecom_cs"
+KIND, SCOPE = "wecom_cs", f"wecom_cs:{CORP}"
 
 
 def item(text: str, number: int = 1, customer: str = "wm1", **changes: Any) -> dict[str, object]:
@@ -29,7 +31,7 @@ async def fetched(desk: WeComDesk) -> None:
     """Return when no notice is left."""
 
     async def nothing_noticed() -> bool:
-        return not await desk.memory.channels.state.values_of("wecom_cs:wxb11529c136998cb6", "notice:")
+        return not await desk.memory.channels.state.values_of(SCOPE, "notice:")
 
     await until(nothing_noticed)
 
@@ -68,6 +70,47 @@ async def test_pages_are_read_to_the_end_and_never_again(shared_url: str, tmp_pa
         said = [content for role, content in await desk.transcript(FIRST) if role == "user"]
     assert said == [f"message {number}" for number in range(6)]
     assert wecom.pages()[3]["cursor"] == "5"
+
+
+async def test_an_empty_page_is_not_the_end(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """WeCom says that there are more."""
+    wecom.write({"open_kfid": DESK}, {"open_kfid": DESK}, item("hi"), page=1)
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
+        await desk.say("")
+        assert await desk.answered() == ["ok"]
+    assert [page.get("cursor") for page in wecom.pages()] == [None, "1", "2"]
+
+
+async def test_a_token_that_is_too_old_is_not_sent(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """It is valid for ten minutes; the notice stays valid."""
+    wecom.write(item("hi"))
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
+        at = desk.memory.clock() - timedelta(minutes=10)
+        notice = json.dumps({"token": "ENCold", "at": at.isoformat()})
+        await desk.memory.channels.state.keep(SCOPE, f"notice:{DESK}", notice)
+        await desk.post(desk.platform.body("", OpenKfId="wk2"))
+        assert await desk.answered() == ["ok"]
+    tokens = {page["open_kfid"]: page.get("token") for page in wecom.pages()}
+    assert tokens == {DESK: None, "wk2": "ENCsync"}
+
+
+@pytest.mark.slow
+async def test_one_process_at_a_time_fetches_a_desk(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """While another one does, this one fetches the other desks."""
+    wecom.write(item("hi", 1))
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(repeat("ok"))) as desk:
+        duties, duty = desk.memory.channels.duties, f"fetch:{SCOPE}:{DESK}"
+        assert await duties.claim(duty, "another process", seconds=60.0, every_seconds=0.0)
+        await desk.say("")
+        for number in (2, 3):  # the second one comes after a whole round
+            wecom.write(item("hi", number, "wm2", open_kfid="wk2"))
+            await desk.post(desk.platform.body("", OpenKfId="wk2"))
+            await desk.answered(number - 1)
+        assert {page["open_kfid"] for page in wecom.pages()} == {"wk2"}
+        await duties.release(duty, "another process")
+        await desk.say("")
+        assert len(await desk.answered(3)) == 3
+        await fetched(desk)
 
 
 @pytest.mark.slow
@@ -160,6 +203,7 @@ async def test_the_limits_of_the_platform_are_told_and_not_tried_again(
     assert wecom.texts() == ["ok"]
 
 
+@pytest.mark.slow
 async def test_the_rest_of_a_long_answer_can_be_sent_when_the_customer_writes_again(
     shared_url: str, tmp_path: Path, wecom: FakeWeCom
 ) -> None:

@@ -102,3 +102,13 @@ async def test_what_wecom_refuses_for_good_stays_and_the_rest_is_tried_again(tmp
         [entry] = await desk.memory.channels.outbox.entries()
         assert (entry.status, entry.error, entry.tries) == ("failed", "InvalidUser", 2)
     assert wecom.texts() == []
+
+
+async def test_a_member_who_did_not_get_the_answer_is_told(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """WeCom says success, and names them."""
+    async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel(["one"])) as desk:
+        await desk.say("hi", FromUserName="gone")
+        await until(desk.nothing_waits)
+        [entry] = await desk.memory.channels.outbox.entries()
+        assert (entry.status, entry.error, entry.tries) == ("failed", "InvalidUser", 1)
+    assert wecom.texts() == []
