@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,6 +28,8 @@ from threadkeep.records.runs import RunQuery
 CHATS = (7, 8)
 MESSAGES = int(os.environ.get("CHANNEL_MESSAGES", "100"))
 """Messages of each chat; `python -m bench channels` sends more."""
+FIGURES = os.environ.get("CHANNEL_FIGURES")
+"""A file for the figures of each database, a line each."""
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -86,7 +90,7 @@ async def test_every_message_is_answered_once_through_kills(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
     """Stored once and in order, answered once, and delivered once but where the outbox says that a process died."""
-    fleet = Fleet({0: None, 1: None})
+    fleet, began = Fleet({0: None, 1: None}), time.monotonic()
     with providing() as provider:
         provider.answer = lambda newest: [f"re: {newest}"]
         environment = _environment(shared_url, tmp_path, telegram) | provider.environment
@@ -98,7 +102,8 @@ async def test_every_message_is_answered_once_through_kills(
         assert fleet.kills >= 2
         async with _last_service(tmp_path, environment), _opened(shared_url) as memory:
             await until(lambda: _all_over(memory))
-            await _check(memory, telegram)
+            repeats = await _check(memory, telegram)
+    _note_figures(shared_url, kills=fleet.kills, repeats=repeats, seconds=time.monotonic() - began)
     logs = _logs(tmp_path)
     assert "answer_sent" in logs
     assert not [secret for secret in (TELEGRAM_TOKEN, TELEGRAM_SECRET, " of 7") if secret in logs]
@@ -148,7 +153,8 @@ async def _all_over(memory: Memory) -> bool:
     return not any(status in ("waiting", "ready") for _, status in counts)
 
 
-async def _check(memory: Memory, telegram: FakeTelegram) -> None:
+async def _check(memory: Memory, telegram: FakeTelegram) -> int:
+    """Check the transcripts and the answers; return how many answers were sent twice."""
     runs, _ = await memory.runs.records.runs(RunQuery(limit=2 * MESSAGES))
     assert Counter((run.status, run.error) for run in runs) == {("done", None): MESSAGES * len(CHATS)}
     entries = await memory.channels.outbox.entries(limit=2 * MESSAGES)
@@ -166,7 +172,15 @@ async def _check(memory: Memory, telegram: FakeTelegram) -> None:
         sent = Counter(call["text"] for call in telegram.calls() if call["chat_id"] == chat)
         assert set(sent) == set(answers)
         assert session_id in uncertain or set(sent.values()) == {1}
-    assert len(telegram.calls()) - MESSAGES * len(CHATS) <= repeats
+    doubled = len(telegram.calls()) - MESSAGES * len(CHATS)
+    assert doubled <= repeats
+    return doubled
+
+
+def _note_figures(url: str, **figures: float) -> None:
+    if FIGURES is not None:
+        with Path(FIGURES).open("a") as file:
+            file.write(json.dumps({"database": url.partition(":")[0], **figures}) + "\n")
 
 
 def _logs(folder: Path) -> str:
