@@ -24,9 +24,9 @@ from threadkeep.testing import ScriptedModel
 SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 419
 # Attachments of ChatKit and failures that WeCom reports later brought 140 lines.
-MOST_LINES = 78_919
+MOST_LINES = 78_942
 MOST_BROAD_EXCEPTS = 10
-MOST_BOUNDARIES = 43
+MOST_BOUNDARIES = 44
 MOST_LATE_IMPORTS = 38
 CHAT_FILES, CHAT_FUNCTIONS = 99, 610
 AGENT_FILES, AGENT_FUNCTIONS = 57, 445

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import sys
+from io import BytesIO
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from pypdf import PdfWriter
 
-from threadkeep.agent.counting import LOW_DETAIL_TOKENS, MEDIA_TOKENS, count_tokens
+from threadkeep.agent.counting import LOW_DETAIL_TOKENS, MEDIA_TOKENS, PDF_PAGE_TOKENS, count_tokens
 from threadkeep.context.tokens import counter_for, estimate
 from threadkeep.records import Message
 
@@ -33,6 +37,27 @@ MEDIA: dict[str, dict[str, Any]] = {
 }
 
 
+def pdf(pages: int) -> str:
+    """A PDF of some empty pages, in base64."""
+    writer = PdfWriter()
+    for _ in range(pages):
+        writer.add_blank_page(width=100, height=100)
+    file = BytesIO()
+    writer.write(file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+PDFS: dict[str, dict[str, Any]] = {
+    "chat completions file": {"type": "file", "file": {"file_data": f"data:application/pdf;base64,{pdf(3)}"}},
+    "responses file": {"type": "input_file", "file_data": f"data:application/pdf;name=a.pdf;base64,{pdf(3)}"},
+    "anthropic document": {"type": "document", "source": {"type": "base64", "data": pdf(3)}},
+    "standard file": {"type": "file", "base64": pdf(3), "mime_type": "application/pdf"},
+    "google media": {"type": "media", "mime_type": "application/pdf", "data": base64.b64decode(pdf(3))},
+    "a broken file": {"type": "file", "base64": pdf(3)[:200], "mime_type": "application/pdf"},
+    "broken base64": {"type": "file", "base64": pdf(3)[:201] + "ä", "mime_type": "application/pdf"},
+}
+
+
 @pytest.mark.parametrize("block", MEDIA.values(), ids=MEDIA)
 def test_media_have_a_fixed_figure(block: dict[str, Any]) -> None:
     """In every provider's shape, whatever the size of the data."""
@@ -45,6 +70,20 @@ def test_media_in_a_tools_result_have_the_same_figure(block: dict[str, Any]) -> 
     assert count_tokens(ToolMessage([block], tool_call_id="1"), counter=len) == MEDIA_TOKENS
     result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "here"}, block]}
     assert count_tokens(HumanMessage([result]), counter=len) == 4 + MEDIA_TOKENS
+
+
+@pytest.mark.parametrize("shape", [name for name in PDFS if "broken" not in name])
+def test_a_pdf_counts_by_its_pages(shape: str) -> None:
+    """In every provider's shape."""
+    assert count_tokens(HumanMessage([PDFS[shape]]), counter=len) == 3 * PDF_PAGE_TOKENS
+
+
+def test_a_pdf_that_cannot_be_read_counts_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because it is broken, or because the extra is missing."""
+    for name in ("a broken file", "broken base64"):
+        assert count_tokens(HumanMessage([PDFS[name]]), counter=len) == MEDIA_TOKENS
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    assert count_tokens(HumanMessage([PDFS["standard file"]]), counter=len) == MEDIA_TOKENS
 
 
 def test_an_image_of_low_detail_counts_less() -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import binascii
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from io import BytesIO
 
 from langchain_core.messages import AIMessage, BaseMessage
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.tokens import TokenCounter, counter_for
 from threadkeep.records import Message
 
 MEDIA_TOKENS = 1_000
 """Tokens of an image, a recording or a file: providers charge by size, not by the length of its base64 text."""
+
+PDF_PAGE_TOKENS = 2_300
+"""Tokens of a page of a PDF, as Claude charges for a page of text; Gemini charges 560."""
 
 LOW_DETAIL_TOKENS = 100
 """Tokens of an image that is sent with `detail: low`."""
@@ -48,6 +55,8 @@ _SIGNATURES = frozenset({"signature", "thought_signature"})  # providers charge 
 _BASE64 = re.compile(r"[A-Za-z0-9+/_=\s-]{64,}")
 _DATA_ADDRESS = re.compile(r"data:[^,]{0,200};base64,")
 _LONG = 1_024
+_PDF = re.compile(r"(?:data:application/pdf[^,]{0,200};base64,)?(?=JVBERi)")  # "%PDF-" in base64
+_MOST_PDF_PAGES = 1_000
 
 
 def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
@@ -93,7 +102,7 @@ def is_text(block: object) -> bool:
 
 
 def count_block(block: object, counter: TokenCounter) -> int:
-    """Return the tokens of one content block: its text, its nested blocks, or a fixed number for media.
+    """Return the tokens of one content block: its text, its nested blocks, or a fixed number for media or a page.
 
     A block of unknown shape counts as its JSON, without base64 data.
     """
@@ -117,7 +126,7 @@ def _count_known(block: Mapping[str, object], counter: TokenCounter) -> int | No
     if kind in _PARTS and (parts := _parts(block.get(_PARTS[kind]))) is not None:
         return sum(count_block(part, counter) for part in parts) + _opaque(block.get("encrypted_content"))
     if kind in _MEDIA:
-        return LOW_DETAIL_TOKENS if _detail(block) == "low" else MEDIA_TOKENS
+        return LOW_DETAIL_TOKENS if _detail(block) == "low" else _pdf_pages(block) * PDF_PAGE_TOKENS or MEDIA_TOKENS
     return _opaque(block.get("data")) if kind == "redacted_thinking" else None
 
 
@@ -137,6 +146,19 @@ def _parts(value: object) -> list[object] | None:
 def _detail(block: Mapping[str, object]) -> object:
     inner = block.get("image_url")
     return inner.get("detail") if isinstance(inner, Mapping) else block.get("detail")
+
+
+def _pdf_pages(value: object) -> int:
+    """Return the pages of the PDF in a block; 0 if it has none, cannot be read, or the extra `pdf` is missing."""
+    if isinstance(value, Mapping):
+        return max(map(_pdf_pages, value.values()), default=0)
+    with ErrorBoundary():  # a broken file may raise anything
+        if isinstance(value, str) and (start := _PDF.match(value)) is not None:
+            value = binascii.a2b_base64(value[start.end() :])
+        if isinstance(value, bytes) and value.startswith(b"%PDF-"):
+            pages: int = import_module("pypdf").PdfReader(BytesIO(value)).get_num_pages()
+            return max(0, min(pages, _MOST_PDF_PAGES))
+    return 0
 
 
 def _opaque(value: object) -> int:
@@ -181,7 +203,8 @@ def count_tokens(
     """Return the tokens of a text, a message, or several of them.
 
     Text blocks, reasoning, tool calls (name and JSON arguments) and tool results are counted. An image, a recording
-    or a file counts `MEDIA_TOKENS`, regardless of the length of its base64 text. The provider's framing of each
+    or a file counts `MEDIA_TOKENS`, regardless of the length of its base64 text; a PDF counts `PDF_PAGE_TOKENS` for
+    each page, with the extra `pdf`. The provider's framing of each
     message is not counted: `input_budget` reserves tokens for it.
 
     Args:
