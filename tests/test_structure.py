@@ -24,7 +24,7 @@ from threadkeep.testing import ScriptedModel
 SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 419
 # Attachments of ChatKit and failures that WeCom reports later brought 140 lines.
-MOST_LINES = 78_942
+MOST_LINES = 79_038
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 44
 MOST_LATE_IMPORTS = 38

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+
+from threadkeep.context.recall.words import lines_of
 
 _MONTHS = {
     name: number
@@ -64,12 +66,60 @@ _HAN_NEAR_DAYS: dict[str, tuple[int, int]] = {
     "星期": (-10, -3), "月": (-45, -15), "前年": (-800, -500), "去年": (-500, -180),
     "今年": (-300, 0), "这周": (-6, 0), "这月": (-30, 0),
 }  # fmt: skip
+
+
+def _read_words() -> dict[str, dict[str, int]]:
+    """Return the words of other languages in `data/dates.txt`: the number of each, by kind."""
+    kinds: dict[str, dict[str, int]] = {}
+    for line in lines_of("dates.txt"):
+        name, words = line.split(":")
+        kind, number = name.split()
+        kinds.setdefault(kind, {}).update(dict.fromkeys((word.strip() for word in words.split(",")), int(number)))
+    return kinds
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+_WORDS = _read_words()
+_RELATIVE_DAYS = {
+    word: (which, length)
+    for kind, length in (("day", 1), ("week", 7), ("month", 30), ("year", 365))
+    for word, which in _WORDS[kind].items()
+}
+# Japanese and Korean have no space after a word; Turkish writes endings after an apostrophe.
+_END = r"(?:['’]\w{1,5})?(?!\w)|(?<=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])"
+_OTHER_MONTH = _any_of(_WORDS["name"])
+_OTHER_COUNT = rf"\d{{1,3}}|{_any_of(_WORDS['number'])}"
+_OTHER_UNIT = _any_of(_WORDS["unit"])
+_OTHER_DAY_MONTH = re.compile(
+    rf"(?<!\w)(\d{{1,2}})(?:\.|er|º|°)?(?: de| di)? ({_OTHER_MONTH})(?:{_END})(?:(?: de| del)? (\d{{4}})\b)?",
+)
+_OTHER_MONTH_ONLY = re.compile(
+    rf"(?<!\w)(?:im|en|in|em|w|в|у|في) ({_OTHER_MONTH})(?:{_END})(?:(?: de| del)? (\d{{4}})\b)?"
+    rf"|(?<!\w)({_OTHER_MONTH})(?:{_END})(?: de| del)? (\d{{4}})\b",
+)
+_OTHER_WEEKDAY = re.compile(rf"(?<!\w)({_any_of(_WORDS['weekday'])})(?:{_END})")
+_OTHER_NEAR = re.compile(rf"(?<!\w)({_any_of(_RELATIVE_DAYS)})(?:{_END})")
+_OTHER_AGO = re.compile(
+    rf"(?<!\w)(?:{_any_of(_WORDS['before'])}) ({_OTHER_COUNT}) ?({_OTHER_UNIT})(?!\w)"
+    rf"|(?<!\w)({_OTHER_COUNT}) ?({_OTHER_UNIT}) ?(?:{_any_of(_WORDS['after'])})(?:{_END})",
+)
+_KOREAN_DATE = re.compile(r"(?:(\d{4})년 ?)?(\d{1,2})월(?: ?(\d{1,2})일)?")
 # A text without any of these mentions no day; most texts have none.
 _HINT = re.compile(
     rf"\d|[天周期月年昨今明]|\b(?:{_MONTH}|{'|'.join((*_SEASONS, *_WEEKDAYS))}|days?|week|month|year|night"
     r"|today|tonight|tomorrow|yesterday|this)",
     re.IGNORECASE,
 )
+_BETWEEN = re.compile(r"[\s\d.,;:!?()\"'’]+")
+_OTHER_HINTS = {
+    _BETWEEN.split(word)[-1]
+    for kind in ("name", "weekday", "day", "week", "month", "year", "unit")
+    for word in _WORDS[kind]
+} - {"an"}
+_UNSPACED_HINT = re.compile(_any_of(word for word in _OTHER_HINTS if word[0] >= "\u3040") + "|월|전")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +128,9 @@ class Span:
 
     first: int
     last: int
+
+
+type _Reading = tuple[re.Pattern[str], Callable[[re.Match[str], Span, int], Iterator[Span]]]
 
 
 def spans_of(text: str, known: Span, now: int) -> list[Span]:
@@ -89,14 +142,22 @@ def spans_of(text: str, known: Span, now: int) -> list[Span]:
         now: The day of the text, for words such as "yesterday".
     """
     spans: list[Span] = []
-    if not _HINT.search(text):
-        return spans
-    left = text
-    for pattern, reading in _READINGS:
-        for found in pattern.finditer(left):
-            spans.extend(reading(found, known, now))
-        left = pattern.sub(" ", left)
+    lowered = text.lower()
+    if not _OTHER_HINTS.isdisjoint(_BETWEEN.split(lowered)) or _UNSPACED_HINT.search(lowered):
+        lowered = _read(_OTHER_READINGS, lowered, known, now, spans)
+    left = lowered if spans else text
+    if _HINT.search(left):
+        _read(_READINGS, left, known, now, spans)
     return spans
+
+
+def _read(readings: Sequence[_Reading], text: str, known: Span, now: int, spans: list[Span]) -> str:
+    """Add the days that a text mentions; return the text without them, so that no pattern reads them again."""
+    for pattern, reading in readings:
+        for found in pattern.finditer(text):
+            spans.extend(reading(found, known, now))
+        text = pattern.sub(" ", text)
+    return text
 
 
 def _iso(found: re.Match[str], _known: Span, _now: int) -> Iterator[Span]:
@@ -139,13 +200,14 @@ def _relative(found: re.Match[str], _known: Span, now: int) -> Iterator[Span]:
     if unit == "night":
         yield Span(now - 1, now - (which != "last" and which != "past"))
         return
-    length = _UNIT_DAYS[unit]
-    if which == "this":
-        yield Span(now - length, now)
-    elif which == "next":
-        yield Span(now, now + 2 * length)
-    else:
-        yield Span(now - length - length // 2, now - length // 3)
+    yield _around({"this": 0, "next": 1}.get(which, -1), _UNIT_DAYS[unit], now)
+
+
+def _around(which: int, length: int, now: int) -> Span:
+    """Return the last (-1), this (0) or the next (1) week, month or year, with days around it."""
+    if which == 0:
+        return Span(now - length, now)
+    return Span(now, now + 2 * length) if which > 0 else Span(now - length - length // 2, now - length // 3)
 
 
 def _season(found: re.Match[str], known: Span, now: int) -> Iterator[Span]:
@@ -183,6 +245,40 @@ def _han_near(found: re.Match[str], _known: Span, now: int) -> Iterator[Span]:
     yield Span(now + first, now + last)
 
 
+def _other_day_month(found: re.Match[str], known: Span, _now: int) -> Iterator[Span]:
+    for year in _years(found[3], known):
+        yield from _day(year, _WORDS["name"][found[2].lower()], int(found[1]))
+
+
+def _other_month_only(found: re.Match[str], known: Span, _now: int) -> Iterator[Span]:
+    month = _WORDS["name"][(found[1] or found[3]).lower()]
+    for year in _years(found[2] or found[4], known):
+        yield from _months(year, month, month)
+
+
+def _other_weekday(found: re.Match[str], _known: Span, now: int) -> Iterator[Span]:
+    back = (date.fromordinal(now).isoweekday() - _WORDS["weekday"][found[1].lower()]) % 7
+    yield Span(now - (back or 7), now - (back or 7))
+
+
+def _other_near(found: re.Match[str], _known: Span, now: int) -> Iterator[Span]:
+    which, length = _RELATIVE_DAYS[found[1].lower()]
+    if length == 1:
+        yield Span(now + which, now + which)
+    else:
+        yield _around(which, length, now)
+
+
+def _other_ago(found: re.Match[str], _known: Span, now: int) -> Iterator[Span]:
+    word, unit = (found[1] or found[3]).lower(), _WORDS["unit"][(found[2] or found[4]).lower()]
+    count = _WORDS["number"][word] if word in _WORDS["number"] else int(word)
+    yield Span(now - count * unit - unit // 2, now - count * unit + unit // 2)
+
+
+_OTHER_READINGS = (
+    (_OTHER_DAY_MONTH, _other_day_month), (_KOREAN_DATE, _han_date), (_OTHER_MONTH_ONLY, _other_month_only),
+    (_OTHER_AGO, _other_ago), (_OTHER_NEAR, _other_near), (_OTHER_WEEKDAY, _other_weekday),
+)  # fmt: skip
 _READINGS = (
     (_ISO, _iso), (_DAY_MONTH, _day_month), (_MONTH_DAY, _month_day), (_HAN_DATE, _han_date), (_HAN_YEAR, _year),
     (_SEASON, _season), (_MONTH_ONLY, _month_only), (_YEAR, _year), (_AGO, _ago), (_LAST, _relative),
