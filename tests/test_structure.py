@@ -22,9 +22,9 @@ from threadkeep import MemoryOptions, SessionMemory, open_memory
 from threadkeep.testing import ScriptedModel
 
 SOURCE = Path(threadkeep.__file__).parent
-MOST_FILES = 419
-# Attachments of ChatKit and failures that WeCom reports later brought 140 lines.
-MOST_LINES = 79_038
+MOST_FILES = 420
+# Facts that summaries carry word for word brought 108 lines and a file.
+MOST_LINES = 79_145
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 44
 MOST_LATE_IMPORTS = 38

@@ -14,7 +14,7 @@ from threadkeep.context.quotation import quoted_text
 from threadkeep.errors import InvalidInput
 from threadkeep.history.compression import CompressionFailed, SummaryTask
 
-PROMPT_VERSION = "1"
+PROMPT_VERSION = "2"
 """The version of the prompt; increase it with each change."""
 
 INSTRUCTIONS = """\
@@ -33,17 +33,23 @@ Keep who said, wants, likes or corrected what; what was found out or done; what 
 which questions and tasks are still open.
 Turn "today", "tomorrow", "there", "it" and the like into dates and names where the record shows which.
 Leave out greetings, repetitions, and how things were worded. Add nothing that the record does not say.
-Write plain sentences in the order of events. No heading, no introduction, no remark about the record or this task."""
+Write plain sentences in the order of events. No heading, no introduction, no remark about the record or this task.
+Below the text you may list what must stay true to the letter for months: who people are, what they want and cannot \
+have, numbers, addresses, identifiers, decisions and promises. Then write a line "Facts:" and below it at most eight \
+lines that begin with "- ", each one short sentence that is understood alone and names whom it is about. Do not say \
+them in the text as well. Where there is nothing of the kind, leave the list out."""
 
 _TASKS: dict[SummaryTask, str] = {
     "messages": "Summarise this record.",
     "continuation": (
         "The known text is your summary of the part before this record. Write one summary of both: take up everything "
-        "that the known text says, and what the record adds to it or changes."
+        "that the known text says, and what the record adds to it or changes. Facts of the known text are "
+        "kept as they are: list those of this record only."
     ),
     "summaries": (
         "This record holds summaries of parts that follow each other, and which messages each is of. Write one summary "
-        "of them all. Where they differ, the later one is right; what is long past may become shorter."
+        "of them all. Where they differ, the later one is right; what is long past may become shorter. Facts "
+        "of these parts are kept as they are: list none."
     ),
 }
 _KNOWN = "The known text says what was said before. It is there to understand the record by: do not repeat it."

@@ -39,7 +39,8 @@ class SummaryRoom:
 
     All active summaries together may have `all`, and `framed` with their frames. A summary with more than `one` is
     rejected; the model is asked for `asked`, because it cannot count exactly. `record` is the size of the transcript
-    part that the model reads at once, next to an earlier summary.
+    part that the model reads at once, next to an earlier summary. `facts` is the most of a summary that its lasting
+    facts may have.
     """
 
     all: int
@@ -47,6 +48,11 @@ class SummaryRoom:
     one: int
     asked: int
     record: int
+
+    @property
+    def facts(self) -> int:
+        """Return the tokens for the facts of one summary."""
+        return self.one * 2 // 3
 
     @classmethod
     def within(cls, max_summary_tokens: int, budget: int, input_tokens: int) -> SummaryRoom:

@@ -24,8 +24,9 @@ from threadkeep.context.compression import (
     reaches,
     to_merge,
 )
-from threadkeep.context.cut import cut_end, keep_ends, pieces
+from threadkeep.context.cut import keep_ends, pieces
 from threadkeep.context.quotation import quoted_message, quoted_summary
+from threadkeep.context.summary_text import SummaryText, fitting_facts, merged_facts
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreError
 from threadkeep.history.compression import Compression, CompressionFailed, Summarizer, SummaryTask
@@ -279,15 +280,21 @@ class SummaryWriter:
     async def _summarise(self, part: Part, active: Sequence[Summary]) -> Summary:
         started = time.perf_counter()
         text = await self._write(part.records, "messages", active[-1].text if active else None)
-        summary = self._summary(part.first_seq, part.last_seq, text)
+        summary = self._summary(part.first_seq, part.last_seq, text.render())
         await self._store(summary, started, last_id=part.last_id, revision=part.revision)
         return summary
 
     async def _merge(self, summaries: Sequence[Summary]) -> Summary:
+        """Store a summary of summaries: their facts as they are, and one prose of theirs."""
         started = time.perf_counter()
-        text = await self._write(self._records_of(summaries), "summaries", None)
+        texts = [SummaryText.read(summary.text) for summary in summaries]
+        facts = fitting_facts(merged_facts(texts), self._room.facts, self._counter)
+        prose = [
+            replace(summary, text=text.prose) for summary, text in zip(summaries, texts, strict=True) if text.prose
+        ]
+        text = await self._write(self._records_of(prose), "summaries", None, facts)
         level = max(summary.level for summary in summaries) + 1
-        summary = self._summary(summaries[0].first_seq, summaries[-1].last_seq, text, level=level)
+        summary = self._summary(summaries[0].first_seq, summaries[-1].last_seq, text.render(), level=level)
         await self._store(summary, started, replaces=[one.id for one in summaries])
         return summary
 
@@ -300,17 +307,30 @@ class SummaryWriter:
         ]
         return packed(lines, [self._counter(line) + 1 for line in lines], limit)
 
-    async def _write(self, records: Sequence[str], task: SummaryTask, earlier: str | None) -> str:
-        """Return one text for all records: each is read together with the text for the records before it."""
-        text = await self._ask(records[0], earlier, task)
-        for record in records[1:]:
-            text = await self._ask(record, text, "continuation")
+    async def _write(
+        self, records: Sequence[str], task: SummaryTask, earlier: str | None, facts: tuple[str, ...] = ()
+    ) -> SummaryText:
+        """Return one text for all records: each is read together with the prose for the records before it.
+
+        The facts are carried; those that a model finds in summaries again are left out.
+        """
+        text = SummaryText("", facts)
+        for number, record in enumerate(records):
+            answer = await self._ask(
+                record, text.prose if number else earlier, "continuation" if number else task, facts
+            )
+            text = replace(answer, facts=text.facts) if facts else replace(answer, facts=merged_facts((text, answer)))
+            text = text.within(self._room.one, self._room.facts, self._counter)
         return text
 
-    async def _ask(self, record: str, earlier: str | None, task: SummaryTask) -> str:
-        """Return the text for a record. If it is too long, ask once for a shorter one; cut that one if necessary."""
+    async def _ask(
+        self, record: str, earlier: str | None, task: SummaryTask, facts: tuple[str, ...] = ()
+    ) -> SummaryText:
+        """Return the text for a record, next to the facts; if it is too long, ask once for a shorter one."""
         known = self._counter(earlier) if earlier and task == "continuation" else 0
-        asked = max(min(self._room.asked, (self._counter(record) + known) // 2), _LEAST_ASKED)
+        room = self._room.one - self._counter(SummaryText("", facts).render())
+        most = self._room.asked * room // self._room.one
+        asked = max(min(most, (self._counter(record) + known) // 2), _LEAST_ASKED)
         text = ""
         for length in (asked, asked // _SHORTER):
             try:
@@ -320,10 +340,10 @@ class SummaryWriter:
                 if error.reason != "too_long" or length != asked:
                     raise
                 continue
-            if self._counter(text) <= self._room.one:
-                return text
-        # Otherwise the messages would be in no context until a later attempt.
-        return cut_end(text, self._room.one, self._counter)
+            if self._counter(text) <= room:
+                break
+        # It is cut if it is too long again. Otherwise the messages would be in no context until a later attempt.
+        return SummaryText.read(text).within(room, self._room.facts, self._counter)
 
     async def _answer(self, record: str, earlier: str | None, task: SummaryTask, length: int) -> str:
         if not await self._claim():

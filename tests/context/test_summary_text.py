@@ -1,0 +1,41 @@
+"""The text of a summary: its prose and its lines of facts."""
+
+from __future__ import annotations
+
+import pytest
+
+from threadkeep.context.summary_text import SummaryText, fitting_facts, merged_facts
+
+
+@pytest.mark.parametrize(
+    ("text", "prose", "facts"),
+    [
+        ("They met.", "They met.", ()),
+        ("They met.\n\nFacts:\n- Ann is 40.\n- Bob's code is X.", "They met.", ("Ann is 40.", "Bob's code is X.")),
+        ("They met.\n## Facts\n* Ann is 40.\nThey parted.", "They met.\nThey parted.", ("Ann is 40.",)),
+        ("**Facts:**\n• 安今年四十。", "", ("安今年四十。",)),
+        ("Facts:\nNone.", "Facts:\nNone.", ()),
+        ("Facts: Ann is 40.", "Facts: Ann is 40.", ()),
+        (f"They met.\nFacts:\n- {'a' * 301}\n- Ann is 40.", f"They met.\n- {'a' * 301}", ("Ann is 40.",)),
+    ],
+)
+def test_facts_are_read_below_their_heading(text: str, prose: str, facts: tuple[str, ...]) -> None:
+    """Whatever the marks around it; other lines are prose, and a long line is no fact."""
+    read = SummaryText.read(text)
+    assert (read.prose, read.facts) == (prose, facts)
+    assert SummaryText.read(read.render()) == read
+
+
+def test_a_repeated_fact_is_held_once() -> None:
+    """With its last wording, at its last place."""
+    texts = [SummaryText("", ("Ann is 40.", "Bob is 50.")), SummaryText("", ("ann is 40",))]
+    assert merged_facts(texts) == ("Bob is 50.", "ann is 40")
+
+
+def test_facts_and_prose_share_what_there_is() -> None:
+    """The newest facts are whole; the prose is cut to the rest."""
+    text = SummaryText("word " * 100, ("old fact one", "new fact two")).within(200, 25, len)
+    assert text.facts == ("new fact two",)
+    assert len(text.render()) <= 200
+    assert text.prose.endswith("[cut]")
+    assert fitting_facts(("a fact that is too long",), 10, len) == ()
