@@ -22,11 +22,11 @@ from threadkeep import MemoryOptions, SessionMemory, open_memory
 from threadkeep.testing import ScriptedModel
 
 SOURCE = Path(threadkeep.__file__).parent
-MOST_FILES = 420
-# Facts that summaries carry word for word brought 108 lines and a file.
-MOST_LINES = 79_145
+MOST_FILES = 421
+# The long connection of WeCom AI bots brought a file, 344 lines and two boundaries of background work.
+MOST_LINES = 79_489
 MOST_BROAD_EXCEPTS = 10
-MOST_BOUNDARIES = 44
+MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 38
 CHAT_FILES, CHAT_FUNCTIONS = 99, 610
 AGENT_FILES, AGENT_FUNCTIONS = 57, 445

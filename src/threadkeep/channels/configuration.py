@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from threadkeep.channels import telegram_client, wecom_client
+from threadkeep.channels import telegram_client, wecom_client, wecom_connection
 from threadkeep.channels.bots import TEXTS, Language, Texts
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.telegram import ChatType, TelegramChannel, TelegramOptions, UpdateKind
@@ -89,7 +89,6 @@ class WeComSettings(BotSettings):
 
     token: SecretStr
     encoding_aes_key: SecretStr
-    receive: Literal["webhook"] = "webhook"
     api: ApiAddress = wecom_client.API
 
 
@@ -100,6 +99,7 @@ class WeComDirectSettings(WeComSettings):
     corp_id: str
     agent_id: str
     secret: SecretStr = Field(min_length=1)
+    receive: Literal["webhook"] = "webhook"
 
     def channel(self) -> WeComDirectChannel:
         """Return the channel of the application.
@@ -123,6 +123,7 @@ class WeComServiceSettings(WeComSettings):
     kind: Literal["wecom_cs"]
     corp_id: str
     secret: SecretStr = Field(min_length=1)
+    receive: Literal["webhook"] = "webhook"
     desks: frozenset[str] = frozenset()
     # Customers write several short messages; they get one answer.
     double_texting: DoubleTexting | None = "coalesce"
@@ -144,9 +145,17 @@ class WeComServiceSettings(WeComSettings):
 
 
 class WeComAIBotSettings(WeComSettings):
-    """An AI bot; `receive_id` is empty for a company's own bot."""
+    """An AI bot; `receive_id` is empty for a company's own bot.
+
+    WeCom calls the bot, unless `receive` selects the long connection, which needs a `bot_id` and a `secret`.
+    """
 
     kind: Literal["wecom_aibot"]
+    token: SecretStr = SecretStr("")
+    encoding_aes_key: SecretStr = SecretStr("")
+    receive: Literal["webhook", "connection"] = "webhook"
+    secret: SecretStr = SecretStr("")
+    connection: Annotated[str, Field(pattern=r"^wss?://[^/\s]+.*$")] = wecom_connection.ADDRESS
     bot_id: str = ""
     bot_name: str = ""
     receive_id: str | None = ""
@@ -157,8 +166,14 @@ class WeComAIBotSettings(WeComSettings):
         Raises:
             InvalidInput: an option is invalid.
         """
+        is_called, secret = self.receive == "webhook", self.secret.get_secret_value()
+        if is_called and not self.token.get_secret_value():
+            raise InvalidInput("An AI bot that WeCom calls needs its token and encoding_aes_key; set them.")
+        if not is_called and not (self.bot_id and secret):
+            raise InvalidInput("An AI bot with a connection needs its bot_id and its secret; set them.")
         options = WeComAIBotOptions(
             name=self.name,
+            connection=not is_called,
             token=self.token.get_secret_value(),
             encoding_aes_key=self.encoding_aes_key.get_secret_value(),
             bot_id=self.bot_id,

@@ -293,6 +293,10 @@ type Outcome = Sent | Later | Refused | Moved
 class ChannelClient(Protocol):
     """The calls to a platform for one bot. Failures of the platform or the network are returned, never raised."""
 
+    @property
+    def can_send(self) -> bool:
+        """False while another process has the only connection to the platform."""
+
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send one part of an answer."""
 

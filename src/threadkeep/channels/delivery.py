@@ -94,6 +94,8 @@ class Delivery:
             await self._outbox.end_unasked(older_than=timedelta(seconds=self._options.unasked_seconds))
             await self._outbox.remove_ended(older_than=timedelta(seconds=self._options.keep_seconds))
         for name, bot in self._bots.items():
+            if not bot.client.can_send:
+                continue
             free = self._options.concurrency - len(self._sending)
             for number in await self._outbox.due(name, limit=max(free, 0)):
                 if number not in self._sending:

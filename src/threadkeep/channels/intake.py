@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import timedelta
 from weakref import WeakValueDictionary
 
@@ -236,8 +236,10 @@ class Intake:
 
     async def _owe(self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True) -> bool:
         """Add the answer to a message to the outbox; return False if it was there already."""
-        # The platform fetches an answer of an AI bot itself, for some time.
-        after = STREAM_TIME if isinstance(bot.channel, WeComAIBotChannel) else timedelta()
+        # The platform fetches an answer of an AI bot without a connection itself, for some time.
+        channel = bot.channel
+        is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
+        after = STREAM_TIME if is_fetched else timedelta()
         return await self._outbox.add(
             bot.name,
             message.session_id or "",
@@ -328,6 +330,9 @@ class Intake:
         task = asyncio.create_task(guarded(), name="threadkeep-channel")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        if isinstance(work, Coroutine):
+            # A task that is cancelled before its first step never awaits the work.
+            task.add_done_callback(lambda _: work.close())
 
     def notify(
         self, bot: Bot, outcome: UpdateOutcome, reason: UpdateReason | None = None, session_id: str | None = None

@@ -26,6 +26,7 @@ from threadkeep.channels.service import ChannelService
 from threadkeep.channels.telegram import TelegramChannel
 from threadkeep.channels.telegram_client import TelegramClient, TelegramPolling
 from threadkeep.channels.wecom_client import WeComAIBotClient, WeComApi, WeComDirectClient, WeComServiceClient
+from threadkeep.channels.wecom_connection import AIBotConnection
 from threadkeep.channels.wecom_cs import DeskFetching, WeComServiceChannel
 from threadkeep.memory import Memory
 from threadkeep.runs.service import RunsOnDemand
@@ -61,11 +62,14 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
                     desks = DeskFetching(memory, intake, bot, channel, client)
                     service.fetch_with(bot, desks.notice)
                     fetching.append(desks.keep_fetching())
+                case _, AIBotConnection():
+                    fetching.append(client.keep_connected(intake, bot))
         stack.push_async_callback(delivery.finish, seconds=_FINISH_SECONDS)
         await stack.enter_async_context(_running(delivery.keep_delivering()))
+        # What fetches messages ends before the intake, so that nothing is taken after it.
+        stack.push_async_callback(intake.close)
         for each_work in fetching:
             await stack.enter_async_context(_running(each_work))
-        stack.push_async_callback(intake.close)
         yield service
 
 
@@ -92,6 +96,9 @@ def client_of(settings: AnyBot, channel: Channel, memory: Memory, http: httpx2.A
     match settings:
         case TelegramSettings():
             return TelegramClient(settings.token.get_secret_value(), http, api=settings.api)
+        case WeComAIBotSettings() if settings.receive == "connection":
+            secret = settings.secret.get_secret_value()
+            return AIBotConnection(memory, settings.channel(), secret=secret, address=settings.connection)
         case WeComAIBotSettings():
             return WeComAIBotClient(http, api=settings.api)
         case WeComDirectSettings() | WeComServiceSettings():

@@ -99,6 +99,8 @@ class TelegramClient:
             return TelegramAnswer(0, error="UnreadableAnswer", uncertain=True)
         return TelegramAnswer(response.status_code, fields.get("result"), object_in(fields, "parameters"))
 
+    can_send = True
+
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send a formatted part; send plain text if Telegram rejects it, which is mostly because of its format."""
         answer = await self._send_message(address, part, formatted=True)

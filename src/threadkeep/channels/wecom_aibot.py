@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import re
@@ -52,7 +53,7 @@ STREAM_TIME = timedelta(seconds=330)
 
 _HOST = ".weixin.qq.com"
 _WRITE_SECONDS = 0.5
-_NOTHING = "…"
+NOTHING = "…"
 _MENTION = re.compile(r"@\S+(?:\s+|$)")
 
 
@@ -62,12 +63,14 @@ class WeComAIBotOptions:
 
     Groups mention the bot as `bot_name`; without it, the first mention of a group message is taken for the bot's.
     With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot.
-    `own_api` is the address of an API that replaces WeCom's; answers may be sent to it as well.
+    `own_api` is the address of an API that replaces WeCom's; answers may be sent to it as well. A bot with a
+    `connection` has neither token nor key, and takes no callbacks over HTTP.
     """
 
     name: str
-    token: str = field(repr=False)
-    encoding_aes_key: str = field(repr=False)
+    token: str = field(default="", repr=False)
+    encoding_aes_key: str = field(default="", repr=False)
+    connection: bool = False
     bot_id: str = ""
     bot_name: str = ""
     receive_id: str | None = ""
@@ -90,7 +93,11 @@ class WeComAIBotChannel:
     def __init__(self, options: WeComAIBotOptions) -> None:
         self.name = options.name
         self.options = options
-        self._crypto = WeComCrypto(options.token, options.encoding_aes_key, options.receive_id)
+        token, key = options.token, options.encoding_aes_key
+        if options.connection:
+            # Nobody knows this key, so that each callback over HTTP is refused.
+            token, key = secrets.token_hex(), base64.b64encode(secrets.token_bytes(32)).decode().rstrip("=")
+        self._crypto = WeComCrypto(token, key, options.receive_id)
 
     @property
     def scope(self) -> str:
@@ -102,7 +109,7 @@ class WeComAIBotChannel:
         opened = self._crypto.receive(callback, _envelope)
         if isinstance(opened, Received):
             return opened
-        return Received(updates=(self._update(object_in(read_json(opened))),))
+        return Received(updates=(self.read(object_in(read_json(opened))),))
 
     def stream_response(
         self, stream_id: str, text: str, *, finished: bool, timestamp: str, nonce: str
@@ -129,7 +136,8 @@ class WeComAIBotChannel:
         }
         return CallbackResponse(json.dumps(body).encode(), "application/json")
 
-    def _update(self, fields: Mapping[str, Json]) -> Update:
+    def read(self, fields: Mapping[str, Json]) -> Update:
+        """Parse a message or an event."""
         bot, kind = id_in(fields, "aibotid"), text_in(fields, "msgtype")
         if self.options.bot_id and bot != self.options.bot_id:
             return Ignored("not_for_us" if fields else "malformed")
@@ -205,7 +213,7 @@ class AnswerStreams:
                 number = int(stream_id) if stream_id.isdecimal() and len(stream_id) < 19 else 0
                 # An unknown stream ends, or WeCom would ask for it for minutes.
                 found = await self._outbox.entry(bot.name, number)
-                return await self._stream(bot, channel, found) if found else self._sealed(channel, stream_id, _NOTHING)
+                return await self._stream(bot, channel, found) if found else self._sealed(channel, stream_id, NOTHING)
             case IncomingMessage() as message:
                 found = await self._outbox.find(bot.name, message.session_id or "", message.message_id)
                 return await self._stream(bot, channel, found) if found else None
@@ -255,7 +263,7 @@ class AnswerStreams:
                 return self._sealed(channel, stream_id, _cut(channel, outgoing.partial), finished=False)
             return self._sealed(channel, stream_id, bot.texts.later)
         parts = channel.split(await answer_text(self._memory, bot, outgoing))
-        first = parts[0] if parts else _NOTHING
+        first = parts[0] if parts else NOTHING
         if outgoing.status == "ready":
             if await self._outbox.note_fetched(outgoing.number, is_all=len(parts) < 2):
                 self._notify(bot, outgoing, len(parts[:1]))

@@ -156,6 +156,8 @@ def outcome_of(answer: WeComAnswer) -> Outcome:
 class WeComClient:
     """The parts of a client that all of an application's channels share."""
 
+    can_send = True
+
     def __init__(self, api: WeComApi) -> None:
         self.api = api
 
@@ -215,6 +217,8 @@ class WeComServiceClient(WeComClient):
 
 class WeComAIBotClient:
     """The answers of an AI bot that its stream did not take: each message has one address, for one answer."""
+
+    can_send = True
 
     def __init__(self, http: httpx2.AsyncClient, *, api: str = API) -> None:
         self._http = http

@@ -1,0 +1,297 @@
+"""The long connection of a WeCom AI bot: a WebSocket that brings messages and takes answers, without a public address.
+
+A frame is `{"cmd", "headers": {"req_id"}, "body"}`. WeCom acknowledges each frame of the bot by its `req_id`, and
+repeats no message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from langchain_core.utils.uuid import uuid7
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from threadkeep.boundary import ErrorBoundary
+from threadkeep.channels.bots import Bot
+from threadkeep.channels.contract import (
+    Account,
+    Address,
+    ChatEntered,
+    Ignored,
+    IncomingMessage,
+    Later,
+    Outcome,
+    Part,
+    Refused,
+    Sent,
+    Update,
+    id_in,
+    number_in,
+    object_in,
+    read_json,
+    text_in,
+)
+from threadkeep.channels.intake import Intake
+from threadkeep.channels.wecom_aibot import NOTHING, STREAM_TIME, WeComAIBotChannel
+from threadkeep.channels.wecom_client import WeComAnswer
+from threadkeep.errors import StoreError
+from threadkeep.history.memory import Memory
+from threadkeep.observe import ChannelTrouble
+from threadkeep.records import Json
+from threadkeep.store.outbox import Outgoing
+
+ADDRESS = "wss://openws.work.weixin.qq.com"
+
+_ACK_SECONDS = 10.0
+_PING_SECONDS = 20.0
+_CLAIM_SECONDS = 60.0
+_LOOK_SECONDS = 5.0
+_GROW_SECONDS = 0.5
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+_MAX_FRAME_BYTES = 1_048_576
+_CALLBACKS = ("aibot_msg_callback", "aibot_event_callback")
+_BUSY = (None, -1, 45009)
+# At its level DEBUG the library would log frames, with the secret and with people's words.
+_QUIET = logging.getLogger(f"{__name__}.frames")
+_QUIET.setLevel(logging.WARNING)
+
+
+@dataclass(eq=False)
+class _Stream:
+    """The growing answer to a message that came over this connection; its frames are sent one by one."""
+
+    req_id: str
+    ends_at: float
+    id: str = field(default_factory=lambda: uuid7().hex)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def body(self, text: str, *, finished: bool) -> Mapping[str, Json]:
+        """Return the body of a frame with the whole text so far."""
+        return {"msgtype": "stream", "stream": {"id": self.id, "finish": finished, "content": text}}
+
+
+class AIBotConnection:
+    """The connection of an AI bot, and the client that sends its answers.
+
+    One process at a time has the connection; another one connects if it dies. The answer to a message grows in its
+    stream while the connection lasts. After that, or after the time of the stream, the answer is a message of its own.
+    """
+
+    def __init__(self, memory: Memory, channel: WeComAIBotChannel, *, secret: str, address: str = ADDRESS) -> None:
+        self._memory = memory
+        self._channel = channel
+        self._secret = secret
+        self._address = address
+        self._duty = f"connect:{channel.scope}"
+        self._owner = str(uuid7())
+        self._socket: ClientConnection | None = None
+        self._subscribed = False
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._acks: dict[str, asyncio.Future[Mapping[str, Json]]] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        """Hide the secret."""
+        return "AIBotConnection()"
+
+    @property
+    def can_send(self) -> bool:
+        """True while this process has the connection."""
+        return self._subscribed
+
+    async def send(self, address: Address, part: Part) -> Outcome:
+        """End the stream of the message with a part, or send the part as a message."""
+        stream = self._streams.pop(text_in(address, "req_id"), None)
+        if stream is not None:
+            async with stream.lock:
+                answer = await self._ask("aibot_respond_msg", stream.body(part.text, finished=True), stream.req_id)
+            if answer.ok or answer.uncertain:
+                return Sent() if answer.ok else Later(answer.problem, uncertain=True)
+        message: dict[str, Json] = {"chatid": text_in(address, "chat"), "msgtype": "markdown"}
+        answer = await self._ask("aibot_send_msg", {**message, "markdown": {"content": part.text}})
+        if answer.code in _BUSY:
+            return Later(answer.problem, uncertain=answer.uncertain)
+        return Sent() if answer.ok else Refused(answer.problem)
+
+    async def show_working(self, address: Address) -> None:
+        """Do nothing: the stream shows it."""
+
+    async def account(self) -> Account | str:
+        """Return nothing: a second connection would end the first one."""
+        return {}
+
+    async def keep_connected(self, intake: Intake, bot: Bot) -> None:
+        """Stay connected until cancelled; connect again after a pause on failure."""
+        try:
+            while True:
+                error: str | None = None
+                with ErrorBoundary() as attempt:
+                    error = await self._connect(intake, bot)
+                if attempt.error is not None:
+                    error = type(attempt.error).__name__
+                if error is None:
+                    continue
+                trouble = ChannelTrouble(channel="wecom_aibot", bot=bot.name, work="polling", error=error)
+                self._memory.observers.notify(trouble)
+                await asyncio.sleep(self._pause)
+                self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.shield(self._release())
+
+    async def _connect(self, intake: Intake, bot: Bot) -> str | None:
+        """Connect, and take messages until the connection ends; return the kind of an error, or None."""
+        duties = self._memory.channels.duties
+        if not await duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
+            await asyncio.sleep(_LOOK_SECONDS)
+            return None
+        async with connect(
+            self._address, open_timeout=_ACK_SECONDS, ping_interval=None, max_size=_MAX_FRAME_BYTES, logger=_QUIET
+        ) as socket:
+            self._socket = socket
+            reading = asyncio.create_task(self._keep_reading(socket, intake, bot))
+            try:
+                answer = await self._ask(
+                    "aibot_subscribe", {"bot_id": self._channel.options.bot_id, "secret": self._secret}
+                )
+                if answer.ok:
+                    self._subscribed, self._pause = True, _FIRST_PAUSE_SECONDS
+                while answer.ok and not reading.done():
+                    await asyncio.wait([reading], timeout=_PING_SECONDS)
+                    if not await duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
+                        return "LostDuty"
+                    answer = await self._ask("ping", None)
+                return answer.problem
+            finally:
+                self._socket, self._subscribed = None, False
+                reading.cancel()
+                await asyncio.wait([reading])
+
+    async def _keep_reading(self, socket: ClientConnection, intake: Intake, bot: Bot) -> None:
+        try:
+            async for text in socket:
+                frame = object_in(read_json(text))
+                req_id = id_in(object_in(frame, "headers"), "req_id")
+                body = object_in(frame, "body")
+                if text_in(object_in(body, "event"), "eventtype") == "disconnected_event":
+                    self._pause = _LONGEST_PAUSE_SECONDS  # somebody else has connected
+                elif text_in(frame, "cmd") in _CALLBACKS:
+                    task = asyncio.create_task(self._receive(intake, bot, req_id, body), name="threadkeep-connection")
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                elif (waiting := self._acks.get(req_id)) is not None and not waiting.done():
+                    waiting.set_result(frame)
+        except ConnectionClosed:
+            return
+        finally:
+            self._end_streams()
+
+    async def _receive(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
+        with ErrorBoundary(self._notify_trouble):
+            await self._take(intake, bot, req_id, body)
+
+    async def _take(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
+        """Take a message or an event, as often as the database needs: WeCom does not repeat it."""
+        update, message = self._addressed(self._channel.read(body), req_id, body)
+        stream = None
+        if message is not None:
+            ends_at = asyncio.get_running_loop().time() + STREAM_TIME.total_seconds()
+            stream = self._streams[req_id] = _Stream(req_id, ends_at)
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                await intake.take(bot, update)
+                break
+            except StoreError:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        if isinstance(update, ChatEntered) and bot.texts.welcome:
+            text: Json = {"content": bot.texts.welcome}
+            await self._ask("aibot_respond_welcome_msg", {"msgtype": "text", "text": text}, req_id)
+        elif stream is not None and message is not None:
+            await self._grow(stream, bot, message)
+
+    def _addressed(
+        self, update: Update, req_id: str, body: Mapping[str, Json]
+    ) -> tuple[Update, IncomingMessage | None]:
+        """Return an update and its message, whose answer goes over the connection."""
+        message = update.message if isinstance(update, Ignored) else update
+        if not isinstance(message, IncomingMessage):
+            return update, None
+        chat = id_in(body, "chatid") or id_in(object_in(body, "from"), "userid")
+        message = replace(message, reply_to={"req_id": req_id, "chat": chat})
+        return (replace(update, message=message) if isinstance(update, Ignored) else message), message
+
+    async def _grow(self, stream: _Stream, bot: Bot, message: IncomingMessage) -> None:
+        """Show the text of an answer so far, until the answer is sent or the time of its stream is over."""
+        shown = None
+        while self._streams.get(stream.req_id) is stream:
+            found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
+            if found is None:  # the bot does not answer this message, or not in this session
+                self._streams.pop(stream.req_id, None)
+                return
+            text, finished = self._text(stream, bot, found)
+            if finished or text not in (None, shown):
+                async with stream.lock:
+                    if self._streams.get(stream.req_id) is not stream:
+                        return
+                    if finished:
+                        del self._streams[stream.req_id]
+                    await self._ask("aibot_respond_msg", stream.body(text or NOTHING, finished=finished), stream.req_id)
+                shown = text
+            await asyncio.sleep(_GROW_SECONDS)
+
+    def _text(self, stream: _Stream, bot: Bot, found: Outgoing) -> tuple[str | None, bool]:
+        """Return the text that a stream shows, None if it stays, and whether it ends with it."""
+        if found.status not in ("waiting", "ready"):
+            return NOTHING, True  # such as a message whose answer comes with that to a later one
+        if asyncio.get_running_loop().time() >= stream.ends_at:
+            return bot.texts.later, True
+        if found.status == "ready":
+            return None, False
+        parts = self._channel.split(found.partial)
+        return parts[0] if parts else NOTHING, False
+
+    async def _ask(self, cmd: str, body: Mapping[str, Json] | None, req_id: str | None = None) -> WeComAnswer:
+        """Send a frame and wait for its acknowledgement."""
+        req_id = req_id or f"{cmd}_{uuid7().hex}"
+        frame: dict[str, object] = {"cmd": cmd, "headers": {"req_id": req_id}}
+        if self._socket is None:
+            return WeComAnswer(None, error="NotConnected")
+        waiting = self._acks[req_id] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(_ACK_SECONDS):
+                await self._socket.send(json.dumps(frame if body is None else {**frame, "body": body}))
+                answer = await waiting
+        except (ConnectionClosed, TimeoutError) as error:
+            return WeComAnswer(None, error=type(error).__name__, uncertain=True)
+        finally:
+            self._acks.pop(req_id, None)
+        code = number_in(answer, "errcode")
+        return WeComAnswer(code, answer, error="" if code is not None else "Disconnected", uncertain=code is None)
+
+    def _end_streams(self) -> None:
+        """Forget the streams of a connection that ended; nobody waits for its acknowledgements any longer."""
+        self._streams.clear()
+        for waiting in self._acks.values():
+            if not waiting.done():
+                waiting.set_result({})
+
+    def _notify_trouble(self, error: Exception) -> None:
+        trouble = ChannelTrouble(
+            channel="wecom_aibot", bot=self._channel.name, work="following", error=type(error).__name__
+        )
+        self._memory.observers.notify(trouble)
+
+    async def _release(self) -> None:
+        with contextlib.suppress(StoreError):  # the claim expires
+            await self._memory.channels.duties.release(self._duty, self._owner)

@@ -1,0 +1,249 @@
+"""An AI bot with a long connection, from a message to its answer, against a gateway in another process."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from langchain_core.language_models import BaseChatModel
+from websockets.asyncio.client import connect
+
+from tests.channels.desk import SOON
+from tests.channels.fake_openws import SECRET, FakeGateway, faking_gateway
+from tests.channels.platforms import WeComAIBot, aibot_message
+from tests.web.services import client_of, opened_app, settings_for, until
+from threadkeep import Memory
+from threadkeep.app import App
+from threadkeep.channels import wecom_connection
+from threadkeep.channels.configuration import ChannelsFile, WeComAIBotSettings
+from threadkeep.channels.opening import open_channels
+from threadkeep.errors import InvalidInput
+from threadkeep.testing import Gate, ScriptedModel
+
+SESSION = "wecom_aibot:B1:single:U1"
+
+
+@dataclass(frozen=True)
+class ConnectedDesk:
+    """An open service with a bot that connects to the gateway."""
+
+    app: App
+    client: httpx2.AsyncClient
+    gateway: FakeGateway
+
+    @property
+    def memory(self) -> Memory:
+        """Where conversations are."""
+        return self.app.memory
+
+    async def answered(self, count: int = 1) -> list[str]:
+        """What people were sent, when so many answers have arrived and nothing waits."""
+        await until(lambda: len(self.gateway.texts()) >= count)
+        await until(self.nothing_waits)
+        return self.gateway.texts()
+
+    async def nothing_waits(self) -> bool:
+        """Whether every answer is over or has failed."""
+        counts = await self.memory.channels.outbox.counts()
+        return not any(status in ("waiting", "ready") for _, status in counts)
+
+    async def transcript(self) -> list[tuple[str, str]]:
+        """Who said what."""
+        return [(message.role, message.content) for message in await self.memory.session(SESSION).tail(100)]
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[FakeGateway]:
+    """A gateway of the test's own."""
+    with faking_gateway(tmp_path) as fake:
+        yield fake
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short pauses: the gateway is near."""
+    for name in ("_PING_SECONDS", "_LOOK_SECONDS", "_GROW_SECONDS", "_FIRST_PAUSE_SECONDS"):
+        monkeypatch.setattr(wecom_connection, name, 0.05)
+
+
+@asynccontextmanager
+async def connected(
+    url: str, folder: Path, gateway: FakeGateway, model: BaseChatModel, **changes: Any
+) -> AsyncIterator[ConnectedDesk]:
+    """A service over a database, with one bot."""
+    given = {"kind": "wecom_aibot", "name": "one", "receive": "connection", "bot_id": "B1", "secret": SECRET}
+    settings = WeComAIBotSettings.model_validate({**given, "connection": gateway.address, **changes})
+    async with opened_app(model, settings_for(folder, database_url=url)) as app:
+        file = ChannelsFile(channels=[settings], delivery=SOON)
+        async with open_channels(app.memory, app.runs, file) as service:
+            with_bots = replace(app, channels=service)
+            async with client_of(with_bots) as client:
+                yield ConnectedDesk(with_bots, client, gateway)
+
+
+def message(text: str, number: int = 1, **changes: Any) -> dict[str, Any]:
+    """A message as the gateway sends it: without an address of its own."""
+    body = {**aibot_message(text, number), **changes}
+    del body["response_url"]
+    return body
+
+
+@pytest.mark.slow
+async def test_an_answer_grows_over_the_connection(
+    shared_url: str, tmp_path: Path, gateway: FakeGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the stream of its message; a message that comes again is one turn. No log has a frame."""
+    caplog.set_level(logging.DEBUG)
+    gate = Gate()
+    model = ScriptedModel([["Your parcel ", gate, "is on its way."]])
+    async with connected(shared_url, tmp_path, gateway, model) as desk:
+        req_id = gateway.push(message("Where is it?"))
+        await gate.reached()
+        await until(lambda: ("Your parcel", False) in gateway.streams(req_id))
+        assert gateway.texts() == []
+        gate.open()
+        assert await desk.answered() == ["Your parcel is on its way."]
+        again = gateway.push(message("Where is it?"))
+        await until(lambda: len(gateway.streams(again)) == 1)
+        assert await desk.transcript() == [("user", "Where is it?"), ("assistant", "Your parcel is on its way.")]
+    assert gateway.streams(req_id)[-1] == ("Your parcel is on its way.", True)
+    assert [finished for _, finished in gateway.streams(req_id)].count(True) == 1
+    assert gateway.subscriptions() == [0]
+    assert len(model.calls) == 1
+    assert SECRET not in caplog.text
+    assert "Where is it?" not in "".join(one.getMessage() for one in caplog.records if "websockets" in one.name)
+    assert not [one for one in caplog.records if one.name.startswith("threadkeep.channels.wecom_connection")]
+
+
+@pytest.mark.slow
+async def test_an_answer_outlives_the_connection_of_its_message(
+    shared_url: str, tmp_path: Path, gateway: FakeGateway
+) -> None:
+    """The bot connects again, and the answer is a message of its own, sent once."""
+    gate = Gate()
+    async with connected(shared_url, tmp_path, gateway, ScriptedModel([[gate, "late"]])) as desk:
+        gateway.push(message("hi", chattype="group", chatid="wrGROUP"))
+        await gate.reached()
+        gateway.drop()
+        await until(lambda: gateway.subscriptions() == [0, 0])
+        gate.open()
+        assert await desk.answered() == ["late"]
+    [sent] = gateway.frames("aibot_send_msg")
+    assert sent["body"] == {"chatid": "wrGROUP", "msgtype": "markdown", "markdown": {"content": "late"}}
+
+
+async def test_an_answer_that_takes_too_long_is_a_message(
+    tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream ends with a sentence; so does that of a stream that WeCom has ended."""
+    monkeypatch.setattr(wecom_connection, "STREAM_TIME", timedelta(0))
+    gate = Gate()
+    async with connected("sqlite://", tmp_path, gateway, ScriptedModel([[gate, "late"], "next"])) as desk:
+        req_id = gateway.push(message("hi"))
+        await gate.reached()
+        await until(lambda: gateway.streams(req_id) == [("This takes longer. The answer follows.", True)])
+        gate.open()
+        assert (await desk.answered(2))[1:] == ["late"]
+        monkeypatch.setattr(wecom_connection, "STREAM_TIME", timedelta(seconds=60))
+        monkeypatch.setattr(wecom_connection, "_GROW_SECONDS", 60.0)
+        gateway.refuse(846608, 846608)
+        gateway.push(message("hello", 2))
+        assert (await desk.answered(3))[2:] == ["next"]
+    assert [frame["body"]["chatid"] for frame in gateway.frames("aibot_send_msg")] == ["U1", "U1"]
+
+
+async def test_a_long_answer_is_a_stream_and_messages(tmp_path: Path, gateway: FakeGateway) -> None:
+    """A frame has 20,480 bytes."""
+    answer = "a" * 15_000 + "\n\n" + "b" * 15_000
+    async with connected("sqlite://", tmp_path, gateway, ScriptedModel([answer])) as desk:
+        gateway.push(message("hi"))
+        assert await desk.answered(2) == ["a" * 15_000, "b" * 15_000]
+        [entry] = await desk.memory.channels.outbox.entries()
+    assert (entry.status, entry.parts_sent) == ("delivered", 2)
+
+
+async def test_commands_pictures_and_joined_messages_end_their_streams(tmp_path: Path, gateway: FakeGateway) -> None:
+    """And the chat is welcomed; the first of two joined messages has no answer of its own."""
+    gate = Gate()
+    model = ScriptedModel([[gate, "one"], "all"])
+    settings = {"double_texting": "coalesce"}
+    async with connected("sqlite://", tmp_path, gateway, model, **settings) as desk:
+        gateway.push(message("", 1, msgtype="event", event={"eventtype": "enter_chat"}))
+        await until(lambda: len(gateway.frames("aibot_respond_welcome_msg")) == 1)
+        gateway.push(message("/help", 2))
+        assert "/new" in (await desk.answered(1))[0]
+        gateway.push(message("", 3, msgtype="image", image={"url": "https://x"}))
+        assert (await desk.answered(2))[1] == "I can only read text."
+        gateway.push(message("a", 4))
+        await gate.reached()
+        streams = [gateway.push(message(text, number)) for number, text in ((5, "b"), (6, "c"))]
+        await until(lambda: all(gateway.streams(req_id) for req_id in streams))
+        gate.open()
+        await until(lambda: all(gateway.streams(req_id)[-1][1] for req_id in streams))
+        assert [gateway.streams(req_id)[-1][0] for req_id in streams] == ["…", "all"]
+    [welcome] = gateway.frames("aibot_respond_welcome_msg")
+    assert welcome["body"]["text"]["content"].startswith("Hello!")
+
+
+@pytest.mark.slow
+async def test_one_process_at_a_time_is_connected(shared_url: str, tmp_path: Path, gateway: FakeGateway) -> None:
+    """The other one sends nothing, and connects when the first one has gone."""
+    model = ScriptedModel(repeat("ok"))
+    async with AsyncExitStack() as first:
+        await first.enter_async_context(connected(shared_url, tmp_path, gateway, model))
+        await until(lambda: gateway.subscriptions() == [0])
+        async with connected(shared_url, tmp_path, gateway, model) as desk:
+            gateway.push(message("hi", 1))
+            assert await desk.answered(1) == ["ok"]
+            gateway.push(message("hello", 2))
+            assert await desk.answered(2) == ["ok", "ok"]
+            assert gateway.subscriptions() == [0]
+            await first.aclose()
+            await until(lambda: gateway.subscriptions() == [0, 0])
+            gateway.push(message("more", 3))
+            assert await desk.answered(3) == ["ok", "ok", "ok"]
+
+
+async def test_a_bot_whose_place_is_taken_connects_again(
+    tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the longest pause: another program of the operator has connected with the same secret."""
+    monkeypatch.setattr(wecom_connection, "_LONGEST_PAUSE_SECONDS", 0.1)
+    async with connected("sqlite://", tmp_path, gateway, ScriptedModel(["ok"])) as desk:
+        await until(lambda: gateway.subscriptions() == [0])
+        async with connect(gateway.address) as other:
+            body = {"bot_id": "B1", "secret": SECRET}
+            await other.send(json.dumps({"cmd": "aibot_subscribe", "headers": {"req_id": "o"}, "body": body}))
+            await until(lambda: gateway.subscriptions() == [0, 0, 0])
+        gateway.push(message("hi"))
+        assert await desk.answered() == ["ok"]
+
+
+async def test_a_wrong_secret_is_told_and_tried_again(tmp_path: Path, gateway: FakeGateway) -> None:
+    """With pauses; callbacks over HTTP are refused, whatever their key."""
+    async with connected("sqlite://", tmp_path, gateway, ScriptedModel(), secret="wrong") as desk:
+        await until(lambda: len(gateway.subscriptions()) >= 2)
+        callback = WeComAIBot().callback(WeComAIBot().body("hi"))
+        response = await desk.client.post(f"/channels/one?{callback.query}", content=callback.body)
+        assert response.status_code == 403
+        metrics = (await desk.client.get("/metrics")).text
+    assert set(gateway.subscriptions()) == {853000}
+    assert 'threadkeep_channel_troubles_total{channel="wecom_aibot",work="polling"}' in metrics
+
+
+@pytest.mark.parametrize("changes", [{"bot_id": ""}, {"secret": ""}, {"receive": "webhook"}])
+def test_a_bot_without_what_it_needs_is_refused(changes: dict[str, str]) -> None:
+    """With a sentence that names it, and no secret."""
+    given = {"kind": "wecom_aibot", "name": "one", "receive": "connection", "bot_id": "B1", "secret": SECRET}
+    with pytest.raises(InvalidInput, match="needs its") as refused:
+        WeComAIBotSettings.model_validate({**given, **changes}).channel()
+    assert SECRET not in str(refused.value)
