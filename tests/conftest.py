@@ -147,6 +147,13 @@ def postgres_url(postgres_server: Postgres) -> Iterator[str]:
 
 
 @pytest.fixture
+def partitioned_url(postgres_server: Postgres) -> Iterator[str]:
+    """A new PostgreSQL database whose messages are in four partitions."""
+    with postgres_server.database(partitions=4) as url:
+        yield url
+
+
+@pytest.fixture
 def empty_postgres_url(postgres_server: Postgres) -> Iterator[str]:
     """A new PostgreSQL database without any table."""
     with postgres_server.database(empty=True) as url:

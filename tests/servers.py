@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ from threadkeep.store.postgres import PostgresDriver
 type StopMode = Literal["smart", "fast", "immediate"]
 
 _TEMPLATE = "threadkeep_template"
+# Databases are partitioned then; see tests/store/test_partitions.py.
+_PARTITIONS = int(os.environ.get("THREADKEEP_TEST_PARTITIONS", "0"))
 # What the machine's power supply would need is off: the tests end processes, never the power.
 _CONFIGURATION = """
 fsync = off
@@ -41,7 +44,7 @@ class Postgres:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._numbers = itertools.count(1)
-        self._migrated = False
+        self._templates: set[str] = set()
         self._commands: psycopg.Connection | None = None
 
     def url(self, database: str) -> str:
@@ -49,16 +52,17 @@ class Postgres:
         return str(self._server.get_uri(database=database))
 
     @contextmanager
-    def database(self, *, empty: bool = False) -> Iterator[str]:
+    def database(self, *, empty: bool = False, partitions: int = _PARTITIONS) -> Iterator[str]:
         """The URL of a new database, with Threadkeep's schema unless it shall be empty; dropped at the end."""
         name = f"test_{next(self._numbers)}"
-        if not empty and not self._migrated:
-            self._command(f"CREATE DATABASE {_TEMPLATE}")
+        template = "template0" if empty else f"{_TEMPLATE}_{partitions}"
+        if not empty and template not in self._templates:
+            self._command(f"CREATE DATABASE {template}")
             # In a thread: whoever asks may be in an event loop already.
             with ThreadPoolExecutor(1) as thread:
-                thread.submit(asyncio.run, _migrate(self.url(_TEMPLATE))).result()
-            self._migrated = True
-        self._command(f"CREATE DATABASE {name} TEMPLATE {'template0' if empty else _TEMPLATE} STRATEGY file_copy")
+                thread.submit(asyncio.run, _migrate(self.url(template), partitions)).result()
+            self._templates.add(template)
+        self._command(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
         try:
             yield self.url(name)
         finally:
@@ -132,9 +136,9 @@ def running_postgres() -> Iterator[Postgres]:
         postgres.hang_up()
 
 
-async def _migrate(url: str) -> None:
+async def _migrate(url: str, partitions: int) -> None:
     driver = await PostgresDriver.open(url, StoreOptions())
     try:
-        await migrate(driver, datetime.now(UTC))
+        await migrate(driver, datetime.now(UTC), partitions=partitions or None)
     finally:
         await driver.close()

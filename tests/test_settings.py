@@ -87,11 +87,12 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """Each name of the promise, with a value that is not its default."""
     monkeypatch.setattr("threadkeep.settings.find_spec", lambda name: name)  # not every machine has the extra sqlcipher
     variables: dict[str, tuple[str, object]] = {
-        "DATABASE_URL": (f"sqlite:///{tmp_path}/other.db", SecretStr(f"sqlite:///{tmp_path}/other.db")),
+        "DATABASE_URL": ("postgresql://u@h/other", SecretStr("postgresql://u@h/other")),
         "POSTGRES_POOL_MIN_SIZE": ("2", 2),
         "POSTGRES_POOL_MAX_SIZE": ("3", 3),
         "POSTGRES_POOL_TIMEOUT": ("4.5", 4.5),
         "POSTGRES_POOL_MAX_IDLE": ("5", 5.0),
+        "PARTITIONS": ("16", 16),
         "GRAPH_STORE_BACKEND": ("PostgreS", "postgres"),
         "GRAPH_STORE_SQLITE_PATH": (f"{tmp_path}/graph.db", tmp_path / "graph.db"),
         "TRANSCRIPTS": ("Graph_Store", "graph_store"),

@@ -22,9 +22,9 @@ from threadkeep import MemoryOptions, SessionMemory, open_memory
 from threadkeep.testing import ScriptedModel
 
 SOURCE = Path(threadkeep.__file__).parent
-MOST_FILES = 421
-# The long connection of WeCom AI bots brought a file, 344 lines and two boundaries of background work.
-MOST_LINES = 79_489
+MOST_FILES = 423
+# Partitions by session on PostgreSQL, with the command that makes them while services go on, brought 300 lines.
+MOST_LINES = 79_792
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 38

@@ -27,6 +27,7 @@ from threadkeep.records import Retention, RetentionLimits
 from threadkeep.runs.settings import RunSettings, split_list
 from threadkeep.store.address import DatabaseAddress, TranscriptLocation, parse_address
 from threadkeep.store.driver import Backend, StoreOptions
+from threadkeep.store.partitions import check_partitions
 
 # Imported on use: a command that only reads the database needs none of these packages.
 
@@ -59,6 +60,9 @@ class Settings(RunSettings, GraphitiSettings):
     postgres_pool_max_size: int = Field(5, ge=1, description="Connections at most.")
     postgres_pool_timeout: float = Field(30.0, gt=0, description="Seconds to wait for a connection.")
     postgres_pool_max_idle: float = Field(300.0, gt=0, description="Seconds after which an idle connection is closed.")
+    partitions: int | None = Field(
+        None, ge=2, le=1024, description="Partitions of messages by session in a new PostgreSQL database; else none."
+    )
 
     database_key: SecretStr | None = Field(
         None, description="64 hexadecimal digits that encrypt SQLite files (extra sqlcipher); keep it somewhere else."
@@ -271,6 +275,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
+        check_partitions(self.database.backend, self.partitions)
         if self.postgres_pool_min_size > self.postgres_pool_max_size:
             raise InvalidSettings(
                 f"{PREFIX}POSTGRES_POOL_MIN_SIZE is larger than {PREFIX}POSTGRES_POOL_MAX_SIZE; change one of them.",
@@ -376,6 +381,7 @@ class Settings(RunSettings, GraphitiSettings):
             pool_max_size=self.postgres_pool_max_size,
             pool_timeout_seconds=self.postgres_pool_timeout,
             pool_max_idle_seconds=self.postgres_pool_max_idle,
+            partitions=self.partitions,
             key=None if self.database_key is None else self.database_key.get_secret_value(),
         )
 

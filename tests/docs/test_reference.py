@@ -40,6 +40,7 @@ IN_WORDS = {"database_url", "pending_dir", "graph_store_backend", "graph_store_s
 IN_WORDS |= {
     "channels",
     "database_key",
+    "partitions",
     "jwt_key",
     "requests_per_key",
     "requests_per_user",

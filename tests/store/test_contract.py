@@ -62,6 +62,16 @@ class TestPostgres(TableContract):
         self.url = postgres_url
 
 
+@pytest.mark.slow
+class TestPartitionedPostgres(TableContract):
+    """On PostgreSQL with messages in partitions."""
+
+    @pytest.fixture(autouse=True)
+    def database(self, partitioned_url: str) -> None:
+        """A database of the test's own."""
+        self.url = partitioned_url
+
+
 async def _open_driver(url: str) -> Driver:
     address = parse_address(url)
     if address.dsn is not None:

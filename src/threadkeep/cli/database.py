@@ -105,17 +105,17 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
         found = await schema_version(driver)
         if found > known[-1]:
             raise SchemaTooNew(found=found, known=known[-1])
-        applied = await _apply(driver, found) if apply and found < known[-1] else []
+        applied = await _apply(driver, found, settings.partitions) if apply and found < known[-1] else []
         indexed, left = await _fill_index(driver) if fill else (0, None)
         return _Schema(str(address), found, known, tuple(applied), indexed, left, await read_condition(driver))
 
 
-async def _apply(driver: Driver, found: int) -> list[int]:
+async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int]:
     """Apply missing migrations: with a bar on a terminal, else with a line for each, since one may take long."""
     from threadkeep.store.migrations import migrate
 
     if not found:
-        return await migrate(driver, datetime.now(UTC))
+        return await migrate(driver, datetime.now(UTC), partitions=partitions)
     with terminal.progress("Migrating", 100, every=True) as reach:
 
         def report(done: int, total: int, file: str) -> None:
@@ -251,8 +251,11 @@ def _check_version(source: Path, key: str | None) -> None:
 async def _check_empty(settings: Settings, *, replace: bool) -> None:
     from threadkeep.store.migrations import schema_version
     from threadkeep.store.opening import open_database
+    from threadkeep.store.partitions import partition_state
 
     async with open_database(settings.database, settings.store_options()) as driver:
+        if (await partition_state(driver)).partitions:
+            raise WrongUse(f"pg_restore cannot replace {settings.database}, which has partitions; name an empty one.")
         if await schema_version(driver) and not replace:
             raise WrongUse(f"{settings.database} is not empty; name another one with --database, or say --replace.")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from threadkeep.cli.partition import partition_findings
 from threadkeep.cli.problems import Finding
 from threadkeep.cli.terminal import counted, duration, file_size
 from threadkeep.context.tokens import GREATEST_FACTOR, LEAST_FACTOR
@@ -31,6 +32,7 @@ from threadkeep.store.context_tables import TokenFactors
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.opening import open_database
+from threadkeep.store.partitions import partition_state
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.records import RunRecords
 from threadkeep.store.search import MUCH_UNINDEXED
@@ -56,6 +58,7 @@ async def check_database(settings: Settings) -> list[Finding]:
             seconds = time.perf_counter() - started
             found = [_answer(address, condition, seconds), _schema(condition), _durability(address, condition)]
             found += await _writing(driver, address, condition)
+            found += partition_findings(await partition_state(driver), settings.partitions)
             found += [*_search(condition), *await _runs(driver, condition)]
             return [*found, *await _token_factors(driver, condition)]
     except (StoreError, ModuleNotFoundError) as error:

@@ -64,7 +64,7 @@ async def open_sessions[M: Memory](
         driver = await stack.enter_async_context(open_database(address, options.store))
         # A separate stack: these resources close after all remaining data is stored.
         late = await stack.enter_async_context(AsyncExitStack())
-        await migrate(driver, options.clock())
+        await migrate(driver, options.clock(), partitions=options.store.partitions)
         conversations = GraphConversations(
             address if options.graph_store is None else options.graph_store,
             ConversationLayouts(driver, clock=options.clock),

@@ -160,7 +160,7 @@ class StoreOptions:
 
     `synchronous` is SQLite's: with FULL every acknowledged turn survives a power cut; with NORMAL the last ones may be
     lost (but never by a crash of the process). A `key` of 64 hexadecimal digits encrypts SQLite files with SQLCipher,
-    which needs the extra `sqlcipher`.
+    which needs the extra `sqlcipher`. `partitions` is the number of partitions of a new PostgreSQL database.
     """
 
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
@@ -169,6 +169,7 @@ class StoreOptions:
     pool_max_size: int = 5
     pool_timeout_seconds: float = 30.0
     pool_max_idle_seconds: float = 300.0
+    partitions: int | None = None
     key: str | None = field(default=None, repr=False)
 
     def for_rare_use(self) -> StoreOptions:

@@ -12,6 +12,7 @@ from datetime import datetime
 from threadkeep.errors import StoreError
 from threadkeep.store.codec import ERASED, time_text
 from threadkeep.store.driver import Backend, Connection, Driver, Row, Statement
+from threadkeep.store.partitions import index_statements
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.superseding import SupersedingWriter
 
@@ -41,7 +42,8 @@ class TableErasing:
         self._driver = driver
         self._clock = clock
         self._superseding = SupersedingWriter()
-        self._sql = load_statements("erase.sql", "retention.sql", f"{driver.backend}/retention.sql")
+        own = (f"{driver.backend}/search.sql", f"{driver.backend}/retention.sql")
+        self._sql = load_statements("erase.sql", "retention.sql", *own)
 
     @property
     def backend(self) -> Backend:
@@ -95,10 +97,10 @@ class TableErasing:
     async def empty(self, session_id: str, seqs: Sequence[int]) -> None:
         """Turn messages of a session into empty rows, and drop what was made of them."""
         async with self._driver.writing() as connection:
-            marked = []
+            marked, index = [], await index_statements(connection, self._sql)
             for seq in seqs:
                 place = {"session_id": session_id, "seq": seq, "after": seq - 1, "upto": seq}
-                await connection.execute(self._sql["forget_texts"], place)
+                await connection.execute(index["forget_range"], place)
                 await self._drop_derived(connection, place)
                 if await connection.execute(self._sql["mark_erased"], {**place, "now": time_text(self._clock())}):
                     marked.append(seq)

@@ -11,6 +11,7 @@ from importlib.resources import files
 
 from threadkeep.errors import SchemaTooNew, StoreError
 from threadkeep.store.driver import Backend, Connection, Driver
+from threadkeep.store.partitions import check_partitions, make_partitions
 from threadkeep.store.statements import load_script
 
 type ToldOfMigration = Callable[[int, int, str], object]
@@ -42,15 +43,20 @@ async def schema_version(driver: Driver) -> int:
         return await _version(connection, driver.backend)
 
 
-async def migrate(driver: Driver, now: datetime, *, told: ToldOfMigration | None = None) -> list[int]:
+async def migrate(
+    driver: Driver, now: datetime, *, told: ToldOfMigration | None = None, partitions: int | None = None
+) -> list[int]:
     """Bring a database to the newest schema; return the versions that were applied now.
 
     Concurrent processes take turns, and later ones find nothing left to do. A database that is up to date is only read.
+    A new PostgreSQL database gets `partitions` of its messages by session; a database that exists stays as it is.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.
         StoreError: the database is from before the first migration; nothing was changed.
+        InvalidSettings: partitions of a SQLite database.
     """
+    check_partitions(driver.backend, partitions)
     known = known_migrations(driver.backend)
     first, newest = known[0][0], known[-1][0]
     found = await schema_version(driver)
@@ -75,6 +81,8 @@ async def migrate(driver: Driver, now: datetime, *, told: ToldOfMigration | None
             if told is not None:
                 told(done, len(waiting), script)
             await connection.fetch_each([(statement, {}) for statement in load_script(f"{driver.backend}/{script}")])
+        if partitions is not None and not found:
+            await make_partitions(connection, partitions)
         await connection.execute_many(_APPLIED, applied)
     return [version for version, _ in waiting]
 

@@ -10,6 +10,7 @@ from typing import Final, Literal, Protocol
 from threadkeep.records import Retention, dump_json
 from threadkeep.store.codec import TITLE_CHARACTERS, retention_of, short_time, shorten, time_of, time_text
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
+from threadkeep.store.partitions import index_statements
 from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import delete_session, deletion_statements
 from threadkeep.store.transcripts import END
@@ -91,7 +92,8 @@ class RetentionRows:
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         self._driver = driver
         self._clock = clock
-        self._sql = load_statements("transcripts.sql", "retention.sql", f"{driver.backend}/retention.sql")
+        own = (f"{driver.backend}/search.sql", f"{driver.backend}/retention.sql")
+        self._sql = load_statements("transcripts.sql", "retention.sql", *own)
         self._deletion = deletion_statements(driver.backend)
 
     async def sessions(
@@ -208,8 +210,9 @@ class RetentionRows:
 
     async def _forget(self, connection: Connection, place: Parameters) -> None:
         """Remove messages from the search index, steps and vectors."""
-        for name in ("forget_texts", "delete_steps", "delete_vectors"):
-            await connection.execute(self._sql[name], place)
+        sql = await index_statements(connection, self._sql)
+        for name in ("forget_range", "delete_steps", "delete_vectors"):
+            await connection.execute(sql[name], place)
 
     async def _delete(
         self, connection: Connection, place: dict[str, object], active: int, created_at: datetime

@@ -20,6 +20,7 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.records import SearchHit, dump_json
 from threadkeep.store.codec import clean_text, message_of
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row, RowLocked
+from threadkeep.store.partitions import index_statements
 from threadkeep.store.search_terms import (
     TRIGRAM,
     fingerprints,
@@ -163,7 +164,8 @@ class SearchIndex:
         if not terms:
             return []
         whose = "found" if place["user_id"] is None else "found_of_user"
-        found = self._sql[whose if place["session_id"] is None else "found_of_session"]
+        sql = await index_statements(connection, self._sql)
+        found = sql[whose if place["session_id"] is None else "found_of_session"]
         statement = f"WITH found AS MATERIALIZED ({found}) {self._sql['ranked']}"
         words = list(terms[:_PATTERNS])
         wanted = {"terms": fingerprints(terms), "patterns": [term_pattern(word) for word in words], "words": words}
@@ -210,12 +212,14 @@ class SearchIndex:
         # In a thread: the words of a step take tens of milliseconds.
         is_postgres = self._driver.backend == "postgres"
         rows = await asyncio.to_thread(_indexed_rows, steps) if is_postgres else [""] * len(steps)
-        left = list(sessions[len(steps) :])
+        left, sql = list(sessions[len(steps) :]), None
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             for step, documents in zip(steps, rows, strict=True):
                 if not await connection.execute(self._sql["advance"], step.place):
                     continue
-                await connection.execute(self._sql["add_text"], {"rows": documents} if is_postgres else step.place)
+                # The row that is locked now keeps others from partitioning the tables.
+                sql = sql or await index_statements(connection, self._sql)
+                await connection.execute(sql["add_text"], {**step.place, "rows": documents})
                 if step.upto < step.session.last_seq:
                     left.append(step.session._replace(after=step.upto))
         return left
@@ -284,7 +288,7 @@ def _indexed_rows(steps: Sequence[_Step]) -> list[str]:
     """Return the documents of each step's messages with the fingerprints of their terms, as JSON."""
     return [
         json.dumps(
-            [{"document": row[3], "terms": fingerprints(search_terms(row[2]))} for row in step.texts],
+            [{"seq": row[0], "document": row[3], "terms": fingerprints(search_terms(row[2]))} for row in step.texts],
             separators=(",", ":"),
         )
         for step in steps

@@ -17,6 +17,7 @@ from threadkeep.store.codec import (
 )
 from threadkeep.store.commits import GroupCommit
 from threadkeep.store.driver import Backend, Connection, Driver, Joined, Parameters, Row, Statement, TurnRefused
+from threadkeep.store.partitions import index_statements
 from threadkeep.store.preparing import GraphTurns, prepare, prepare_turn
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.statements import like_pattern as like_pattern  # noqa: PLC0414 - others name it as a part of this
@@ -305,7 +306,8 @@ async def delete_session(connection: Connection, sql: Mapping[str, str], session
     if there:
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):
             await delete_session(connection, sql, child_id)
-        await connection.execute(sql["forget_texts"], key)
+        index = await index_statements(connection, sql)
+        await connection.execute(index["forget_texts"], key)
     for name in _DELETION:
         if name in sql:
             await connection.execute(sql[name], key)

@@ -4,7 +4,7 @@
 -- Also against transactions that only keep the session from being deleted, such as those that add vectors.
 SELECT 1 FROM chat_sessions WHERE session_id = :session_id FOR UPDATE
 
--- name: forget_texts
+-- name: forget_range
 DELETE FROM chat_search f USING chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND f.document = m.document
 
@@ -26,5 +26,7 @@ WITH RECURSIVE gone (run_id) AS (
 SELECT 1 FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone) ORDER BY run_id FOR UPDATE
 
 -- name: tables
-SELECT quote_ident(schemaname) || '.' || quote_ident(tablename) FROM pg_tables WHERE schemaname = current_schema()
-ORDER BY tablename
+-- Those that are partitioned stand for their partitions.
+SELECT CAST(oid AS REGCLASS)::TEXT FROM pg_class
+WHERE relnamespace = CAST(quote_ident(current_schema()) AS REGNAMESPACE) AND relkind IN ('r', 'p') AND NOT relispartition
+ORDER BY relname

@@ -1,4 +1,8 @@
--- The index of fingerprints of words and character pairs on PostgreSQL.
+-- The index of fingerprints of words and character pairs on PostgreSQL. `partitioned_search.sql` has the statements that
+-- are different where it is partitioned.
+
+-- name: is_partitioned
+SELECT relkind = 'p' FROM pg_class WHERE oid = CAST('chat_search' AS REGCLASS)
 
 -- name: add_text
 INSERT INTO chat_search (document, terms)
@@ -28,16 +32,17 @@ WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_i
 -- The best of the rows of `found`, which precedes this. Reading and scoring texts takes time, so of very many
 -- candidates only the newest are scored; candidates that match only by fingerprint are dropped by the patterns. The
 -- score is BM25: the count of each word (at least one, because capitals of other alphabets are not counted), and the
--- length of the text relative to 500 characters. OFFSET 0 reads each text only when it is needed.
+-- length of the text relative to 500 characters. OFFSET 0 reads each text only when it is needed. NATURAL JOIN compares all
+-- columns of `found`: the document, and in partitions also the session and seq.
 SELECT
     m.session_id, r.score, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
     m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal
 FROM (
     SELECT m.*
-    FROM (SELECT document FROM found ORDER BY document DESC) f
+    FROM (SELECT * FROM found ORDER BY document DESC) f
     CROSS JOIN LATERAL (
-        SELECT m.* FROM chat_messages m JOIN chat_sessions s ON s.session_id = m.session_id
-        WHERE m.document = f.document AND m.seq > s.archived_seq AND m.superseded_at IS NULL
+        SELECT m.* FROM (SELECT f.*) k NATURAL JOIN chat_messages m JOIN chat_sessions s ON s.session_id = m.session_id
+        WHERE m.seq > s.archived_seq AND m.superseded_at IS NULL
             AND NOT EXISTS (SELECT 1 FROM unnest(CAST(:patterns AS TEXT[])) AS p (pattern) WHERE m.content !~ p.pattern)
         OFFSET 0
     ) m

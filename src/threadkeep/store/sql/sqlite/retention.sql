@@ -1,6 +1,6 @@
 -- The beginning of a session is removed from SQLite's search index, and the file is shrunk.
 
--- name: forget_texts
+-- name: forget_range
 INSERT INTO chat_search (chat_search, rowid, content)
 SELECT 'delete', m.document, m.content
 FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document

@@ -1,0 +1,191 @@
+"""Messages and their search index in partitions by session, on PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from threadkeep.errors import InvalidInput, InvalidSettings
+from threadkeep.records import dump_json
+from threadkeep.store.driver import Backend, Connection, Driver, RowLocked
+from threadkeep.store.statements import load_statements
+
+type Progress = Callable[[int, int, int], object]
+"""A callback after each step: the ranges of messages done, their total number, and the messages copied."""
+
+_RANGES = 100
+# While the lock is waited for, readers wait behind it.
+_LOCK_SECONDS = 2.0
+_PAUSE_SECONDS = 1.0
+_MOST_TRIES = 60
+_SQL = load_statements("postgres/partitions.sql")
+# A block of several statements is indented.
+_STATEMENT_END = re.compile(r";\n(?=\S)")
+
+
+def check_partitions(backend: Backend, partitions: int | None) -> None:
+    """Check that a database can have partitions.
+
+    Raises:
+        InvalidSettings: it cannot, because it is SQLite.
+    """
+    if partitions is not None and backend == "sqlite":
+        variable = "THREADKEEP_PARTITIONS"
+        raise InvalidSettings(
+            f"{variable} is for PostgreSQL, and SQLite has no partitions; take it away, or name a PostgreSQL in "
+            "THREADKEEP_DATABASE_URL.",
+            variable=variable,
+        )
+
+
+async def index_statements(connection: Connection, sql: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the statements with those on the search index as it is now: another process may partition it."""
+    if "is_partitioned" not in sql:
+        return sql
+    [(is_partitioned,)] = await connection.fetch(sql["is_partitioned"], {})
+    return {**sql, **load_statements("postgres/partitioned_search.sql")} if is_partitioned else sql
+
+
+async def make_partitions(connection: Connection, partitions: int) -> None:
+    """Turn the empty tables of a new schema into partitioned ones."""
+    await connection.fetch(_SQL["count"], {"count": str(partitions)})
+    for name in ("create", "index", "swap"):
+        await _run(connection, name)
+
+
+class PartitionState(NamedTuple):
+    """The number of partitions of the tables, and of an unfinished copy of them; what would keep them as they are."""
+
+    partitions: int
+    copied_into: int
+    is_begun: bool
+    owner: str | None
+    views: str | None
+
+    def refusal(self, wanted: int) -> str | None:
+        """Return why the tables cannot get the wanted number of partitions, with the cure; None if they can."""
+        if self.partitions not in (0, wanted):
+            cure = "for another number export the sessions, and import them into a new database."
+            return f"This database has {self.partitions} partitions; {cure}"
+        if self.copied_into not in (0, wanted):
+            return f"{self.copied_into} partitions were begun; say {self.copied_into} to go on, or --abandon."
+        if self.owner is not None:
+            return f"The tables belong to {self.owner}; do this as that user of PostgreSQL."
+        if self.views is not None:
+            return f"The tables are in use by {self.views}; drop these before, and create them again afterwards."
+        return None
+
+
+async def partition_state(driver: Driver) -> PartitionState:
+    """Return the state of the tables; of SQLite's, that they have no partitions."""
+    if driver.backend == "sqlite":
+        return PartitionState(0, 0, is_begun=False, owner=None, views=None)
+    async with driver.reading() as connection:
+        return await _state(connection)
+
+
+async def partition(driver: Driver, partitions: int, *, report: Progress) -> bool:
+    """Turn the tables of a database into partitioned ones while others write; return False if they are already.
+
+    After an interruption the next call continues. Several callers share the work.
+
+    Raises:
+        InvalidInput: the tables cannot get this number of partitions.
+        RowLocked: other transactions kept the tables locked for long; the next call only replaces them.
+    """
+    state = await partition_state(driver)
+    if (refusal := state.refusal(partitions)) is not None:
+        raise InvalidInput(refusal)
+    if state.partitions:
+        return False
+    if not state.copied_into:
+        await _briefly(driver, _begin)
+        await _briefly(driver, partial(_create, partitions=partitions))
+    async with driver.reading() as connection:
+        [(total,)] = await connection.fetch(_SQL["left"], {})
+    done = copied = 0
+    for is_indexed in (False, True):
+        ranges = _RANGES
+        while ranges == _RANGES:
+            async with driver.writing(lock_timeout_seconds=0) as connection:
+                ranges, messages = await _copy(connection) if await _lock(connection) else (0, 0)
+            done, copied = done + ranges, copied + messages
+            if ranges:
+                report(min(done, total), total, copied)
+        if not is_indexed:
+            async with driver.writing(lock_timeout_seconds=0) as connection:
+                if await _lock(connection):
+                    await _run(connection, "index")
+    await _briefly(driver, _swap)
+    return True
+
+
+async def abandon(driver: Driver) -> bool:
+    """Remove an unfinished copy; return False if there is none."""
+
+    async def remove(connection: Connection) -> bool:
+        is_begun = await _lock(connection) and (await _state(connection)).is_begun
+        if is_begun:
+            await _run(connection, "abandon")
+        return is_begun
+
+    return await _briefly(driver, remove)
+
+
+async def _state(connection: Connection) -> PartitionState:
+    return PartitionState(*(await connection.fetch(_SQL["state"], {}))[0])
+
+
+async def _lock(connection: Connection) -> bool:
+    """Take turns with other callers; return False if one of them has replaced the tables by now."""
+    await connection.fetch(_SQL["lock"], {})
+    return not (await _state(connection)).partitions
+
+
+async def _begin(connection: Connection) -> None:
+    if await _lock(connection):
+        await _run(connection, "begin")
+
+
+async def _create(connection: Connection, *, partitions: int) -> None:
+    if await _lock(connection) and not (await _state(connection)).copied_into:
+        await connection.fetch_each([(_SQL["note_all"], {}), (_SQL["count"], {"count": str(partitions)})])
+        await _run(connection, "create")
+
+
+async def _copy(connection: Connection) -> tuple[int, int]:
+    taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
+    fields = ("session_id", "first_seq", "last_seq")
+    ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}
+    for name in ("drop_messages", "drop_texts", "copy_texts"):
+        await connection.execute(_SQL[name], ranges)
+    return len(taken), await connection.execute(_SQL["copy_messages"], ranges)
+
+
+async def _swap(connection: Connection) -> None:
+    """Copy what has changed since, and replace the tables, while nobody reads or writes them."""
+    if not await _lock(connection):
+        return
+    await _run(connection, "hold")
+    while (await _copy(connection))[0]:
+        pass
+    await _run(connection, "swap")
+
+
+async def _briefly[T](driver: Driver, work: Callable[[Connection], Awaitable[T]]) -> T:
+    """Do work that locks tables in one transaction; try again if others keep them locked."""
+    for _ in range(_MOST_TRIES - 1):
+        try:
+            async with driver.writing(lock_timeout_seconds=_LOCK_SECONDS) as connection:
+                return await work(connection)
+        except RowLocked:
+            await asyncio.sleep(_PAUSE_SECONDS)
+    async with driver.writing(lock_timeout_seconds=_LOCK_SECONDS) as connection:
+        return await work(connection)
+
+
+async def _run(connection: Connection, name: str) -> None:
+    await connection.fetch_each([(statement, {}) for statement in _STATEMENT_END.split(_SQL[name])])

