@@ -171,6 +171,18 @@ async def test_a_long_answer_is_a_stream_and_messages(tmp_path: Path, gateway: F
     assert (entry.status, entry.parts_sent) == ("delivered", 2)
 
 
+async def test_a_message_that_is_no_reply_is_sent_over_the_connection(tmp_path: Path, gateway: FakeGateway) -> None:
+    """To the chat of the newest message; a repeat of its id is sent once."""
+    async with connected("sqlite://", tmp_path, gateway, ScriptedModel(["ok"])) as desk:
+        gateway.push(message("hi"))
+        await desk.answered()
+        for _ in range(2):
+            await desk.memory.channels.outbox.send(SESSION, "reminder-1", "Your parcel is here.")
+        assert await desk.answered(2) == ["ok", "Your parcel is here."]
+    [sent] = gateway.frames("aibot_send_msg")
+    assert sent["body"]["chatid"] == "U1"
+
+
 async def test_commands_pictures_and_joined_messages_end_their_streams(tmp_path: Path, gateway: FakeGateway) -> None:
     """And the chat is welcomed; the first of two joined messages has no answer of its own."""
     gate = Gate()

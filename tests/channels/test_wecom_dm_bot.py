@@ -112,3 +112,14 @@ async def test_a_member_who_did_not_get_the_answer_is_told(tmp_path: Path, wecom
         [entry] = await desk.memory.channels.outbox.entries()
         assert (entry.status, entry.error, entry.tries) == ("failed", "InvalidUser", 1)
     assert wecom.texts() == []
+
+
+async def test_only_members_of_the_list_are_answered(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """WeCom hears success for the others too."""
+    model = ScriptedModel(["ok"])
+    async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, model, allowed_users=["li@corp"]) as desk:
+        assert (await desk.say("hi", 1, FromUserName="wang")).content == b"success"
+        await desk.say("hi", 2)
+        assert await desk.answered() == ["ok"]
+        assert await desk.statuses() == ["delivered"]
+    assert len(model.calls) == 1
