@@ -24,7 +24,7 @@ from threadkeep.testing import ScriptedModel
 SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 423
 # Partitions by session on PostgreSQL, with the command that makes them while services go on, brought 300 lines.
-MOST_LINES = 79_792
+MOST_LINES = 79_800
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 38

@@ -132,6 +132,17 @@ async def test_a_topic_gets_its_answer_in_the_topic(tmp_path: Path, telegram: Fa
     assert (call["chat_id"], call["message_thread_id"]) == (-100123, 5)
 
 
+async def test_what_a_message_replies_to_is_shown_to_the_model(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """And is no part of the transcript, which has it already, or somebody else said it."""
+    model = ScriptedModel(["Because of snow."])
+    quoted = {"message_id": 41, "from": {"id": 9, "is_bot": False}, "text": "The parcel is late."}
+    async with opened_bot("sqlite://", tmp_path, telegram, model) as desk:
+        await desk.say("Why?", reply_to_message=quoted)
+        await desk.answered()
+        assert await desk.transcript() == [("user", "Why?"), ("assistant", "Because of snow.")]
+    assert "The parcel is late." in str([message.content for message in model.calls[0]])
+
+
 async def test_a_busy_platform_is_waited_for(tmp_path: Path, telegram: FakeTelegram) -> None:
     """For the three seconds that it says; the answer is sent once."""
     telegram.refuse(429, retry_after=3)
