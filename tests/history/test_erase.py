@@ -124,6 +124,35 @@ async def test_a_person_is_gone_and_others_stay(kept: Memory) -> None:
     assert CANARY not in str(info)
 
 
+async def test_only_text_and_integers_name_a_sender(kept: Memory) -> None:
+    """Other values in a message's metadata are no person, and stop no erase and no export."""
+    senders: tuple[Any, ...] = ([ANN], {"id": ANN}, None, True, 7, "7")
+    words = [Message(role="user", content=f"words {each!r}", metadata={"sender_id": each}) for each in senders]
+    await kept.session("group", user_id=BOB).append(words)
+    agents = await kept.namespace(GraphLayout(("agents",)))
+    await agents.session("agents'").append(words[:1])
+    assert [line async for line in kept.export(user_id=ANN) if "words" in line] == []
+    assert (await kept.erase(user_id=ANN)).complete
+    for name in ('["telegram:ann"]', "1", "true"):
+        assert (await kept.erase(user_id=name)).shared_messages == 0
+    assert (await kept.erase(user_id="7")).shared_messages == 2
+    assert await kept.session("group").count() == 4
+    assert await agents.session("agents'").count() == 1
+
+
+async def test_a_pending_turn_of_no_sender_stops_no_erase(sqlite_url: str, memory_options: MemoryOptions) -> None:
+    """A list in its metadata is no person."""
+    options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
+    async with open_memory(sqlite_url, options=options) as memory:
+        path = parse_address(sqlite_url).path
+        assert path is not None
+        assert (await memory.erase(user_id=ANN)).complete  # the database has a key for receipts from now on
+        async with Outage(path)():
+            waiting = Message(role="user", content="waits", metadata={"sender_id": [ANN]})
+            await memory.session("group", user_id=BOB).record([waiting])
+            assert (await memory.erase(user_id=ANN, dry_run=True)).stores == ()
+
+
 async def test_the_receipt_can_be_verified(memory: Memory) -> None:
     """Signed by the database, and no longer true when the person is back."""
     await memory.session("telegram:1", user_id=ANN).append([said("hi")])

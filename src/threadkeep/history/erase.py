@@ -282,7 +282,7 @@ async def _sent_by(wanted: Erasable, session: Session) -> list[Message]:
     before: int | None = None
     with contextlib.suppress(SessionDamaged):
         while (page := await session.page(before=before, limit=_PAGE, view="history")).messages:
-            found += [one for one in page.messages if one.role == "user" and not _senders(one).isdisjoint(wanted.ids)]
+            found += [one for one in page.messages if one.role == "user" and _is_from(one, wanted)]
             if (before := page.next_before) is None:
                 break
     return found
@@ -292,8 +292,10 @@ def belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
     """Return whether a pending turn is of the person, or of a session that is deleted."""
     if turn.session_id in sessions or turn.session_id == wanted.session_id or turn.user_id in wanted.ids:
         return True
-    return any(not _senders(message).isdisjoint(wanted.ids) for message in turn.messages)
+    return any(_is_from(message, wanted) for message in turn.messages)
 
 
-def _senders(message: Message) -> set[object]:
-    return {message.author, message.metadata.get("sender_id")}
+def _is_from(message: Message, wanted: Erasable) -> bool:
+    """Return whether the person is the author, or the sender that a channel noted: a text or an integer."""
+    sender = message.metadata.get("sender_id")
+    return message.author in wanted.ids or (type(sender) in (str, int) and str(sender) in wanted.ids)

@@ -140,7 +140,12 @@ VALUES (:id)
 SELECT m.session_id, m.seq FROM chat_messages m JOIN chat_sessions s ON s.session_id = m.session_id
 WHERE (s.user_id IS NULL OR s.user_id NOT IN (SELECT id FROM ids))
     AND m.role = 'user'
-    AND (m.author IN (SELECT id FROM ids) OR m.metadata ->> 'sender_id' IN (SELECT id FROM ids))
+    AND (m.author IN (SELECT id FROM ids) OR (
+        CAST(m.metadata ->> 'sender_id' AS TEXT) IN (SELECT id FROM ids)
+        -- A text or an integer; lists, objects and the like name nobody.
+        AND (CAST(m.metadata -> 'sender_id' AS TEXT) LIKE '"%'
+            OR ltrim(CAST(m.metadata -> 'sender_id' AS TEXT), '-0123456789') = '')
+    ))
 ORDER BY m.session_id, m.seq
 
 -- name: mark_erased
@@ -242,7 +247,7 @@ UNION SELECT owner FROM chat_facts WHERE scope = 'user'
 UNION SELECT owner FROM chat_procedures WHERE scope = 'user'
 UNION SELECT user_id FROM chat_api_keys WHERE user_id IS NOT NULL
 UNION SELECT author FROM chat_messages WHERE role = 'user' AND author IS NOT NULL
-UNION SELECT metadata ->> 'sender_id' FROM chat_messages WHERE role = 'user' AND metadata ->> 'sender_id' IS NOT NULL
+UNION SELECT CAST(metadata ->> 'sender_id' AS TEXT) FROM chat_messages WHERE role = 'user' AND metadata ->> 'sender_id' IS NOT NULL
 
 -- name: known_sessions
 SELECT session_id FROM chat_sessions
