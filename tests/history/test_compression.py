@@ -185,6 +185,25 @@ async def test_summaries_become_one_when_they_are_too_much(memory: Memory, event
     assert merged[0].lines[0]["summary_of_messages"] == "1-14"
 
 
+async def test_a_merged_text_is_made_of_its_parts_again(memory: Memory) -> None:
+    """Not of itself, until they are too much to read: then its text is, once for all that follow."""
+    summarizer = WrittenDown()
+    summarizer.answer = lambda asked: f"{asked.task} " + "much " * 90
+    options = Compression(trigger=("messages", 20), keep=("messages", 6), max_summary_tokens=250)
+    levels = []
+    for _ in range(12):
+        await talk(memory, 10)
+        await memory.compressor.compress_now("room", options, summarizer, budget=BUDGET)
+        levels.append((await check_coverage(memory))[0].level)
+    merged = [asked for asked in summarizer.asked if asked.task == "summaries"]
+    read = [[line["summary_of_messages"] for line in asked.lines] for asked in merged]
+    assert read[2] == ["1-14", "15-34", "35-54", "55-74"]
+    assert max(map(len, read)) * 95 <= 4 * 250 + 95
+    assert any(ranges_read[0] != "1-14" for ranges_read in read)
+    assert levels == sorted(levels)
+    assert levels[-1] in (3, 4)
+
+
 async def test_a_reset_hides_what_was_summarised(memory: Memory) -> None:
     """What comes after it is summarised by itself."""
     summarizer = WrittenDown()

@@ -7,7 +7,7 @@ notation: `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -225,6 +225,27 @@ def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, 
         else:
             runs.append([latter])
     return next((tuple(run) for run in runs if len(run) >= min(len(older), 2)), ())
+
+
+def sources_of(summaries: Sequence[Summary], parts: Mapping[str, Sequence[Summary]], tokens: int) -> Sequence[Summary]:
+    """Return the summaries that a model reads to merge the given ones: the first one's parts, if it is a merged one.
+
+    A merged summary has one level more than the texts that it was made of. While these fit the tokens together with
+    what follows, they are read again instead of it, so few texts are made of a text that was made of others.
+
+    Args:
+        summaries: the summaries to merge, oldest first.
+        parts: the parts of merged summaries by their ids, oldest first.
+        tokens: the most that is read.
+    """
+    node, later = summaries[0], list(summaries[1:])
+    level = node.level
+    while node.level == level > 1:
+        found = parts.get(node.id, ())
+        if not found or (found[0].first_seq, found[-1].last_seq) != (node.first_seq, node.last_seq):
+            return summaries
+        node, later = found[0], [*found[1:], *later]
+    return [node, *later] if sum(one.tokens for one in (node, *later)) <= tokens else summaries
 
 
 def _spoken(rows: Sequence[Message]) -> list[Message]:

@@ -22,6 +22,7 @@ from threadkeep.context.compression import (
     packed,
     part_length,
     reaches,
+    sources_of,
     to_merge,
 )
 from threadkeep.context.cut import keep_ends, pieces
@@ -48,6 +49,10 @@ CLAIM_SECONDS = 300.0
 """Seconds that a summarizer may take for one answer, and that others wait for a process that died."""
 _LEAST_ASKED = 30
 _MOST_STEPS = 8
+_MOST_PARTS = 50
+"""The merged summaries that are looked through for parts to read again."""
+_READ_AGAIN = 4
+"""Parts are read again while they have at most so many times the tokens of all active summaries."""
 
 
 @dataclass(frozen=True)
@@ -287,13 +292,14 @@ class SummaryWriter:
     async def _merge(self, summaries: Sequence[Summary]) -> Summary:
         """Store a summary of summaries: their facts as they are, and one prose of theirs."""
         started = time.perf_counter()
-        texts = [SummaryText.read(summary.text) for summary in summaries]
-        facts = fitting_facts(merged_facts(texts), self._room.facts, self._counter)
-        prose = [
-            replace(summary, text=text.prose) for summary, text in zip(summaries, texts, strict=True) if text.prose
-        ]
+        carried = merged_facts(SummaryText.read(summary.text) for summary in summaries)
+        facts = fitting_facts(carried, self._room.facts, self._counter)
+        parts = await self._summaries.merged(self._request.session_id, summaries[0].last_seq, _MOST_PARTS)
+        sources = sources_of(summaries, parts, min(_READ_AGAIN * self._room.all, self._room.record))
+        texts = [(summary, SummaryText.read(summary.text).prose) for summary in sources]
+        prose = [replace(summary, text=text) for summary, text in texts if text]
         text = await self._write(self._records_of(prose), "summaries", None, facts)
-        level = max(summary.level for summary in summaries) + 1
+        level = max(summary.level for summary in sources) + 1
         summary = self._summary(summaries[0].first_seq, summaries[-1].last_seq, text.render(), level=level)
         await self._store(summary, started, replaces=[one.id for one in summaries])
         return summary
@@ -315,20 +321,17 @@ class SummaryWriter:
         The facts are carried; those that a model finds in summaries again are left out.
         """
         text = SummaryText("", facts)
-        for number, record in enumerate(records):
-            answer = await self._ask(
-                record, text.prose if number else earlier, "continuation" if number else task, facts
-            )
+        room = self._room.one - self._counter(text.render())
+        for record in records:
+            answer = await self._ask(record, earlier, task, room)
             text = replace(answer, facts=text.facts) if facts else replace(answer, facts=merged_facts((text, answer)))
             text = text.within(self._room.one, self._room.facts, self._counter)
+            earlier, task = text.prose, "continuation"
         return text
 
-    async def _ask(
-        self, record: str, earlier: str | None, task: SummaryTask, facts: tuple[str, ...] = ()
-    ) -> SummaryText:
-        """Return the text for a record, next to the facts; if it is too long, ask once for a shorter one."""
+    async def _ask(self, record: str, earlier: str | None, task: SummaryTask, room: int) -> SummaryText:
+        """Return the text for a record, of at most `room` tokens; if it is too long, ask once for a shorter one."""
         known = self._counter(earlier) if earlier and task == "continuation" else 0
-        room = self._room.one - self._counter(SummaryText("", facts).render())
         most = self._room.asked * room // self._room.one
         asked = max(min(most, (self._counter(record) + known) // 2), _LEAST_ASKED)
         text = ""

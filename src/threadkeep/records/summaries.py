@@ -16,7 +16,7 @@ _MOST_CHARACTERS = 512
 class Summary:
     """A text that replaces an exact range of a session's messages, both ends included.
 
-    `level` is 1 for a summary of messages, and one more for a summary of summaries. `model` and `prompt_version`
+    `level` is 1 for a summary of messages, and one more than its sources for a summary of summaries. `model` and `prompt_version`
     describe its origin. `created_at` is set by the store unless it is given.
     """
 

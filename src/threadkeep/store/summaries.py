@@ -59,6 +59,16 @@ class Summaries:
         """Return all summaries of a session, by their ranges."""
         return await self._fetch("all", session_id, user_id)
 
+    async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
+        """Return the newest merged summaries up to a message, by the id of the one that they were merged into."""
+        parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["merged"], parameters)
+        found: dict[str, list[Summary]] = {}
+        for row in reversed(rows):
+            found.setdefault(row[10], []).append(summary_of(row[:10]))
+        return found
+
     async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
         """Return the active summaries for an export with the messages of a view."""
         parameters = {"session_id": session_id, "history": view == "history"}

@@ -17,6 +17,16 @@ FROM chat_sessions s JOIN chat_summaries c ON c.session_id = s.session_id
 WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
 ORDER BY c.first_seq, c.level, c.created_at, c.id
 
+-- name: merged
+-- The newest summaries up to a message that were merged, each with the one that took it up.
+SELECT
+    c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens, c.level, c.id, c.created_at,
+    c.superseded_by
+FROM chat_summaries c
+WHERE c.session_id = :session_id AND c.superseded_by <> c.id AND c.last_seq <= :upto_seq
+ORDER BY c.last_seq DESC, c.level DESC, c.first_seq
+LIMIT :limit
+
 -- name: ranges
 SELECT c.id, c.first_seq, c.last_seq
 FROM chat_summaries c
