@@ -49,13 +49,13 @@ from threadkeep.store.outbox import Outgoing
 ADDRESS = "wss://openws.work.weixin.qq.com"
 
 _ACK_SECONDS = 10.0
+_CLOSE_SECONDS = 2.0
 _PING_SECONDS = 20.0
 _CLAIM_SECONDS = 60.0
 _LOOK_SECONDS = 5.0
 _GROW_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
-_MAX_FRAME_BYTES = 1_048_576
 _CALLBACKS = ("aibot_msg_callback", "aibot_event_callback")
 _BUSY = (None, -1, 45009)
 # At its level DEBUG the library would log frames, with the secret and with people's words.
@@ -155,7 +155,7 @@ class AIBotConnection:
             await asyncio.sleep(_LOOK_SECONDS)
             return None
         async with connect(
-            self._address, open_timeout=_ACK_SECONDS, ping_interval=None, max_size=_MAX_FRAME_BYTES, logger=_QUIET
+            self._address, open_timeout=_ACK_SECONDS, close_timeout=_CLOSE_SECONDS, ping_interval=None, logger=_QUIET
         ) as socket:
             self._socket = socket
             reading = asyncio.create_task(self._keep_reading(socket, intake, bot))
