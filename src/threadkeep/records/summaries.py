@@ -16,8 +16,8 @@ _MOST_CHARACTERS = 512
 class Summary:
     """A text that replaces an exact range of a session's messages, both ends included.
 
-    `level` is 1 for a summary of messages, and one more than its sources for a summary of summaries. `model` and `prompt_version`
-    describe its origin. `created_at` is set by the store unless it is given.
+    `level` is 1 for a summary of messages, and one more than its sources for a summary of summaries. `model` and
+    `prompt_version` describe its origin. `created_at` is set by the store unless it is given.
     """
 
     session_id: str
