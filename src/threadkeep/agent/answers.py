@@ -9,14 +9,15 @@ from typing import Any, Final, Literal
 
 from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse, PIIMiddleware
 from langchain.agents.structured_output import AutoStrategy, ProviderStrategy, ToolStrategy
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from langchain_core.utils.uuid import uuid7
 from langgraph.runtime import Runtime
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from threadkeep.agent.callbacks import PartialAnswer
-from threadkeep.agent.conversion import id_of, text_of
+from threadkeep.agent.conversion import STRUCTURED, id_of, text_of
 from threadkeep.errors import MiddlewareWarning
 
 _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
@@ -24,9 +25,22 @@ _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
 
 
 def answered_before(answer: AIMessage, request: ModelRequest[Any], config: RunnableConfig) -> ModelResponse[Any]:
-    """Return a stored answer as the response of a model call, with its structured response if the agent has one."""
-    structured = _structured(text_of(answer), request.response_format)
-    return ModelResponse(result=[named_as_agent(answer, config)], structured_response=structured)
+    """Return a stored answer as the response of a model call, with its structured response if the agent has one.
+
+    The state of a checkpointer may have the answer already, and then it stays as it is. If it is not the end of the
+    state there, because later turns follow or a tool gave it, a copy with a new id becomes the end.
+    """
+    data = answer.additional_kwargs.get(STRUCTURED)
+    structured = _structured(text_of(answer) if data is None else data, request.response_format)
+    said = named_as_agent(answer.model_copy(update={"additional_kwargs": {}}), config)
+    there = next((place for place, one in enumerate(request.messages) if one.id == answer.id), None)
+    if there is not None:
+        known, later = request.messages[there], request.messages[there + 1 :]
+        if not isinstance(known, AIMessage) or any(isinstance(one, HumanMessage) for one in later):
+            said = said.model_copy(update={"id": str(uuid7())})
+        elif not known.tool_calls or structured is not None:
+            said = known
+    return ModelResponse(result=[said], structured_response=structured)
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
@@ -59,9 +73,13 @@ def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMes
             return AIMessage(text_of(message), id=message.id)
         if isinstance(message, AIMessage):
             structured = state.get("structured_response")
-            if text_of(message).strip() or structured is None:
+            # The structured response of an earlier turn may still be in the state.
+            if structured is None or (text_of(message).strip() and not message.tool_calls):
                 return message
-            return AIMessage(to_json(structured).decode(), id=message.id)
+            data = to_json(structured).decode()
+            if not text_of(message).strip():
+                return AIMessage(data, id=message.id)
+            return message.model_copy(update={"additional_kwargs": {**message.additional_kwargs, STRUCTURED: data}})
     return None
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from langchain_core.messages import (
     AIMessage,
@@ -117,6 +117,10 @@ def to_langchain(message: Message) -> BaseMessage:
     return SystemMessage(message.content, id=message.id)
 
 
+STRUCTURED: Final = "threadkeep:structured"
+"""The metadata of a stored answer that has the JSON of its structured response, if its text has other words."""
+
+
 def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
     """Return the message to store: its `transcript_text` and its id, and with `full` its JSON in `original`.
 
@@ -132,12 +136,14 @@ def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
             "store user, assistant and system messages."
         )
     confidence, escalated = opinion_of(message)
+    structured = message.additional_kwargs.get(STRUCTURED)
     return Message(
         role=role,
         content=transcript_text(message),
         id=id_of(message),
         confidence=confidence,
         escalated=escalated,
+        metadata={} if structured is None else {STRUCTURED: structured},
         original=original,
         author=_author(message),
         sent_at=_sent_at(message),

@@ -173,10 +173,10 @@ class TurnHooks:
         try:
             turn = await self._begun(part, part.root.with_question(call.messages), call.config)
             answer = final_answer(state, part.direct_calls)
-            if answer is None or (turn.answered is not None and answer.id == turn.answered.id):
+            if answer is None or (turn.answered is not None and not part.said_ids):
                 self._open.forget(part)
-                if answer is not None:
-                    part.root.add_answer(answer, part.author)
+                if turn.answered is not None:
+                    part.root.add_answer(turn.answered, part.author)
                 await turn.contexts.settle()
                 return None
             failed = part.model_failed or is_limit_notice(answer, part.said_ids)

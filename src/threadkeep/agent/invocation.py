@@ -149,7 +149,9 @@ def author_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
     if name := config.get("metadata", {}).get("lc_agent_name"):
         return str(name)
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
-    return outer[-1].partition(":")[0] if outer else None
+    # LangGraph numbers the further graphs that one node calls: `node:task|1|…`.
+    nodes = [part.partition(":")[0] for part in outer if ":" in part]
+    return nodes[-1] if nodes else None
 
 
 def node_of(config: RunnableConfig, place: CallPlace | None) -> str | None:

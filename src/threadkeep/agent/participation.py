@@ -127,14 +127,16 @@ class Participation:
                 self.turn = await self._begin(messages, caller)
             return self.turn
 
-    def _is_repeat(self, last: AIMessage, turn: OpenTurn) -> bool:
-        """Return whether the question is a repeat: the state ends with a stored answer to it.
+    def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
+        """Return the agent's own stored answer to the question, if the caller's messages end with it."""
+        last = self.root.sent[-1] if self.root.sent and not self._goes_on else None
+        own = [one.id for one in turn.earlier if one.author == self.author]
+        return last if isinstance(last, AIMessage) and id_of(last) in own else None
 
-        A run that continues from a checkpoint also has answers of earlier agents in its state.
-        """
-        if self.resumed or root_callbacks.goes_on:
-            return False
-        return any(id_of(last) == one.id for one in turn.earlier)
+    @property
+    def _goes_on(self) -> bool:
+        """Return whether the run continues from a checkpoint, after an interrupt or in another process."""
+        return self.resumed or root_callbacks.goes_on
 
     def go_on(self) -> None:
         """Claim the number of the answer again, if it was released when a model or a tool failed."""
@@ -158,12 +160,13 @@ class Participation:
             self.root.note_stored(turn)
             if self.parent is not None and turn.contexts.question_seq == 1:
                 await self.session.belong_to(self.parent, self.author)
-        last = messages[-1] if messages else None
-        if first is None and isinstance(last, AIMessage) and self._is_repeat(last, turn):
-            # A checkpointer keeps a repeated question at its old position: the state already has the answer.
-            turn.answered = last
+        answered = self._answered_at_end(turn) if first is None else None
+        if answered is not None:
+            turn.answered = answered
         else:
-            ordinal = self.root.claim_after_seen(self.author, self.key, messages)
+            # The state of a checkpointer has the answers of the first time, when a caller repeats a question.
+            seen = messages if self._goes_on else self.root.sent
+            ordinal = self.root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(Speaker(self.author, ordinal))
         return turn
 

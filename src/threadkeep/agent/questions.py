@@ -68,13 +68,19 @@ class SentHistory:
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return the messages of an agent that the caller of its root run sent; the others are from a checkpoint."""
+    """Return the messages of an agent that the caller of its root run sent; the others are from a checkpoint.
+
+    A checkpointer keeps a repeated message at its old position, so messages are found by their ids, if all have one.
+    """
     given = root_callbacks.input
     if given is None:
         return messages if var_child_runnable_config.get() is None else ()
     sent = given.get("messages") if isinstance(given, Mapping) else None
-    count = len(sent) if isinstance(sent, list | tuple) and not _is_pair(sent) else int(sent is not None)
-    return messages[max(len(messages) - count, 0) :]
+    listed = sent if isinstance(sent, list | tuple) and not _is_pair(sent) else [] if sent is None else [sent]
+    ids = {one.get("id") if isinstance(one, Mapping) else getattr(one, "id", None) for one in listed}
+    if None not in ids:
+        return [one for one in messages if one.id in ids]
+    return messages[max(len(messages) - len(listed), 0) :]
 
 
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.agent.call_measure import ModelUse
-from threadkeep.agent.conversion import EDITS, from_langchain, id_of, is_stored_as, transcript_text
+from threadkeep.agent.conversion import EDITS, STRUCTURED, from_langchain, id_of, is_stored_as, transcript_text
 from threadkeep.agent.holding import HeldAnswer, run_hold
 from threadkeep.agent.model_call import Assembled
 from threadkeep.agent.questions import RECEIVED
@@ -49,6 +49,12 @@ class Speaker:
         if message.answers is None:
             return self.ordinal == 1
         return message.author == self.author and (message.ordinal or 1) == self.ordinal
+
+
+def as_answer(row: Message) -> AIMessage:
+    """Return a stored answer, with the JSON of its structured response if it was stored beside the text."""
+    structured = row.metadata.get(STRUCTURED)
+    return AIMessage(row.content, id=row.id, additional_kwargs={} if structured is None else {STRUCTURED: structured})
 
 
 class OpenTurn:
@@ -303,7 +309,7 @@ class OpenTurn:
         if self._hold is not None:
             self._hold.replaced = True
         first = await self._read(self.session.tell(receipt.adopted) if told else self._find(receipt.adopted))
-        return None if first is None else AIMessage(content=first.content, id=first.id)
+        return None if first is None else as_answer(first)
 
     def _take_run_id(self, run_id: str | None) -> None:
         """Set the run of the turn; if the caller names none, it is the run of the stored question."""
@@ -330,7 +336,7 @@ class OpenTurn:
 
     def _find_answer(self) -> None:
         found = [answer for answer in self.earlier if self.speaker.said(answer)]
-        self.answered = AIMessage(content=found[-1].content, id=found[-1].id) if found else None
+        self.answered = as_answer(found[-1]) if found else None
 
     async def _find(self, message_id: str | None) -> Message | None:
         return await self._read(self.session.find(message_id)) if message_id else None

@@ -1,0 +1,154 @@
+"""The same message id again, in graphs whose state has the earlier answers: no model is asked, nothing is stored."""
+
+from __future__ import annotations
+
+import operator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ToolStrategy
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from langgraph.types import Send
+from pydantic import BaseModel
+
+from tests.agent.talking import ROOM, config_of, input_of
+from tests.agent.test_several_agents import in_line, said
+from threadkeep import Memory, SessionMemory, memory_node
+from threadkeep.testing import ScriptedModel
+
+
+class Place(BaseModel):
+    """A structured response."""
+
+    city: str
+
+
+def agent(memory: Memory, model: ScriptedModel, name: str | None = None, **options: Any) -> Any:
+    """Return an agent with memory."""
+    return create_agent(model, options.pop("tools", []), middleware=[SessionMemory(memory)], name=name, **options)
+
+
+async def test_an_agent_that_gets_the_state_of_another_is_asked(small_memory: Memory) -> None:
+    """Agents one after the other in plain Python, and the first one once more."""
+    models = [ScriptedModel(["draft"]), ScriptedModel(["remarks"]), ScriptedModel(["final"])]
+    names = ["writer", "critic", "writer"]
+    state: Any = input_of("q")
+    for model, name in zip(models, names, strict=True):
+        state = await agent(small_memory, model, name).ainvoke(state, config_of())
+    assert [message.text for message in state["messages"]] == ["q", "draft", "remarks", "final"]
+    assert await said(small_memory) == [(None, "q"), ("writer", "draft"), ("critic", "remarks"), ("writer", "final")]
+    assert [message.text for message in models[1].calls[0]] == ["q", "draft"]
+    assert [message.text for message in models[2].calls[0]] == ["q", "draft", "remarks"]
+
+
+async def test_an_agent_that_gets_its_own_end_again_repeats_it(small_memory: Memory) -> None:
+    """A client sends the whole state once more."""
+    model = ScriptedModel(["hello", "again"])
+    one = agent(small_memory, model, "a")
+    state = await one.ainvoke(input_of("q", "m1"), config_of())
+    again = await one.ainvoke(state, config_of())
+    assert [message.id for message in again["messages"]] == [message.id for message in state["messages"]]
+    assert len(model.calls) == 1
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_each_of_several_agents_says_its_answer_again(small_memory: Memory, count: int) -> None:
+    """With a checkpointer, whose state has all answers when the first agent is called again."""
+    models = [ScriptedModel([f"a{number}", "new"]) for number in range(count)]
+    agents = [agent(small_memory, model, f"n{number}") for number, model in enumerate(models)]
+    graph = in_line(*agents, saver=InMemorySaver())
+    states = [await graph.ainvoke(input_of("q", "m1"), config_of()) for _ in range(3)]
+    seen = [[(message.id, message.text, message.name) for message in state["messages"]] for state in states]
+    assert seen[0] == seen[1] == seen[2]
+    assert await said(small_memory) == [(None, "q"), *((f"n{number}", f"a{number}") for number in range(count))]
+    assert [len(model.calls) for model in models] == [1] * count
+
+
+async def test_a_writer_who_speaks_twice_repeats_both(small_memory: Memory) -> None:
+    """Writer, critic, writer."""
+    writes, criticises = ScriptedModel(["draft", "final", "new"]), ScriptedModel(["remarks", "new"])
+    writer = agent(small_memory, writes, "writer")
+    graph = in_line(writer, agent(small_memory, criticises, "critic"), writer, saver=InMemorySaver())
+    states = [await graph.ainvoke(input_of("q", "m1"), config_of()) for _ in range(2)]
+    assert [[message.text for message in state["messages"]] for state in states] == [
+        ["q", "draft", "remarks", "final"]
+    ] * 2
+    assert (len(writes.calls), len(criticises.calls)) == (2, 1)
+    assert len(await said(small_memory)) == 4
+
+
+async def test_nodes_say_their_answers_again(small_memory: Memory) -> None:
+    """Nodes of `memory_node`, one after the other."""
+    models = [ScriptedModel([f"a{number}", "new"]) for number in range(2)]
+    graph = in_line(*(memory_node(small_memory, model) for model in models), saver=InMemorySaver())
+    states = [await graph.ainvoke(input_of("q", "m1"), config_of()) for _ in range(2)]
+    assert [[message.text for message in state["messages"]] for state in states] == [["q", "a0", "a1"]] * 2
+    assert [len(model.calls) for model in models] == [1, 1]
+
+
+class Votes(TypedDict):
+    """Messages and votes."""
+
+    messages: Annotated[list[Any], operator.add]
+
+
+async def test_branches_say_their_answers_again(small_memory: Memory) -> None:
+    """Three voters of one name, and a judge."""
+    votes, judges = ScriptedModel(["v1", "v2", "v3", "new"]), ScriptedModel(["judged", "new"])
+    graph: Any = StateGraph(Votes)
+    voter, judge = agent(small_memory, votes, "voter"), agent(small_memory, judges, "judge")
+
+    async def vote(state: Any) -> Any:
+        return {"messages": (await voter.ainvoke(state))["messages"][-1:]}
+
+    graph.add_node("vote", vote)
+    graph.add_node("judge", judge)
+    graph.add_conditional_edges(START, lambda state: [Send("vote", {"messages": state["messages"][:1]})] * 3, ["vote"])
+    graph.add_edge("vote", "judge")
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    told = [(await compiled.ainvoke(input_of("q", "m1"), config_of()))["messages"][-1].text for _ in range(2)]
+    assert told == ["judged", "judged"]
+    assert (len(votes.calls), len(judges.calls)) == (3, 1)
+
+
+@pytest.mark.parametrize("text", ["", "here"])
+@pytest.mark.parametrize("saved", [False, True])
+async def test_a_structured_response_comes_again(small_memory: Memory, text: str, saved: bool) -> None:
+    """With text beside the tool call, and without."""
+    call = AIMessage(text, tool_calls=[{"name": "Place", "args": {"city": "Rome"}, "id": "c1"}])
+    model = ScriptedModel([call, call])
+    saver = InMemorySaver() if saved else None
+    one = agent(small_memory, model, "a", response_format=ToolStrategy(Place), checkpointer=saver)
+    states = [await one.ainvoke(input_of("q", "m1"), config_of()) for _ in range(2)]
+    assert [state["structured_response"] for state in states] == [Place(city="Rome")] * 2
+    assert len(model.calls) == 1
+    assert len(await said(small_memory)) == 2
+
+
+async def test_a_direct_result_of_a_tool_comes_again(small_memory: Memory) -> None:
+    """Of a tool that is marked with `return_direct`."""
+
+    @tool(return_direct=True)
+    def look() -> str:
+        """Look."""
+        return "direct"
+
+    model = ScriptedModel([AIMessage("", tool_calls=[{"name": "look", "args": {}, "id": "c1"}]), "again"])
+    one = agent(small_memory, model, "a", tools=[look], checkpointer=InMemorySaver())
+    told = [(await one.ainvoke(input_of("q", "m1"), config_of()))["messages"][-1].text for _ in range(3)]
+    assert told == ["direct"] * 3
+    assert len(model.calls) == 1
+
+
+async def test_an_older_message_gets_its_own_answer(small_memory: Memory) -> None:
+    """Although a later turn stands behind it in the state."""
+    model = ScriptedModel(["a1", "a2", "a3"])
+    one = agent(small_memory, model, "a", checkpointer=InMemorySaver())
+    asked = [HumanMessage("q1", id="m1"), HumanMessage("q2", id="m2"), HumanMessage("q1", id="m1")]
+    told = [(await one.ainvoke({"messages": [each]}, config_of()))["messages"][-1].text for each in asked]
+    assert told == ["a1", "a2", "a1"]
+    assert await said(small_memory, ROOM) == [(None, "q1"), ("a", "a1"), (None, "q2"), ("a", "a2")]
