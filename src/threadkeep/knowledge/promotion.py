@@ -57,8 +57,9 @@ _SYNONYMS: dict[str, PromotedKind] = {
 }  # fmt: skip
 _DIRECTIVE = re.compile(
     rf"^[ \t]*({'|'.join(sorted(map(re.escape, _SYNONYMS), key=len, reverse=True))})"
-    r"[ \t]*(?:\((user|workspace|session)\))?[ \t]*[:：][ \t]*(.*)$",
-    re.IGNORECASE | re.MULTILINE,
+    # No two adjacent repetitions: a line from outside is read in linear time.
+    r"[ \t]*(?:\((user|workspace|session)\)[ \t]*)?[:：](.*)$",
+    re.IGNORECASE,
 )
 _FIRST_PERSON = re.compile(
     r"^\s*(?:I (?:prefer|like|want|use|always|never)|my\b|我(?:喜欢|偏好|习惯|的))", re.IGNORECASE
@@ -154,18 +155,16 @@ def kind_of(name: str) -> PromotedKind:
 
 def _directives(text: str) -> Iterator[tuple[PromotedKind, str | None, str]]:
     """Yield the kind, the named scope and the text of each directive."""
-    for match in _DIRECTIVE.finditer(text):
-        if words := match[3].strip() or _following(text, match.end()):
+    lines = text.split("\n")
+    matches = [_DIRECTIVE.match(line) for line in lines]
+    for place, match in enumerate(matches):
+        if match is None:
+            continue
+        end = place + 1
+        while end < len(lines) and lines[end].strip() and matches[end] is None:
+            end += 1
+        if words := match[3].strip() or "\n".join(line.strip() for line in lines[place + 1 : end]):
             yield _SYNONYMS[match[1].lower()], match[2], words
-
-
-def _following(text: str, end: int) -> str:
-    lines: list[str] = []
-    for line in text[end:].split("\n")[1:]:
-        if not line.strip() or _DIRECTIVE.match(line):
-            break
-        lines.append(line.strip())
-    return "\n".join(lines)
 
 
 def _scope(named: str | None, kind: PromotedKind, words: str) -> ScopeKind:

@@ -52,6 +52,22 @@ def test_other_words_are_no_directive(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        f"preference{' ' * 1_000_000}(user",
+        f"preference (user){' ' * 1_000_000}x",
+        "note:\n" * 300_000,
+        " " * 1_000_000,
+        "note: \t" + "\t" * 1_000_000,
+    ],
+    ids=["spaces", "spaces after a scope", "directives without words", "blank", "tabs"],
+)
+def test_a_long_message_is_read_in_linear_time(text: str) -> None:
+    """Its author waits, and so does everybody else on the event loop: in quadratic time, for hours."""
+    assert directives_in(text) == []
+
+
+@pytest.mark.parametrize(
     "text", ["note: my password is hunter22", "remember: sk-abcdefghijkl", "note: -----BEGIN RSA PRIVATE KEY-----"]
 )
 def test_what_looks_like_a_secret_is_refused(text: str) -> None:
