@@ -24,3 +24,20 @@ def test_a_person_is_exported_into_one_archive(any_cli: CommandLine) -> None:
     with ZipFile(any_cli.folder / "again.zip") as files:
         assert files.read("person.jsonl").splitlines(keepends=True)[:-1] == lines[:-1]
     assert not partial.exists()
+
+
+def test_a_partial_export_of_another_person_is_not_continued(any_cli: CommandLine) -> None:
+    """It is left as it is, and the sentence names it."""
+    any_cli.store("room", "tell me about tea", "gladly", user_id="ann")
+    any_cli.store("other", "tell me about coffee", "gladly", user_id="zoe")
+    target, partial = any_cli.folder / "out.zip", any_cli.folder / "out.zip.partial"
+    assert any_cli("persons", "export", "ann", "-o", str(target)).exit_code == 0
+    with ZipFile(target) as files:
+        lines = files.read("person.jsonl").splitlines(keepends=True)
+    target.unlink()
+    begun = b"".join(lines[: [number for number, line in enumerate(lines) if b'"position"' in line][1] + 1])
+    partial.write_bytes(begun)
+    refused = any_cli("persons", "export", "zoe", "-o", str(target))
+    assert (refused.exit_code, target.exists(), partial.read_bytes()) == (2, False, begun)
+    assert str(partial) in refused.err
+    assert "another person" in refused.err

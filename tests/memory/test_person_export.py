@@ -87,6 +87,15 @@ async def test_an_export_goes_on_after_any_position(memory: Memory) -> None:
             await lines_of(memory, wrong)
 
 
+async def test_an_export_goes_on_with_the_same_person_only(memory: Memory) -> None:
+    """Under any id of the person; the position in another person's export is refused, also after a merge."""
+    await live(memory)
+    position = next(line["after"] for line in await lines_of(memory) if line["type"] == "position")
+    assert [line async for line in memory.export(user_id="telegram:ann2", after=position)]
+    with pytest.raises(InvalidInput, match="another person"):
+        _ = [line async for line in memory.export(user_id=BOB, after=position)]
+
+
 async def test_the_archive_has_the_lines_and_a_page(memory: Memory) -> None:
     """The page shows what was said as text."""
     await live(memory)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -14,6 +15,7 @@ from threadkeep.cli.opening import opened_memory
 from threadkeep.cli.options import Confirmed, CursorOption, Limit, read_cursor, write_cursor
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, relative, terminal
+from threadkeep.errors import InvalidInput
 
 if TYPE_CHECKING:
     from threadkeep.records.erasure import EraseReceipt
@@ -97,7 +99,7 @@ async def export_person(
     with partial.open("r+b") as file:
         after, count = whole_lines(file)
         async with opened_memory() as memory:
-            with terminal.progress("Exporting", None) as reach:
+            with terminal.progress("Exporting", None) as reach, _continuing(partial, after):
                 async for line in memory.export(user_id=person, after=after):
                     file.write(line.encode("utf-8", "surrogatepass"))
                     count += 1
@@ -109,6 +111,17 @@ async def export_person(
                 target.write(part)
     partial.unlink()
     terminal.result({"file": str(output), "lines": count}, f"{counted(count, 'line')} are in {output}.")
+
+
+@contextmanager
+def _continuing(partial: Path, after: str | None) -> Iterator[None]:
+    """Refuse to continue a partial file of another person."""
+    try:
+        yield
+    except InvalidInput as error:
+        if after is None:
+            raise
+        raise WrongUse(f"{partial} cannot be continued: delete it, or name another file. {error}") from None
 
 
 async def _read(file: BinaryIO) -> AsyncIterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -89,11 +90,12 @@ class PersonExport:
         """Yield the lines of a person, by any id; with the `after` of a position line only those that follow it.
 
         Raises:
-            InvalidInput: the id or the position cannot be used.
+            InvalidInput: the id or the position cannot be used, such as a position in the export of another person.
             StoreUnavailable: the database does not answer; go on after the last position.
         """
-        begun, key = self._position(after)
         wanted = await self._eraser.wanted(None, user_id)
+        whose = _digest_of(wanted.ids)
+        begun, key = self._position(after, whose)
         person = Person(wanted, tuple(sorted(await self._eraser.sessions(wanted))))
         names = list(self._sections)
         for name in names[names.index(begun) :]:
@@ -103,19 +105,24 @@ class PersonExport:
                 for line in lines:
                     yield line
                 if lines:
-                    yield _line("position", {"after": _written(name, position)})
+                    yield _line("position", {"after": _written(name, whose, position)})
             key = ()
         yield _line("end", {"ended_at": self._memory.clock()})
 
-    def _position(self, after: str | None) -> tuple[str, _Key]:
+    def _position(self, after: str | None, whose: str) -> tuple[str, _Key]:
         if after is None:
             return next(iter(self._sections)), ()
         try:
-            name, *key = json.loads(base64.urlsafe_b64decode(after.encode() + b"=="))
+            name, owner, *key = json.loads(base64.urlsafe_b64decode(after.encode() + b"=="))
         except (ValueError, TypeError, RecursionError):
-            name, key = "", []
+            name, owner, key = "", "", []
         if name not in self._sections or not all(type(part) in (str, int) for part in key):
             raise InvalidInput("This is no position; pass the `after` of the last position line, as it is.")
+        if owner != whose:
+            raise InvalidInput(
+                "This is a position in the export of another person, or the person's ids have changed since; begin "
+                "the export again, without it."
+            )
         return name, tuple(key)
 
     async def _person(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
@@ -271,8 +278,12 @@ def _call(stored: StoredManifest) -> Mapping[str, object]:
     return {"session_id": stored.session_id, "run_id": stored.run_id, "call": stored.call, **stored.manifest}
 
 
-def _written(section: str, key: _Key) -> str:
-    return base64.urlsafe_b64encode(json.dumps([section, *key]).encode()).decode().rstrip("=")
+def _digest_of(ids: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(sorted(ids)).encode()).hexdigest()[:16]
+
+
+def _written(section: str, whose: str, key: _Key) -> str:
+    return base64.urlsafe_b64encode(json.dumps([section, whose, *key]).encode()).decode().rstrip("=")
 
 
 def _retyped(kind: str, line: str) -> str:
