@@ -18,6 +18,7 @@ from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, open_memory
 from threadkeep.agent.lookup_tools import history_tools
 from threadkeep.observe import ReadFailed
+from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel
 
 type Arguments = dict[str, object]
@@ -77,6 +78,25 @@ async def test_a_long_stretch_is_read_page_by_page(sqlite_memory: Memory) -> Non
         more = re.search(r"More: read_history\(from_seq=(\d+), to_seq=(\d+)\)", result)
         arguments = {"from_seq": int(more[1]), "to_seq": int(more[2])} if more else None
     assert read == list(range(1, 70))
+
+
+async def test_what_is_not_shown_is_told_in_summaries(memory: Memory) -> None:
+    """Those of messages, also when others stand for them by now; none of what was superseded."""
+    await remember(memory, *(f"{number}: words" for number in range(1, 71)))
+    parts = [Summary(ROOM, at, at + 9, f"Of {at}.", model="m", prompt_version="1", tokens=3) for at in range(1, 61, 10)]
+    for part in parts:
+        assert await memory.summaries.add(part)
+    merged = Summary(ROOM, 1, 50, "Of all.", model="m", prompt_version="1", tokens=3, level=2)
+    assert await memory.summaries.add(merged, [part.id for part in parts[:5]])
+
+    async def told() -> list[object]:
+        result = await looked_up(memory, "read_history", {"from_seq": 1, "to_seq": 66})
+        return [line["text"] for line in lines_of(result) if "summary_of_messages" in line]
+
+    assert await told() == ["Of 31.", "Of 41.", "Of 51."]
+    [question] = await memory.session(ROOM).at([45])
+    await memory.session(ROOM).edit(str(question.id), "other")
+    assert await told() == ["Of 31."]
 
 
 async def test_a_huge_message_is_read_in_pieces(sqlite_memory: Memory) -> None:

@@ -18,7 +18,7 @@ from threadkeep.agent.counting import as_json
 from threadkeep.agent.invocation import session_for
 from threadkeep.agent.knowledge_tools import memory_tool
 from threadkeep.agent.turn_options import IdOf, TurnOptions
-from threadkeep.context.quotation import quoted_message, quoted_text
+from threadkeep.context.quotation import quoted_message, quoted_summary, quoted_text
 from threadkeep.errors import SessionNotFound, StoreClosed, StoreError
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
@@ -26,7 +26,7 @@ from threadkeep.history.session import Session
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.memory.sync_memory import SyncMemory
 from threadkeep.observe import ReadFailed
-from threadkeep.records import Message
+from threadkeep.records import Message, Summary
 
 _MOST_MESSAGES = 30
 _MOST_CHARACTERS = 6_000
@@ -70,6 +70,8 @@ class _Lookups:
     ) -> str:
         """Read messages of this conversation word for word, by their numbers. Summaries say which numbers they are of.
 
+        If there are more messages than can be shown, it adds summaries of the others, if there are any.
+
         Args:
             from_seq: The number of the first message to read; the first of the conversation is 1.
             to_seq: The number of the last message to read.
@@ -81,14 +83,22 @@ class _Lookups:
                 info = await session.info()
                 first = max(from_seq, info.reset_seq + 1, info.deleted_seq + 1)
                 page = await session.page(before=min(first + _MOST_MESSAGES, to_seq + 1), limit=_MOST_MESSAGES)
+                messages = [message for message in page.messages if (message.seq or 0) >= first]
+                shown, rest = _shown(messages, to_seq, max(start_character, 0)) if messages else ([_NO_HISTORY], None)
+                parts = await self._summaries(session.session_id, rest, to_seq) if rest else []
         except SessionNotFound:
             return _NO_HISTORY
         except StoreClosed:
             raise
         except (StoreError, TimeoutError):
             return _NOT_NOW
-        messages = [message for message in page.messages if (message.seq or 0) >= first]
-        return _shown(messages, to_seq, max(start_character, 0)) if messages else _NO_HISTORY
+        return "\n".join([*shown, *_in_short(parts)])
+
+    async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
+        """Return summaries of a range. A conversation in a graph store has none; its key may be a session's, too."""
+        if not (await self._memory.contexts.state(session_id, "")).summaries:
+            return ()
+        return await self._memory.summaries.of_messages(session_id, first_seq, last_seq, _MOST_HITS)
 
     async def search_history(self, query: str, runtime: ToolRuntime[Any, Any]) -> str:
         """Find messages of this conversation that have all words of a query, with their numbers, dates and speakers.
@@ -165,30 +175,39 @@ def _arguments_of(messages: Sequence[BaseMessage], call_id: str) -> str:
     return next((as_json(call["args"]) for call in calls if call["id"] == call_id), "")
 
 
-def _shown(messages: Sequence[Message], to_seq: int, start: int) -> str:
-    """Return the messages that fit, and how to read on."""
-    lines: list[str] = []
+def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:
+    """Return the messages that fit and how to read on, as lines, and the number of the first that is not shown."""
+    lines = [f"What was said. {_QUOTED}"]
     left = _MOST_CHARACTERS
-    on: str | None = None
     for message in messages:
+        seq = message.seq or 0
         begin = start if message is messages[0] else 0
         content = message.content[begin:]
-        if len(content) > left and lines:
-            on = f"from_seq={message.seq}, to_seq={to_seq}"
-            break
+        if len(content) > left and message is not messages[0]:
+            return [*lines, f"More: read_history(from_seq={seq}, to_seq={to_seq})"], seq
         end = begin + min(len(content), left)
         part = None if (begin, end) == (0, len(message.content)) else f"characters {begin} to {end}"
         lines.append(quoted_message(message, message.content[begin:end], part=part))
         if end < len(message.content):
-            on = f"from_seq={message.seq}, to_seq={to_seq}, start_character={end}"
-            break
+            lines.append(f"More: read_history(from_seq={seq}, to_seq={to_seq}, start_character={end})")
+            return lines, seq + 1
         left -= len(content)
-    else:
-        last = messages[-1].seq or 0
-        if last < to_seq and len(messages) == _MOST_MESSAGES:
-            on = f"from_seq={last + 1}, to_seq={to_seq}"
-    header = f"What was said. {_QUOTED}"
-    return "\n".join([header, *lines, *([f"More: read_history({on})"] if on else [])])
+    last = messages[-1].seq or 0
+    if last < to_seq and len(messages) == _MOST_MESSAGES:
+        return [*lines, f"More: read_history(from_seq={last + 1}, to_seq={to_seq})"], last + 1
+    return lines, None
+
+
+def _in_short(summaries: Sequence[Summary]) -> list[str]:
+    """Return the lines of the summaries that fit."""
+    lines: list[str] = []
+    left = _MOST_CHARACTERS // 2
+    for summary in summaries:
+        left -= len(summary.text)
+        if left < 0:
+            break
+        lines.append(quoted_summary(summary))
+    return ["Summaries of parts of the rest:", *lines] if lines else []
 
 
 def _excerpt(text: str, query: str) -> str:

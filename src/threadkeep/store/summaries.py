@@ -59,6 +59,13 @@ class Summaries:
         """Return all summaries of a session, by their ranges."""
         return await self._fetch("all", session_id, user_id)
 
+    async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
+        """Return the first summaries of messages in a range, also those that were merged."""
+        parameters = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq, "limit": limit}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["of_messages"], parameters)
+        return [summary_of(row) for row in rows]
+
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
         """Return the newest merged summaries up to a message, by the id of the one that they were merged into."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}

@@ -120,9 +120,9 @@ class SupersedingWriter:
             # The parts of a merged summary become active again, if none of their messages was superseded.
             part = {"session_id": session_id, "id": withdrawn.pop()}
             for part_id, part_end in await connection.fetch(self._sql["parts_of_summary"], part):
-                if part_end < first_seq:
-                    await connection.execute(self._sql["restore_summary"], {**part, "id": part_id})
-                else:
+                by = None if part_end < first_seq else part_id
+                await connection.execute(self._sql["release_summary"], {**part, "id": part_id, "by": by})
+                if by is not None:
                     withdrawn.append(part_id)
         await connection.execute(self._sql["forget_anchors"], between)
         await connection.execute(self._sql["forget_steps"], between)

@@ -27,6 +27,16 @@ WHERE c.session_id = :session_id AND c.superseded_by <> c.id AND c.last_seq <= :
 ORDER BY c.last_seq DESC, c.level DESC, c.first_seq
 LIMIT :limit
 
+-- name: of_messages
+-- The summaries of messages in a range, also those that were merged, but none of superseded messages.
+SELECT
+    c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens, c.level, c.id, c.created_at
+FROM chat_summaries c
+WHERE c.session_id = :session_id AND c.level = 1 AND c.first_seq >= :first_seq AND c.last_seq <= :last_seq
+    AND (c.superseded_by IS NULL OR c.superseded_by <> c.id)
+ORDER BY c.first_seq
+LIMIT :limit
+
 -- name: ranges
 SELECT c.id, c.first_seq, c.last_seq
 FROM chat_summaries c

@@ -46,8 +46,9 @@ RETURNING id
 -- The summaries that were merged into one.
 SELECT id, last_seq FROM chat_summaries WHERE session_id = :session_id AND superseded_by = :id AND id <> :id
 
--- name: restore_summary
-UPDATE chat_summaries SET superseded_by = NULL WHERE session_id = :session_id AND id = :id
+-- name: release_summary
+-- Of a deactivated summary: a part of earlier messages becomes active again, another one names itself as well.
+UPDATE chat_summaries SET superseded_by = CAST(:by AS TEXT) WHERE session_id = :session_id AND id = :id
 
 -- name: forget_anchors
 -- A window that would lose more than half of its messages starts again.
