@@ -34,11 +34,9 @@ async def partition_tables(
     if settings.database.backend == "sqlite":
         raise WrongUse(f"{settings.database} is SQLite, which has no partitions; name a PostgreSQL with --database.")
     async with open_database(settings.database, settings.store_options()) as driver:
-        if abandon:
-            changed = await tables.abandon(driver)
-        else:
+        if not abandon:
             await migrate(driver, datetime.now(UTC))
-            changed = await _partition(driver, partitions)
+        changed = await (tables.abandon(driver) if abandon else _partition(driver, partitions))
         state = await tables.partition_state(driver)
     if terminal.as_json:
         terminal.json({"database": str(settings.database), "partitions": state.partitions, "changed": changed})

@@ -10,17 +10,17 @@ from typing import NamedTuple
 
 from threadkeep.errors import InvalidInput, InvalidSettings
 from threadkeep.records import dump_json
-from threadkeep.store.driver import Backend, Connection, Driver, RowLocked
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Driver, RowLocked
 from threadkeep.store.statements import load_statements
 
 type Progress = Callable[[int, int, int], object]
 """A callback after each step: the ranges of messages done, their total number, and the messages copied."""
 
-_RANGES = 100
-# While the lock is waited for, readers wait behind it.
-_LOCK_SECONDS = 2.0
+_RANGES = 200
+# Readers wait behind who waits for a table. And others never get the error of a deadlock, which PostgreSQL finds later.
+_LOCK_SECONDS = GROUP_LOCK_SECONDS
 _PAUSE_SECONDS = 1.0
-_MOST_TRIES = 60
+_MOST_TRIES = 100
 _SQL = load_statements("postgres/partitions.sql")
 # A block of several statements is indented.
 _STATEMENT_END = re.compile(r";\n(?=\S)")
@@ -94,7 +94,7 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
 
     Raises:
         InvalidInput: the tables cannot get this number of partitions.
-        RowLocked: other transactions kept the tables locked for long; the next call only replaces them.
+        RowLocked: other transactions kept something locked for long; the next call continues.
     """
     state = await partition_state(driver)
     if (refusal := state.refusal(partitions)) is not None:
@@ -102,7 +102,7 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
     if state.partitions:
         return False
     if not state.copied_into:
-        await _briefly(driver, _begin)
+        await _briefly(driver, partial(_run_in_turn, name="begin"))
         await _briefly(driver, partial(_create, partitions=partitions))
     async with driver.reading() as connection:
         [(total,)] = await connection.fetch(_SQL["left"], {})
@@ -110,15 +110,12 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
     for is_indexed in (False, True):
         ranges = _RANGES
         while ranges == _RANGES:
-            async with driver.writing(lock_timeout_seconds=0) as connection:
-                ranges, messages = await _copy(connection) if await _lock(connection) else (0, 0)
+            ranges, messages = await _briefly(driver, _step)
             done, copied = done + ranges, copied + messages
             if ranges:
                 report(min(done, total), total, copied)
         if not is_indexed:
-            async with driver.writing(lock_timeout_seconds=0) as connection:
-                if await _lock(connection):
-                    await _run(connection, "index")
+            await _briefly(driver, partial(_run_in_turn, name="index"))
     await _briefly(driver, _swap)
     return True
 
@@ -127,8 +124,7 @@ async def abandon(driver: Driver) -> bool:
     """Remove an unfinished copy; return False if there is none."""
 
     async def remove(connection: Connection) -> bool:
-        is_begun = await _lock(connection) and (await _state(connection)).is_begun
-        if is_begun:
+        if is_begun := await _lock(connection) and (await _state(connection)).is_begun:
             await _run(connection, "abandon")
         return is_begun
 
@@ -145,9 +141,9 @@ async def _lock(connection: Connection) -> bool:
     return not (await _state(connection)).partitions
 
 
-async def _begin(connection: Connection) -> None:
+async def _run_in_turn(connection: Connection, *, name: str) -> None:
     if await _lock(connection):
-        await _run(connection, "begin")
+        await _run(connection, name)
 
 
 async def _create(connection: Connection, *, partitions: int) -> None:
@@ -156,10 +152,16 @@ async def _create(connection: Connection, *, partitions: int) -> None:
         await _run(connection, "create")
 
 
+async def _step(connection: Connection) -> tuple[int, int]:
+    return await _copy(connection) if await _lock(connection) else (0, 0)
+
+
 async def _copy(connection: Connection) -> tuple[int, int]:
+    """Copy the oldest ranges that are noted; return the numbers of ranges and messages."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}
+    await connection.fetch(_SQL["keep"], ranges)
     for name in ("drop_messages", "drop_texts", "copy_texts"):
         await connection.execute(_SQL[name], ranges)
     return len(taken), await connection.execute(_SQL["copy_messages"], ranges)

@@ -110,6 +110,12 @@ DELETE FROM chat_partition_changes
 WHERE number IN (SELECT number FROM chat_partition_changes ORDER BY number LIMIT :limit)
 RETURNING session_id, first_seq, last_seq
 
+-- name: keep
+-- Lock the sessions against deletion before their rows in the copy, as a deletion does, in the same order as everywhere.
+SELECT 1 FROM chat_sessions
+WHERE session_id IN (SELECT r.session_id FROM json_to_recordset(:ranges) AS r (session_id TEXT))
+ORDER BY session_id FOR KEY SHARE
+
 -- name: drop_messages
 DELETE FROM chat_messages_new n
 USING json_to_recordset(:ranges) AS r (session_id TEXT, first_seq BIGINT, last_seq BIGINT)
@@ -121,15 +127,13 @@ USING json_to_recordset(:ranges) AS r (session_id TEXT, first_seq BIGINT, last_s
 WHERE n.session_id = r.session_id AND n.seq BETWEEN r.first_seq AND r.last_seq
 
 -- name: copy_messages
--- The lock keeps the sessions from being deleted meanwhile. OFFSET 0 makes it an index lookup for each range.
+-- OFFSET 0 makes it an index lookup for each range.
 INSERT INTO chat_messages_new
 SELECT m.*
 FROM json_to_recordset(:ranges) AS r (session_id TEXT, first_seq BIGINT, last_seq BIGINT)
-JOIN chat_sessions s ON s.session_id = r.session_id
 CROSS JOIN LATERAL (
     SELECT * FROM chat_messages m WHERE m.session_id = r.session_id AND m.seq BETWEEN r.first_seq AND r.last_seq OFFSET 0
 ) m
-FOR KEY SHARE OF s
 ON CONFLICT (session_id, seq) DO NOTHING
 
 -- name: copy_texts
@@ -156,9 +160,9 @@ ANALYZE chat_messages_new;
 ANALYZE chat_search_new
 
 -- name: hold
--- Everybody who writes messages locks their session first: waiting for sessions first prevents deadlocks.
-LOCK TABLE chat_sessions IN EXCLUSIVE MODE;
-LOCK TABLE chat_messages, chat_search IN ACCESS EXCLUSIVE MODE
+-- Everybody who writes messages locks their session first: waiting for sessions first prevents deadlocks. Dropping a
+-- table that refers to the sessions takes the same lock on these.
+LOCK TABLE chat_sessions, chat_messages, chat_search IN ACCESS EXCLUSIVE MODE
 
 -- name: swap
 SELECT setval('chat_messages_document', nextval(pg_get_serial_sequence('chat_messages', 'document')));
