@@ -24,7 +24,7 @@ from threadkeep.testing import ScriptedModel
 SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 423
 # Summaries of messages in `read_history` brought 26 lines.
-MOST_LINES = 79_926
+MOST_LINES = 80_004
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 38

@@ -95,6 +95,15 @@ LangChain holds back as many of a redacted stream.
 """
 
 
+def has_detector(kind: str) -> bool:
+    """Return whether `PIIMiddleware` finds a kind of data by itself, without a detector of the program."""
+    try:
+        PIIMiddleware(kind)
+    except ValueError:
+        return False
+    return True
+
+
 def storable(said: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
     """Return an answer without data of these kinds; empty if only code of the program can find one of them.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
@@ -138,8 +138,12 @@ def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
     hook of a middleware has a channel with its name.
     """
     reader = config.get("configurable", {}).get(_READER)
-    channels = [name for part in getattr(reader, "args", ()) if isinstance(part, Mapping) for name in part]
-    return frozenset({found[1] for name in channels if (found := _REDACTING.search(str(name)))})
+    return kinds_among(name for part in getattr(reader, "args", ()) if isinstance(part, Mapping) for name in part)
+
+
+def kinds_among(names: Iterable[object]) -> frozenset[str]:
+    """Return the kinds of data of the hooks of `PIIMiddleware` among the names of nodes or channels."""
+    return frozenset({found[1] for name in names if (found := _REDACTING.search(str(name)))})
 
 
 def author_of(config: RunnableConfig, place: CallPlace | None) -> str | None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langgraph.pregel import Pregel
 from langgraph.types import GraphOutput
 from pydantic import BaseModel
 
+from threadkeep.agent.answers import has_detector
+from threadkeep.agent.invocation import kinds_among
 from threadkeep.agent.recorded_turns import GraphEnd, GraphInput, GraphTurn, GraphTurns, State
 from threadkeep.agent.turn_options import TurnOptions
+from threadkeep.errors import MiddlewareWarning
 from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.memory.sync_memory import SyncMemory
@@ -26,6 +31,9 @@ def recorded(
     with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the earlier turns before its
     input; the result does not have them. A repeated message of a finished turn gets the stored answers, and the graph
     does not run. It is called like the graph: `invoke`, `stream` and `batch`, or `ainvoke`, `astream` and `abatch`.
+
+    The question is stored without the data that `PIIMiddleware` in the graph looks for. A kind with a detector of your
+    own cannot be found before the graph runs: a `MiddlewareWarning` names it.
     """
     return RecordedGraph(graph, memory, options or TurnOptions())
 
@@ -36,8 +44,10 @@ class RecordedGraph(Runnable[Any, Any]):
     def __init__(self, graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions) -> None:
         self._has_saver = bool(getattr(graph, "checkpointer", None))
         self._graph: Any = graph
+        kinds = _redacted_kinds(graph)
         self._turns = OnLoop(
-            memory, lambda opened: GraphTurns(opened, options, has_saver=self._has_saver, name=self._name)
+            memory,
+            lambda opened: GraphTurns(opened, options, has_saver=self._has_saver, name=self._name, redacted=kinds),
         )
         self._classes: dict[str, type] = {}
 
@@ -65,7 +75,7 @@ class RecordedGraph(Runnable[Any, Any]):
             result = self._graph.invoke(turn.given, turn.config, control=turn.control, **kwargs)
             winner = self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
         finally:
-            turn.turns.leave(turn.part)
+            turn.turns.leave(turn)
         return turn.without_history(result, winner)
 
     def stream(
@@ -84,7 +94,7 @@ class RecordedGraph(Runnable[Any, Any]):
             yield from self._graph.stream(turn.given, turn.config, control=turn.control, **kwargs)
             self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
         finally:
-            turn.turns.leave(turn.part)
+            turn.turns.leave(turn)
 
     async def ainvoke(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
         """Run the graph; return its final state.
@@ -101,7 +111,7 @@ class RecordedGraph(Runnable[Any, Any]):
             result = await self._graph.ainvoke(turn.given, turn.config, control=turn.control, **kwargs)
             winner = await self._turns.call(lambda _: turn.end(self._final(turn)))
         finally:
-            turn.turns.leave(turn.part)
+            turn.turns.leave(turn)
         return turn.without_history(result, winner)
 
     async def astream(
@@ -121,7 +131,7 @@ class RecordedGraph(Runnable[Any, Any]):
                 yield part
             await self._turns.call(lambda _: turn.end(self._final(turn)))
         finally:
-            turn.turns.leave(turn.part)
+            turn.turns.leave(turn)
 
     async def _saved(self, turn: GraphTurn) -> State | None:
         """Return the state that the checkpointer has."""
@@ -149,6 +159,22 @@ class RecordedGraph(Runnable[Any, Any]):
     async def _abegun(self, given: GraphInput, config: RunnableConfig | None) -> GraphTurn:
         config = ensure_config(config)
         return await self._turns.call(lambda turns: turns.begin(given, config))
+
+
+def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
+    """Return the kinds of data that `PIIMiddleware` in a graph looks for; warn of those without a known detector."""
+    subgraphs = graph.get_subgraphs(recurse=True) if isinstance(graph, Pregel) else ()
+    nodes = [name for one in (graph, *(sub for _, sub in subgraphs)) for name in getattr(one, "nodes", ())]
+    found = kinds_among(nodes)
+    own = frozenset(kind for kind in found if not has_detector(kind))
+    if own:
+        warnings.warn(
+            f"PIIMiddleware looks for {', '.join(sorted(own))} with a detector of your own, and `recorded` stores the "
+            "question before it runs; give SessionMemory to the agents of the graph instead.",
+            MiddlewareWarning,
+            stacklevel=4,
+        )
+    return found - own
 
 
 def parts_of(state: State, answers: Sequence[AIMessage], options: Mapping[str, Any]) -> Iterator[Any]:

@@ -15,16 +15,16 @@ from langgraph.types import GraphOutput
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from threadkeep.agent.answers import final_answer
+from threadkeep.agent.answers import final_answer, storable
 from threadkeep.agent.callbacks import Ending, with_callback
 from threadkeep.agent.conversion import id_of, text_of, to_langchain
-from threadkeep.agent.invocation import metadata_of, run_id_of, session_for
+from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
 from threadkeep.agent.nodes import identify
 from threadkeep.agent.participation import Caller, Participation
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING
 from threadkeep.agent.questions import question_in
 from threadkeep.agent.quoted_sections import section_message
-from threadkeep.agent.root_runs import order_of, root_run
+from threadkeep.agent.root_runs import begun_turn, order_of, root_run, tool_of_session
 from threadkeep.agent.turn_options import AUTO_TOKENS, TurnOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
@@ -44,42 +44,70 @@ type GraphInput = Any
 class GraphTurns:
     """The turns of a graph, on the event loop of one memory."""
 
-    def __init__(self, memory: Memory, options: TurnOptions, *, has_saver: bool, name: str) -> None:
+    def __init__(
+        self, memory: Memory, options: TurnOptions, *, has_saver: bool, name: str, redacted: frozenset[str]
+    ) -> None:
         self._memory = memory
         self._options = options
         self._has_saver = has_saver
         self._name = name
+        self._redacted = redacted
 
     async def begin(self, given: GraphInput, config: RunnableConfig) -> GraphTurn:
-        """Store the question, after the earlier turns of the session."""
+        """Wait for the earlier turns of the session, then store the question.
+
+        A graph inside the turn of another graph takes part in that turn. In a tool of an agent with memory it neither
+        reads nor writes the session.
+        """
         memory, options = self._memory, self._options
-        session, control = session_for(memory, options, config), RunControl()
-        root = root_run(memory, control, session.session_id)
-        part = Participation(memory, session, options, root, None, (id(control), "", 0))
+        session = session_for(memory, options, config)
+        outer = begun_turn(memory, control_of(), session.session_id)
+        root = outer or root_run(memory, RunControl(), session.session_id)
+        part = Participation(memory, session, options, root, None, (id(root.control), "", id(given)))
         messages = _messages_in(given)
         part.resumed = not messages
+        turn = GraphTurn(self, part, GraphEnds(memory, session, self._name), given, messages, config)
+        if tool_of_session.get() == (memory.identity, session.session_id):
+            part.silent = True
+            return turn
         if options.ordered:
             await order_of(memory).acquire(session.session_id, root)
-        ends = GraphEnds(memory, session, self._name)
-        turn = GraphTurn(self, part, ends, given, messages, config)
+        turn.owns = not root.recorded
+        root.recorded = True
         root.call_begins()
-        with OnFailure(lambda: self.leave(part)):
-            part.enter(messages)
-            if messages:
-                await part.begin(messages, Caller(run_id_of(config), metadata_of(config)))
+        with OnFailure(lambda: self.leave(turn)):
+            stored = [self._without_redacted(message) for message in messages]
+            part.enter(stored)
+            if messages and not part.silent:
+                await part.begin(stored, Caller(run_id_of(config), metadata_of(config)))
                 await turn.find_end()
-                if turn.ended is None and not self._has_saver:
+                if turn.ended is None and turn.owns and not self._has_saver:
                     await turn.add_history()
         return turn
 
-    def leave(self, part: Participation) -> None:
+    def leave(self, turn: GraphTurn) -> None:
         """Let the next turn of the session begin, from any thread."""
+        part = turn.part
+        if turn.owns is None:
+            return
         part.root.call_ends()
-        order_of(self._memory).release(part.session.session_id, part.root)
+        if turn.owns:
+            part.root.recorded = False
+            order_of(self._memory).release(part.session.session_id, part.root)
+
+    def _without_redacted(self, message: BaseMessage) -> BaseMessage:
+        """Return a message of a person as the agents of the graph redact it, before they have."""
+        if not isinstance(message, HumanMessage) or not isinstance(message.content, str):
+            return message
+        said = storable(message.content, self._redacted, whole=True)
+        return message if said == message.content else message.model_copy(update={"content": said})
 
 
 class GraphTurn:
-    """The turn of one call of a graph."""
+    """The turn of one call of a graph.
+
+    It `owns` the session, or takes part in the turn of another graph (False), or in none (None).
+    """
 
     def __init__(
         self,
@@ -94,6 +122,7 @@ class GraphTurn:
         self.part = part
         self.control: Any = part.root.control
         self.ended: GraphEnd | None = None
+        self.owns: bool | None = None
         self._ends = ends
         self._messages = messages
         self.ending = Ending()
@@ -147,7 +176,7 @@ class GraphTurn:
 
     async def end(self, state: object) -> AIMessage | None:
         """Store the final answer unless an agent has; return the answer of another process that was first."""
-        if not isinstance(state, Mapping) or not state.get("messages"):
+        if self.part.silent or not isinstance(state, Mapping) or not state.get("messages"):
             return None
         answer = final_answer(cast("Any", state), ())
         if answer is None or answer.tool_calls or not text_of(answer).strip() or id_of(answer) in self._history:

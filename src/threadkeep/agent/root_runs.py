@@ -48,7 +48,7 @@ class RootRun:
 
     `question` are the messages that began the turn, `sent` all messages that the caller sent with them. `turn` is the
     turn of the agent that stored the question. `answers` are the complete answers of all speakers, in order; the `name`
-    of each is its author.
+    of each is its author. A `recorded` run has its session until the graph ends, and not only until an agent's answer.
     """
 
     control: object
@@ -58,6 +58,7 @@ class RootRun:
     turn: OpenTurn | None = None
     answers: list[AIMessage] = field(default_factory=list)
     outside_notified: bool = False
+    recorded: bool = False
     storing: WeakKeyDictionary[Memory, asyncio.Lock] = field(default_factory=WeakKeyDictionary)
     open_calls: int = 0
     last_seen: float = field(default_factory=time.monotonic)
@@ -233,6 +234,13 @@ def root_run(memory: Memory, control: object, session_id: str, place: CallPlace 
     return found
 
 
+def begun_turn(memory: Memory, control: object, session_id: str) -> RootRun | None:
+    """Return the turn that a root run has begun in a session; None if it has begun none."""
+    runs = _root_runs.get(memory.identity)
+    found = None if runs is None else runs.get((id(control), session_id))
+    return found if found is not None and found.control is control and found.begun else None
+
+
 type _Turn = Future[None]
 
 
@@ -280,6 +288,8 @@ class SessionOrder:
 
     def release(self, session_id: str, run: RootRun) -> None:
         """Let the next root run into the session, if this run has it; any thread may call it."""
+        if run.recorded:
+            return
         with self._lock:
             self._hand_on(session_id, run)
 

@@ -1,0 +1,106 @@
+"""Recorded graphs in tools, in other recorded graphs, and with agents that have memory: who holds the session."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import PIIMiddleware
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+
+from tests.agent.talking import config_of, input_of
+from tests.agent.test_several_agents import in_line, said, writer
+from threadkeep import Memory, SessionMemory, recorded
+from threadkeep.errors import MiddlewareWarning
+from threadkeep.testing import ScriptedModel
+
+
+def team_of(memory: Memory, model: ScriptedModel) -> Any:
+    """Return a recorded graph of one agent without memory."""
+    return recorded(create_agent(model, [], name="team"), memory)
+
+
+async def test_a_tool_asks_a_recorded_graph(small_memory: Memory) -> None:
+    """As an agent with memory there: it neither waits for the session nor writes into it."""
+    asked = ScriptedModel(["rainy"])
+    team = team_of(small_memory, asked)
+
+    @tool
+    async def ask_team(question: str) -> str:
+        """Ask."""
+        return str((await team.ainvoke({"messages": [("user", question)]}))["messages"][-1].text)
+
+    call = AIMessage("", tool_calls=[{"name": "ask_team", "args": {"question": "weather?"}, "id": "c"}])
+    agent: Any = create_agent(
+        ScriptedModel([call, "done"]), [ask_team], middleware=[SessionMemory(small_memory)], name="main"
+    )
+    await agent.ainvoke(input_of("q"), config_of())
+    assert await said(small_memory) == [(None, "q"), ("main", "done")]
+    assert [message.text for message in asked.calls[0]] == ["weather?"]
+
+
+async def test_a_recorded_graph_in_a_recorded_graph_is_one_turn(small_memory: Memory) -> None:
+    """The question and the answer are stored once, and the inner graph gets the earlier turns once."""
+    model = ScriptedModel(["one", "two"])
+    graph = recorded(in_line(team_of(small_memory, model)), small_memory)
+    for words in ("q1", "q2"):
+        await graph.ainvoke(input_of(words), config_of())
+    assert await said(small_memory) == [(None, "q1"), ("team", "one"), (None, "q2"), ("team", "two")]
+    assert [message.text for message in model.calls[1]] == ["q1", "one", "q2"]
+
+
+async def test_a_recorded_graph_holds_its_session_to_its_end(small_memory: Memory) -> None:
+    """Its agents with memory do not let the next turn in."""
+    replies = iter(range(100))
+
+    async def reply(_: Any) -> str:
+        await asyncio.sleep(0)
+        return f"reply {next(replies)}"
+
+    agents = [
+        create_agent(ScriptedModel([reply] * 3), [], middleware=[SessionMemory(small_memory)], name=name)
+        for name in ("w", "c")
+    ]
+    graph = recorded(in_line(*agents), small_memory)
+    await asyncio.gather(*(graph.ainvoke(input_of(f"q{number}"), config_of()) for number in range(3)))
+    assert [author for author, _ in await said(small_memory)] == [None, "w", "c"] * 3
+
+
+async def test_a_recorded_graph_stores_what_its_agents_redact(small_memory: Memory) -> None:
+    """And later calls are sent that."""
+    model = ScriptedModel(["ok", "yes"])
+    agent = create_agent(model, [], middleware=[PIIMiddleware("email")], name="s")
+    graph = recorded(in_line(agent), small_memory)
+    await graph.ainvoke(input_of("mail a@b.co"), config_of())
+    await graph.ainvoke(input_of("again"), config_of())
+    assert [text for _, text in await said(small_memory)] == ["mail [REDACTED_EMAIL]", "ok", "again", "yes"]
+    assert [message.text for message in model.calls[1]] == ["mail [REDACTED_EMAIL]", "ok", "again"]
+
+
+async def test_a_detector_of_the_program_is_warned_of(small_memory: Memory) -> None:
+    """The wrapper cannot find what it finds."""
+    own = PIIMiddleware("badge", detector=r"B-\d+")
+    with pytest.warns(MiddlewareWarning, match="badge"):
+        recorded(create_agent(ScriptedModel([]), [], middleware=[own]), small_memory)
+
+
+async def test_an_agent_behind_a_recorded_graph_is_asked(small_memory: Memory) -> None:
+    """Both are nodes of one graph."""
+    graph = in_line(team_of(small_memory, ScriptedModel(["first"])), writer(small_memory, "second"))
+    state = await graph.ainvoke(input_of("q"), config_of())
+    assert state["messages"][-1].text == "second"
+    assert await said(small_memory) == [(None, "q"), ("team", "first"), ("writer", "second")]
+
+
+async def test_a_recorded_graph_behind_an_agent_takes_part_in_its_turn(small_memory: Memory) -> None:
+    """It gets the earlier turns, and its answer is stored beside the agent's."""
+    model = ScriptedModel(["second", "fourth"])
+    graph = in_line(writer(small_memory, "first", "third"), team_of(small_memory, model))
+    for words in ("q1", "q2"):
+        await graph.ainvoke(input_of(words), config_of())
+    answers = [("writer", "first"), ("team", "second"), ("writer", "third"), ("team", "fourth")]
+    assert await said(small_memory) == [(None, "q1"), *answers[:2], (None, "q2"), *answers[2:]]
+    assert [message.text for message in model.calls[1]] == ["q1", "first", "second", "q2", "third"]
