@@ -23,8 +23,8 @@ from threadkeep.testing import ScriptedModel
 
 SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 423
-# Summaries of messages in `read_history` brought 26 lines.
-MOST_LINES = 80_004
+# Repairs of erase, export and the doors of the service, which a review asked for, brought 350 lines.
+MOST_LINES = 80_022
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 38

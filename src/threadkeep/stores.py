@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
@@ -33,10 +34,15 @@ def create_graph_store(
     return open_graph_store(settings.graph_store, settings.store_options(), index=index, ttl=ttl)
 
 
-def create_checkpointer(settings: Settings) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
+def create_checkpointer(
+    settings: Settings, *, types: Sequence[type] = ()
+) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
     """Return a LangGraph checkpointer in the configured database, for `graph.compile(checkpointer=…)`; open it once.
+
+    A row of a checkpoint creates objects of LangGraph's safe types only, such as messages, and of `types`: name the
+    classes of your own that a state contains. With `LANGGRAPH_STRICT_MSGPACK=true` LangGraph finds these itself.
 
     Raises:
         StoreUnavailable: on entering, if the database does not respond.
     """
-    return open_checkpointer(settings.database, settings.store_options())
+    return open_checkpointer(settings.database, settings.store_options(), types=types)

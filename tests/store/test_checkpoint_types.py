@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from pathlib import Path
 
 import ormsgpack
@@ -25,6 +27,37 @@ async def test_a_row_that_names_a_function_calls_nothing(tmp_path: Path) -> None
         read = saver.serde.loads_typed(("msgpack", row))
     assert read == f"touch {marker}"
     assert "marker" not in [path.name for path in tmp_path.iterdir()]  # noqa: ASYNC240 - a folder in memory
+
+
+_READER = """
+import asyncio, ormsgpack, sys
+from dataclasses import dataclass
+from threadkeep import create_checkpointer, load_settings
+
+@dataclass
+class Own:
+    word: str
+
+async def read(url, marker):
+    row = ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb(("os", "system", f"touch {marker}"))))
+    async with create_checkpointer(load_settings(database_url=url), types=[Own]) as saver:
+        saver.serde.loads_typed(("msgpack", row))
+        assert saver.serde.loads_typed(saver.serde.dumps_typed(Own("a"))) == Own("a")
+
+for url in sys.argv[2:]:
+    asyncio.run(read(url, sys.argv[1]))
+"""
+
+
+@pytest.mark.process
+async def test_a_process_that_embeds_it_is_strict_too(tmp_path: Path, sqlite_url: str, postgres_url: str) -> None:
+    """Whatever its environment says, as no command line has set it; types that the caller names are created."""
+    marker = tmp_path / "marker"
+    environment = {name: value for name, value in os.environ.items() if name != "LANGGRAPH_STRICT_MSGPACK"}
+    command = (sys.executable, "-c", _READER, str(marker), sqlite_url, postgres_url)
+    child = await asyncio.create_subprocess_exec(*command, env=environment)
+    assert await child.wait() == 0
+    assert not marker.exists()
 
 
 def test_the_command_line_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:

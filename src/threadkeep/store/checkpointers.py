@@ -15,6 +15,7 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 
 class TranslatingSaver(BaseCheckpointSaver[str]):
@@ -24,6 +25,14 @@ class TranslatingSaver(BaseCheckpointSaver[str]):
     """
 
     translated: ClassVar[Callable[[], AbstractContextManager[None]]]
+
+    @staticmethod
+    def serializer(types: Sequence[type]) -> JsonPlusSerializer:
+        """Return a serializer that creates LangGraph's list of safe types, and the given ones, from a row.
+
+        LangGraph's default would import and call any function that a row names, unless the environment says otherwise.
+        """
+        return JsonPlusSerializer(allowed_msgpack_modules=list(types) or None)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest checkpoint of a thread, or the named one."""

@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -57,17 +57,20 @@ async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_
 
 
 @asynccontextmanager
-async def open_checkpointer(address: DatabaseAddress, options: StoreOptions) -> AsyncIterator[BaseCheckpointSaver[str]]:
+async def open_checkpointer(
+    address: DatabaseAddress, options: StoreOptions, *, types: Sequence[type] = ()
+) -> AsyncIterator[BaseCheckpointSaver[str]]:
     """Open a LangGraph checkpointer for `graph.compile(checkpointer=…)`. Open one per application.
 
-    While graphs run it raises the store's errors: `StoreUnavailable` if the database does not answer.
+    While graphs run it raises the store's errors: `StoreUnavailable` if the database does not answer. From a row it
+    creates LangGraph's own list of safe types, such as messages, and `types`; values of other types stay plain data.
     """
     if address.dsn is not None:
         from threadkeep.store.postgres import exclusive, open_dict_pool
         from threadkeep.store.postgres_checkpointer import PostgresCheckpointer
 
         async with open_dict_pool(address.dsn, options) as pool:
-            postgres = PostgresCheckpointer(conn=pool)
+            postgres = PostgresCheckpointer(conn=pool, serde=PostgresCheckpointer.serializer(types))
             async with exclusive(address.dsn, seconds=SETUP_SECONDS):
                 with PostgresCheckpointer.translated():
                     await postgres.setup()
@@ -79,7 +82,7 @@ async def open_checkpointer(address: DatabaseAddress, options: StoreOptions) -> 
     make_folder(address.path)
     # The saver commits by itself and relies on implicit transactions.
     async with open_sqlite(address.path, options, autocommit=False) as raw:
-        saver = SqliteCheckpointer(raw)
+        saver = SqliteCheckpointer(raw, serde=SqliteCheckpointer.serializer(types))
         async with one_at_a_time(address.path):
             with SqliteCheckpointer.translated():
                 await saver.setup()
