@@ -296,6 +296,39 @@ async def test_no_file_has_a_byte_of_the_person(tmp_path: Path, memory_options: 
     assert [name for name, content in bytes_below(tmp_path).items() if CANARY[:8].encode() in content.lower()] == []
 
 
+@pytest.mark.parametrize("vacuum", [False, True])
+async def test_no_file_of_a_separate_graph_store_has_a_byte_of_the_person(
+    tmp_path: Path, memory_options: MemoryOptions, *, vacuum: bool
+) -> None:
+    """Neither its SQLite file nor the WAL, while it is open; the receipt says complete."""
+    graph_store = parse_address(f"sqlite:///{tmp_path}/graphs/store.db")
+    options = replace(memory_options, graph_store=graph_store)
+    async with open_memory(f"sqlite:///{tmp_path}/data/threadkeep.db", options=options) as memory:
+        await live(memory)
+        store = await memory.graph_store()
+        await store.aput(("memories", ANN), "k", {"text": CANARY})
+        agents = await memory.namespace(GraphLayout(("agents",)))
+        await agents.session("telegram:1").append([said(f"{CANARY} to an agent"), said("bob", BOB)])
+        files = bytes_below(tmp_path / "graphs")
+        assert CANARY.encode() in b"".join(files.values()).lower()
+        receipt = await memory.erase(user_id=ANN, vacuum=vacuum)
+        assert receipt.complete
+        assert [name for name, content in bytes_below(tmp_path).items() if CANARY.encode() in content.lower()] == []
+        assert not any("graph store" in name for name in receipt.not_reached)
+
+
+async def test_a_separate_graph_store_on_postgresql_is_named(
+    tmp_path: Path, postgres_url: str, memory_options: MemoryOptions
+) -> None:
+    """Its dead rows stay until VACUUM."""
+    options = replace(memory_options, graph_store=parse_address(postgres_url))
+    async with open_memory(f"sqlite:///{tmp_path}/threadkeep.db", options=options) as memory:
+        await (await memory.graph_store()).aput(("memories", ANN), "k", {"text": CANARY})
+        receipt = await memory.erase(user_id=ANN)
+        assert receipt.complete
+        assert any("graph store's PostgreSQL" in name for name in receipt.not_reached)
+
+
 async def test_a_vacuum_leaves_no_byte_in_postgresqls_files(memory_options: MemoryOptions, postgres_url: str) -> None:
     """No dead row and no statistics of the planner; the WAL is named in the receipt."""
     [(folder,)] = query(postgres_url, "SHOW data_directory")

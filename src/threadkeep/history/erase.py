@@ -114,6 +114,8 @@ class Eraser:
                 await state.keep(_SCOPE, subject, counts)
             if not await self._rows.overwrite(vacuum=vacuum):
                 not_reached.append("the WAL file of SQLite, which a reader keeps: stop other processes, and repeat")
+            if (rest := await self._memory.overwrite_graph_store(vacuum=vacuum)) is not None:
+                not_reached.append(rest)
             if done:
                 await state.forget(_SCOPE, subject, counts)
         if self._rows.backend == "postgres":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -26,6 +27,7 @@ from threadkeep.store.archive import Restoring
 from threadkeep.store.codec import Counter
 from threadkeep.store.contexts import Contexts
 from threadkeep.store.driver import StoreOptions
+from threadkeep.store.erasing import empty_log
 from threadkeep.store.opening import open_database
 from threadkeep.store.retention import Retaining
 from threadkeep.store.search import Search
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 
 _REGISTER_SECONDS = 5.0
+_GIVEN_STORE = "deleted items of the graph store that the application opened, until its database overwrites them"
+_STORE_ROWS = "dead rows of the graph store's PostgreSQL until VACUUM, and its WAL"
+_STORE_LOG = "the WAL file of the graph store, which a reader keeps: stop other processes, and repeat"
 _OWN = "own"
 _NO_SESSION = "\x1f"
 """The first character of names in the order of turns that are no session ids, which have no control characters."""
@@ -94,6 +99,25 @@ class GraphConversations:
         async with open_database(address, options, read_only=True) as driver, driver.reading() as connection:
             rows = await connection.fetch(sql[f"columns_{driver.backend}"], {})
         return any(table == "store" for table, _ in rows)
+
+    async def overwrite(self, own: DatabaseAddress, *, vacuum: bool) -> str | None:
+        """Overwrite deleted items in the file of a graph store that has one of its own; return what remains, in words.
+
+        With `vacuum` the file is written anew. Deleted rows of PostgreSQL, and a store that the application opened,
+        are left to their owners.
+        """
+        address = self.given
+        if not isinstance(address, DatabaseAddress):
+            return _GIVEN_STORE
+        if address.fingerprint == own.fingerprint or address.in_memory or not await self.exists():
+            return None
+        if address.dsn is not None:
+            return _STORE_ROWS
+        with contextlib.suppress(StoreError):
+            async with open_database(address, self._to_open.options) as driver:
+                if await empty_log(driver, vacuum=vacuum):
+                    return None
+        return _STORE_LOG
 
     async def _opened(self) -> BaseStore:
         address = self.given

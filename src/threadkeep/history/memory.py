@@ -75,6 +75,7 @@ class Memory:
         tables = parts.tables
         self.opened_with: tuple[DatabaseAddress, MemoryOptions] | None = (parts.address, parts.options)
         self._backend = parts.backend
+        self._address = parts.address
         self._conversations = parts.conversations
         self.runs = parts.runs
         self.channels = parts.channels
@@ -133,6 +134,10 @@ class Memory:
     async def has_graph_store(self) -> bool:
         """Return whether the LangGraph store is open, or was ever created in its database."""
         return await self._conversations.exists()
+
+    async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
+        """Overwrite deleted items in a graph store with a file of its own; return what remains there, in words."""
+        return await self._conversations.overwrite(self._address, vacuum=vacuum)
 
     async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
         """Return the memory of the conversations that agents keep in a store; by default in `graph_store()`.

@@ -23,6 +23,19 @@ _LOG_TRIES = 40
 _LOG_PAUSE_SECONDS = 0.05
 
 
+async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
+    """Empty the WAL of a SQLite file, and write the file anew with `vacuum`; return False if a reader keeps the WAL."""
+    sql = load_statements("sqlite/retention.sql")
+    async with driver.reading() as connection:
+        if vacuum:
+            await connection.execute(sql["vacuum"], {})
+        for _ in range(_LOG_TRIES):
+            if not (rows := await connection.fetch(sql["shorten_log"], {})) or not rows[0][0]:
+                return True
+            await asyncio.sleep(_LOG_PAUSE_SECONDS)
+    return False
+
+
 @dataclass(frozen=True)
 class Erasable:
     """The ids of a person, or a session; the other is empty.
@@ -174,14 +187,7 @@ class TableErasing:
             return True
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["optimize_search"], {})
-        async with self._driver.reading() as connection:
-            if vacuum:
-                await connection.execute(self._sql["vacuum"], {})
-            for _ in range(_LOG_TRIES):
-                if not (rows := await connection.fetch(self._sql["shorten_log"], {})) or not rows[0][0]:
-                    return True
-                await asyncio.sleep(_LOG_PAUSE_SECONDS)
-        return False
+        return await empty_log(self._driver, vacuum=vacuum)
 
     async def _rewrite_tables(self) -> None:
         async with self._driver.reading() as connection:
