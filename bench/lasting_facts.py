@@ -1,8 +1,8 @@
 """Facts that outlast compression: which share of planted code words a call of 4,000 tokens holds 1,000 turns later.
 
 `python -m bench.lasting_facts` stores the harder made-up chats as one session of 1,000 turns and compresses it while it
-grows. Each fact has a code word; a question is answerable if the words of all its evidence stand in the call. Without
-the messages (`archived`) the summaries alone can hold them.
+grows. Each fact has a code word; a question is answerable if the words of all its evidence stand in the call; first by
+summaries alone, then with recall, and at last after all but the newest 40 messages were archived.
 
 The summarizer is a script with a model's limits: each time it takes nine of ten facts for important, and one of forty
 other remarks of the user; it writes these first, then other sentences, until the length that it was asked for. With
@@ -28,7 +28,7 @@ from langchain_core.messages import HumanMessage
 from bench import recall_hard
 from bench.recall_chats import Asked, ChatTurn
 from bench.recall_hard_facts import FITTED, HELD_OUT
-from threadkeep import Compression, Memory, Message, RecalledTurns, Session, open_memory
+from threadkeep import Compression, Memory, Message, RecalledTurns, Retention, RetentionLimits, Session, open_memory
 from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.turn_context import TurnContext
 from threadkeep.agent.turn_options import TurnOptions
@@ -171,7 +171,9 @@ async def report(*, facts: bool) -> None:
             f"levels {[s.level for s in summaries]}, "
             f"{sum(s.tokens for s in summaries)} tokens"
         )
-        for title, recall in (("summaries alone", False), ("summaries and recall", True)):
+        for title, recall in (("summaries alone", False), ("summaries and recall", True), ("archived", True)):
+            if title == "archived":
+                await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=40)))
             found = await ask(memory, session, made, recall=recall)
             everything = [one for kind in found.values() for one in kind]
             parts = ", ".join(f"{kind} {100 * sum(of) / len(of):.0f}" for kind, of in sorted(found.items()))

@@ -10,7 +10,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 
-from threadkeep import InvalidInput, Message, SessionMemory, rebuild
+from threadkeep import InvalidInput, Message, Retention, RetentionLimits, SessionMemory, rebuild
 from threadkeep.agent.counting import count_tokens
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.models import make_model
@@ -18,6 +18,7 @@ from threadkeep.agent.recalled_turns import RecalledTurns
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.history.memory import Memory
 from threadkeep.history.older_turns import RecallScope
+from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel
 
 FACT = "My sister Noor keeps bees on the roof of the library."
@@ -143,6 +144,30 @@ async def test_other_sessions_only_when_they_may(memory: Memory, scope: RecallSc
     assert (f"user: {FACT}" in told) is found
     assert ("another conversation" in told) is found
     assert "forbidden" not in told
+
+
+async def test_of_archived_messages_summaries_come_back(memory: Memory) -> None:
+    """Those of messages, which another one stands for by now; the call can be rebuilt. A reset hides them."""
+    await remember(memory, FACT)
+    await small_talk(memory, 40)
+    texts = ("They spoke of soup.\n\nFacts:\n- Noor keeps bees on the library.", "They spoke of ponds.")
+    parts = [Summary("room", at, at + 19, text, "m", "1", 20) for at, text in zip((1, 21), texts, strict=True)]
+    for part in parts:
+        assert await memory.summaries.add(part)
+    merged = Summary("room", 1, 40, "They spoke.", "m", "1", 5, level=2)
+    assert await memory.summaries.add(merged, [part.id for part in parts])
+    source = RecalledTurns(memory)
+    assert "summary of" not in block(await ask(memory, "Who keeps bees?", source))
+    await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=20)))
+    messages = await ask(memory, "Who keeps bees?", source)
+    told = "system summary of messages 1 to 20: They spoke of soup. Facts: - Noor keeps bees on the library."
+    assert told in block(messages)
+    assert FACT not in block(messages)
+    manifest = (await memory.manifests.of_session("room"))[0]
+    assert [m.content for m in await rebuild(manifest)] == [m.content for m in messages]
+    await memory.session("room").reset()
+    await small_talk(memory, 20)
+    assert "Noor" not in block(await ask(memory, "Who keeps bees?", source))
 
 
 async def test_what_was_reset_or_deleted_does_not_come_back(memory: Memory) -> None:

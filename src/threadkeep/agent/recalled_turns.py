@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from langchain_core.embeddings import Embeddings
 
+from threadkeep.agent.conversion import digest_of, dump_message
 from threadkeep.agent.counting import count_message
 from threadkeep.agent.extras import Extra, ExtraRequest
 from threadkeep.agent.model_facts import kept_name
@@ -100,19 +102,29 @@ def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | N
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message in chronological order."""
+    """Return the best turns that fit, as one message in chronological order.
+
+    A manifest refers to messages. With summaries of archived ones it has the whole text.
+    """
     home = request.session.session_id
-    turns = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
 
     def block_of(count: int) -> Extra:
         ordered = sorted(
-            turns[:count], key=lambda turn: (turn.session_id == home, turn.session_id, turn.message.seq or 0)
+            found[:count], key=lambda turn: (turn.session_id == home, turn.session_id, turn.message.seq or 0)
         )
-        message = turns_message(ordered, home=home)
-        references = tuple(QuoteReference(turn.session_id, turn.message.seq or 0, turn.part) for turn in ordered)
-        return Extra(message, Entry("selected", count_message(message, request.counter), "turns", turns=references))
+        message = turns_message([QuotedTurn(turn.session_id, turn.message, turn.part) for turn in ordered], home=home)
+        references = tuple(
+            QuoteReference(turn.session_id, turn.message.seq or 0, turn.part)
+            for turn in ordered
+            if turn.summary_id is None
+        )
+        entry = Entry("selected", count_message(message, request.counter), "turns", turns=references)
+        if len(references) == len(ordered):
+            return Extra(message, entry)
+        body = dump_message(message)
+        return Extra(message, replace(entry, source="text", digest=digest_of(body)), {digest_of(body): body})
 
-    count = least = len(turns)
+    count = least = len(found)
     block = block_of(count)
     # The least telling go, about as many as are too much; then those that have room after all come back.
     while count and block.entry.tokens > room:

@@ -20,8 +20,9 @@ from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.context.recall.embedding import Embedder, dot_products, unit_vector
 from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.observe import EmbeddingsSkipped, ExtraNotFound, Observer
-from threadkeep.records import SPEAKERS, Message, SessionInfo
+from threadkeep.records import SPEAKERS, Message, SessionInfo, Summary
 from threadkeep.store.context_tables import EmbeddingRows
+from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
 type Vectors = dict[str, array[float]]
@@ -72,13 +73,14 @@ class ConversationIndex:
     """The indexed turns of one session or of all of a user's, with their tokens, sessions and days, and vectors.
 
     `read` is the last indexed `seq` of each session; `embedded` has the sessions with vectors that were read, for
-    each model.
+    each model. Archived messages are not indexed; the `summaries` of them are, at the place of the last one.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
     tokens: dict[str, int] = field(default_factory=dict)
     days: dict[str, tuple[str, date | None]] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
+    summaries: dict[str, Summary] = field(default_factory=dict)
     vectors: dict[str, Vectors] = field(default_factory=dict)
     embedded: set[tuple[str, str]] = field(default_factory=set)
     embedding: asyncio.Task[None] | None = None
@@ -100,9 +102,13 @@ class ConversationIndex:
         known = self._marks.keys() & infos.keys()
         return any(self._marks[session_id] != _mark_of(infos[session_id]) for session_id in known)
 
-    async def catch_up(self, info: SessionInfo, transcripts: Transcripts) -> None:
+    async def catch_up(self, info: SessionInfo, transcripts: Transcripts, summaries: Summaries | None = None) -> None:
         """Index the new messages of a session; other tasks run in between."""
         session_id = info.session_id
+        if session_id not in self._marks and summaries is not None and info.archived_seq > info.reset_seq:
+            first, most = info.reset_seq + 1, MOST_TURNS
+            for summary in await summaries.of_messages(session_id, first, info.archived_seq, most):
+                self._add_summary(summary)
         mark = self._marks.setdefault(session_id, _mark_of(info))
         begin = max(self.read.get(session_id, 0) + 1, mark.begin, info.last_seq - MOST_TURNS + 1)
         added = 0
@@ -125,6 +131,14 @@ class ConversationIndex:
         self.words.add(IndexedTurn(turn_id, message.content, speaker, time, session_id, message.role))
         self.tokens[turn_id] = message.tokens or 0
         self.days[turn_id] = (session_id, time and time.astimezone(UTC).date())
+
+    def _add_summary(self, summary: Summary) -> None:
+        turn_id = id_at(summary.session_id, summary.last_seq)
+        time, session_id = summary.created_at, summary.session_id
+        self.words.add(IndexedTurn(turn_id, summary.text, "summary", time, session_id, "system"))
+        self.tokens[turn_id] = summary.tokens
+        self.days[turn_id] = (session_id, time and time.astimezone(UTC).date())
+        self.summaries[turn_id] = summary
 
 
 def id_at(session_id: str, seq: int) -> str:
@@ -196,7 +210,7 @@ class TurnVectors:
             missing = [
                 position_of(turn_id)
                 for turn_id in index.tokens
-                if turn_id not in vectors and index.refusals.is_due(turn_id)
+                if turn_id not in vectors and turn_id not in index.summaries and index.refusals.is_due(turn_id)
             ]
             for session_id in dict.fromkeys(session_id for session_id, _ in missing):
                 seqs = [seq for key, seq in missing if key == session_id]

@@ -21,8 +21,9 @@ from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import SessionDamaged
 from threadkeep.history.conversation_index import ConversationIndex, TurnVectors, id_at, position_of
 from threadkeep.observe import Observer
-from threadkeep.records import Message, SessionInfo
+from threadkeep.records import Message, SessionInfo, Summary
 from threadkeep.store.context_tables import EmbeddingRows
+from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import SessionQuery, Transcripts
 
 type RecallScope = Literal["session", "user"]
@@ -64,18 +65,29 @@ class Search:
 
 @dataclass(frozen=True)
 class FoundTurn:
-    """A stored message that may matter, its session, and the passage to quote if it is long."""
+    """A stored message that may matter, its session, and the passage to quote if it is long.
+
+    For a summary of archived messages it is a message with the summary's text, and `summary_id` is given.
+    """
 
     session_id: str
     message: Message
     part: Passage | None = None
+    summary_id: str | None = None
 
 
 class OlderTurns:
     """A finder of older turns; it caches the indexes of recently queried conversations."""
 
-    def __init__(self, transcripts: Transcripts, embeddings: EmbeddingRows, observer: Observer) -> None:
+    def __init__(
+        self,
+        transcripts: Transcripts,
+        embeddings: EmbeddingRows,
+        observer: Observer,
+        summaries: Summaries | None = None,
+    ) -> None:
         self._transcripts = transcripts
+        self._summaries = summaries
         self._vectors = TurnVectors(transcripts, embeddings, observer)
         self._indexes: OrderedDict[tuple[RecallScope, str], ConversationIndex] = OrderedDict()
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
@@ -108,7 +120,7 @@ class OlderTurns:
                 limit=_MOST_RANKED,
                 semantic=semantic,
             )
-            if _counts(entry.id, search, infos)
+            if _counts(entry.id, search, infos, summary=entry.id in index.summaries)
         ]
         chosen = select(
             ranked,
@@ -118,7 +130,7 @@ class OlderTurns:
             group_cost=_DAY_TOKENS,
         )
         terms = index.words.weights_of(search.query)
-        found = await self._read([position_of(entry.id) for entry in chosen])
+        found = await self._read([entry.id for entry in chosen], index.summaries)
         return [replace(turn, part=_part_of(turn.message, terms)) for turn in found]
 
     def index(self, scope: RecallScope, name: str) -> ConversationIndex | None:
@@ -170,7 +182,7 @@ class OlderTurns:
         for info in infos.values():
             if info.last_seq > index.read.get(info.session_id, 0):
                 with contextlib.suppress(SessionDamaged):  # the other sessions are still found
-                    await index.catch_up(info, self._transcripts)
+                    await index.catch_up(info, self._transcripts, self._summaries)
 
     async def _wait_for(self, key: tuple[RecallScope, str], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Update the index of a conversation, and wait a moment for it; each has one task at a time."""
@@ -187,16 +199,18 @@ class OlderTurns:
             if not task.cancelled():
                 task.result()
 
-    async def _read(self, positions: Sequence[tuple[str, int]]) -> list[FoundTurn]:
-        """Return the messages at these locations that exist and are active, in the same order."""
-        found: dict[tuple[str, int], FoundTurn] = {}
+    async def _read(self, turn_ids: Sequence[str], summaries: Mapping[str, Summary]) -> list[FoundTurn]:
+        """Return the messages that exist and are active, and the summaries, in the same order."""
+        found = {position_of(one): _summary_turn(summaries[one]) for one in turn_ids if one in summaries}
+        every = [position_of(one) for one in turn_ids]
+        positions = [position for position in every if position not in found]
         for session_id in dict.fromkeys(session_id for session_id, _ in positions):
             seqs = [seq for key, seq in positions if key == session_id]
             with contextlib.suppress(SessionDamaged):
                 for message in await self._transcripts.at(session_id, seqs):
                     if message.superseded_at is None:
                         found[session_id, message.seq or 0] = FoundTurn(session_id, message)
-        return [found[position] for position in positions if position in found]
+        return [found[position] for position in every if position in found]
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:
@@ -217,8 +231,20 @@ def _part_of(message: Message, terms: Mapping[str, float]) -> Passage | None:
     return passage_of(message.content, terms, len(message.content) * _PASSAGE_TOKENS // tokens)
 
 
-def _counts(turn_id: str, search: Search, infos: Collection[str]) -> bool:
-    """Return whether a turn is in a requested session and before the input."""
+def _summary_turn(summary: Summary) -> FoundTurn:
+    """Return a summary as a message of its own."""
+    text = " ".join(summary.text.split())
+    author = f"summary of messages {summary.first_seq} to {summary.last_seq}"
+    message = Message(
+        "system", text, author=author, seq=summary.last_seq, tokens=summary.tokens, created_at=summary.created_at
+    )
+    return FoundTurn(summary.session_id, message, summary_id=summary.id)
+
+
+def _counts(turn_id: str, search: Search, infos: Collection[str], *, summary: bool) -> bool:
+    """Return whether a turn is in a requested session and before the input; a summary only in the session itself."""
     session_id, seq = position_of(turn_id)
+    if summary and session_id != search.session_id:
+        return False
     later = session_id == search.session_id and search.before is not None and seq >= search.before
     return session_id in infos and not later

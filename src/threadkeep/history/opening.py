@@ -120,7 +120,7 @@ def _parts(
             archive=backend.archive,
             damages=backend.damages,
             contexts=tables.contexts,
-            older_turns=OlderTurns(transcripts, tables.embeddings, observers),
+            older_turns=OlderTurns(transcripts, tables.embeddings, observers, tables.summaries),
             pending=pending,
             retention=Pruner(
                 backend.retention, options.retention.rules, pending=pending, observer=observers, clock=clock
