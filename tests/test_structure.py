@@ -24,7 +24,7 @@ from threadkeep.testing import ScriptedModel
 SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 423
 # Recall of summaries of archived messages brought 52 lines.
-MOST_LINES = 80_111
+MOST_LINES = 80_118
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 38

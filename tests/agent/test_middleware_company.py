@@ -18,6 +18,7 @@ from langchain.agents.middleware import (
     PIIMiddleware,
     ToolRetryMiddleware,
     dynamic_prompt,
+    hook_config,
 )
 from langchain.agents.structured_output import AutoStrategy, ProviderStrategy, ToolStrategy
 from langchain_core.messages import AIMessage
@@ -41,6 +42,7 @@ from tests.agent.talking import (
     stream,
 )
 from threadkeep import Memory, SessionMemory, count_tokens
+from threadkeep.errors import MiddlewareWarning
 from threadkeep.testing import ScriptedModel
 
 
@@ -228,3 +230,43 @@ async def test_words_that_are_hidden_from_the_model_stay_hidden_later(small_memo
     assert (await kept(small_memory))[0] == ("user", hidden)
     await ask(agent, "and now?")
     assert model.calls[1][0].text == hidden
+
+
+class Guard(AgentMiddleware):
+    """A guard that ends the run of a forbidden question, as LangChain's pages show it."""
+
+    @hook_config(can_jump_to=["end"])
+    async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Answer in place of the model."""
+        if "forbidden" not in state["messages"][-1].text:
+            return None
+        return {"messages": [AIMessage("I may not answer that.")], "jump_to": "end"}
+
+
+async def test_a_guard_before_the_memory_loses_no_question(small_memory: Memory) -> None:
+    """In a new session and in one with earlier turns."""
+    agent: Any = create_agent(ScriptedModel(["hello"]), [], middleware=[Guard(), SessionMemory(small_memory)])
+    for words in ("forbidden 1", "hi", "forbidden 2"):
+        await agent.ainvoke(input_of(words), config_of())
+    refusal = ("assistant", "I may not answer that.")
+    assert await kept(small_memory) == [
+        ("user", "forbidden 1"), refusal, ("user", "hi"), ("assistant", "hello"), ("user", "forbidden 2"), refusal
+    ]  # fmt: skip
+
+
+class Refusal(AgentMiddleware):
+    """A guard that says something else in the end."""
+
+    async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Append an answer."""
+        return {"messages": [AIMessage("I cannot say that.")]}
+
+
+async def test_an_answer_that_is_appended_behind_the_memory_is_warned_of(small_memory: Memory) -> None:
+    """It was stored before: the order of the list is the cure."""
+    agent: Any = create_agent(ScriptedModel(["secret"]), [], middleware=[Refusal(), SessionMemory(small_memory)])
+    with pytest.warns(MiddlewareWarning, match="list SessionMemory before it"):
+        await agent.ainvoke(input_of("q"), config_of())
+    cured: Any = create_agent(ScriptedModel(["secret"]), [], middleware=[SessionMemory(small_memory), Refusal()])
+    await cured.ainvoke(input_of("q"), config_of("room:2"))
+    assert await kept(small_memory, "room:2") == [("user", "q"), ("assistant", "I cannot say that.")]

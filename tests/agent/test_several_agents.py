@@ -445,3 +445,18 @@ async def test_a_graph_that_broke_off_is_resumed_at_its_second_agent(memory: Mem
     assert state["messages"][-1].text == "two"
     author = "n1" if kind == "memory_node" else "second"
     assert await said(memory) == [(None, "q"), ("first", "one"), (author, "two")]
+
+
+async def test_after_an_unasked_turn_the_programs_question_is_its_own(small_memory: Memory) -> None:
+    """An agent that a node asks then sees nothing of the conversation, and its answer is not stored."""
+    model = ScriptedModel(["h1"])
+    helper = create_agent(model, [], middleware=[SessionMemory(small_memory)], name="helper")
+
+    async def ask_helper(state: MessagesState) -> dict[str, Any]:
+        await helper.ainvoke({"messages": [HumanMessage("secret prompt")]})
+        return {}
+
+    graph = in_line(writer(small_memory, "hello"), ask_helper)
+    await graph.ainvoke({"messages": [("system", "greet")]}, config_of())
+    assert await said(small_memory) == [("writer", "hello")]
+    assert texts(model.calls[0]) == ["secret prompt"]

@@ -180,13 +180,15 @@ class OtherMiddleware:
         if partial.asked and not any(_is_same(sent, messages) for messages in partial.asked):
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
-    def check_end(self, state: object, answers: Sequence[AIMessage]) -> None:
-        """Compare the stored answers with the final state of the agent."""
+    def check_end(self, state: object, answers: Sequence[AIMessage], *, is_whole: bool) -> None:
+        """Compare the stored answers with the final state of the graph; `is_whole` if the graph is the agent itself."""
         messages = state.get("messages") if isinstance(state, Mapping) else None
         last = messages[-1] if isinstance(messages, list) and messages else None
         if not isinstance(last, AIMessage) or not last.id:
             return
         if any(id_of(last) == answer.id and text_of(last) != text_of(answer) for answer in answers):
+            self._warn("before")
+        if is_whole and answers and text_of(last).strip() and text_of(last) not in map(text_of, answers):
             self._warn("before")
 
     def _warn(self, finding: Finding) -> None:

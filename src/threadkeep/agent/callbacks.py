@@ -69,10 +69,10 @@ class RootCallbacks(BaseCallbackHandler):
         return None if run is None else run.input
 
     @property
-    def goes_on(self) -> bool:
-        """Return whether this task's root run continues from a checkpoint, without an input."""
+    def goes_on(self) -> bool | None:
+        """Return whether this task's root run continues from a checkpoint, without an input; None if it is unknown."""
         run = self._run()
-        return run is not None and (run.input is None or isinstance(run.input, Command))
+        return None if run is None else run.input is None or isinstance(run.input, Command)
 
     @property
     def in_branch(self) -> bool:

@@ -209,7 +209,8 @@ class TurnHooks:
 
         It is called in the thread of the run.
         """
-        self._others.check_end(state, part.root.answers)
+        is_whole = not part.key[1]  # the agent is the graph that ended
+        self._others.check_end(state, part.root.answers, is_whole=is_whole)
         # The owner of a run settles its cancelled turns: the run may continue in another process.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
@@ -232,8 +233,11 @@ class TurnHooks:
             self._release(part)
 
     def _part(self, call: AgentCall) -> Participation:
-        """Return the part of an agent in the turn; after an interrupt it continues."""
-        return self._open.of(call.key) or self._new_part(call, resumed=True)
+        """Return the part of an agent in the turn.
+
+        An agent that has not begun continues after an interrupt, or other middleware ended its run before it began.
+        """
+        return self._open.of(call.key) or self._new_part(call, resumed=root_callbacks.goes_on is not False)
 
     def _new_part(self, call: AgentCall, *, resumed: bool = False) -> Participation:
         session = session_for(self.memory, self._options, call.config)

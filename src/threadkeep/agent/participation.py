@@ -136,7 +136,7 @@ class Participation:
     @property
     def _goes_on(self) -> bool:
         """Return whether the run continues from a checkpoint, after an interrupt or in another process."""
-        return self.resumed or root_callbacks.goes_on
+        return self.resumed or root_callbacks.goes_on is True
 
     def go_on(self) -> None:
         """Claim the number of the answer again, if it was released when a model or a tool failed."""

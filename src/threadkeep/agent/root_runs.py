@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from threadkeep.agent.conversion import id_of, text_of
+from threadkeep.agent.questions import question_before
 from threadkeep.agent.turn_options import CallPlace
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
@@ -111,7 +112,7 @@ class RootRun:
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
         """Return whether an agent with this input takes part in the turn: it has the question or a copy of it."""
         if not self.question:
-            return True
+            return not question_before(messages)
         ids = {id_of(message) for message in self.question}
         if any(id_of(message) in ids for message in messages):
             return True
