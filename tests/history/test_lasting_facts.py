@@ -56,10 +56,17 @@ async def test_the_oldest_facts_go_when_they_are_too_many(memory: Memory) -> Non
 
 
 async def test_facts_of_superseded_messages_go_with_them(memory: Memory) -> None:
-    """Those of earlier messages stay."""
+    """Those of earlier messages stay, and no later summary is made of them."""
     await _compressed(memory, 5)
     [question] = await memory.session("room").at([69])
     await memory.session("room").edit(str(question.id), "other", new_id="new")
     held = "\n".join(summary.text for summary in await memory.summaries.active("room"))
     assert "Code 54." in held
     assert "Code 74." not in held
+    later = await _compressed(memory, 3)
+    held = "\n".join(summary.text for summary in await memory.summaries.active("room"))
+    assert "Code 54." in held
+    assert "Code 74." not in held
+    read = [line["summary_of_messages"] for asked in later.asked if asked.task == "summaries" for line in asked.lines]
+    assert "35-54" in read
+    assert "55-74" not in read

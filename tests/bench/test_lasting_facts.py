@@ -1,0 +1,34 @@
+"""The bench of facts that outlast compression, with few turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.lasting_facts import TURNS, LimitedModel, Planted, ask, converse, planted
+from threadkeep import Memory
+from threadkeep.context.summary_text import SummaryText
+
+
+@pytest.fixture(scope="module")
+def made() -> Planted:
+    """The turns and questions of the bench."""
+    return planted()
+
+
+def test_code_words_stand_in_the_turns_that_are_asked_for(made: Planted) -> None:
+    """Each in one turn."""
+    words = sorted({word for _, words in made.asked for word in words})
+    assert len(made.turns) == 2 * TURNS
+    assert len(words) >= 50
+    assert all(sum(word in turn.text for turn in made.turns) == 1 for word in words)
+
+
+async def test_what_a_call_holds_is_counted(sqlite_memory: Memory, made: Planted) -> None:
+    """By kinds of questions, of a session that was compressed while it grew."""
+    session = sqlite_memory.session("room")
+    await converse(sqlite_memory, session, made.turns[:80], LimitedModel(facts=True))
+    active = await sqlite_memory.summaries.active("room")
+    assert active[0].level > 1
+    assert any(SummaryText.read(summary.text).facts for summary in active)
+    found = await ask(sqlite_memory, session, Planted(made.turns, made.asked[:6]), recall=False)
+    assert sum(map(len, found.values())) == 6
