@@ -163,6 +163,44 @@ async def test_the_receipt_can_be_verified(memory: Memory) -> None:
     assert await memory.verify_erased(receipt) == "there"
 
 
+async def test_the_receipt_is_searched_for_in_every_store(kept: Memory) -> None:
+    """What a dry run would find makes it untrue: also under a merged id, in the graph store and in a pending turn."""
+    await kept.persons.resolve(ANN)
+    await kept.persons.resolve("telegram:ann2")
+    await kept.persons.merge("telegram:ann2", into=ANN)
+    agents = await kept.namespace(GraphLayout(("agents",)))
+    store = await kept.graph_store()
+    receipt = EraseReceipt.from_dict((await kept.erase(user_id=ANN)).to_dict())
+    whole = await kept.erase(session_id="telegram:1")
+    assert "telegram:ann2" not in str(receipt.to_dict())
+    for step in (
+        lambda: kept.session("telegram:1", user_id="telegram:ann2").append([said("back")]),
+        lambda: agents.session("telegram:1", user_id="telegram:ann2").append([said("back")]),
+        lambda: agents.session("telegram:group").append([said("back", "telegram:ann2")]),
+        lambda: store.aput(("memories", "telegram:ann2", "x"), "k", {"text": "back"}),
+        lambda: kept.channels.state.keep("chatkit:telegram:ann2", "name", "back"),
+    ):
+        assert await kept.verify_erased(receipt) == "gone"
+        await step()
+        assert await kept.verify_erased(receipt) == "there"
+        assert not (again := await kept.erase(user_id="telegram:ann2", dry_run=True)).complete
+        assert again.stores
+        assert (await kept.erase(user_id="telegram:ann2")).complete
+    await agents.session("telegram:1").append([said("another's")])
+    assert await kept.verify_erased(whole) == "there"
+    assert await kept.verify_erased(receipt) == "gone"
+
+
+async def test_a_damaged_receipt_is_unsigned(memory: Memory) -> None:
+    """Whatever stands where its signature was."""
+    receipt = await memory.erase(user_id=ANN)
+    for signature in ("ü", "\ud800", "", 7, None, ["a"]):
+        damaged = EraseReceipt.from_dict({**receipt.to_dict(), "signature": signature})
+        assert await memory.verify_erased(damaged) == "unsigned"
+    old = EraseReceipt.from_dict({name: value for name, value in receipt.to_dict().items() if name != "ids"})
+    assert await memory.verify_erased(old) == "unsigned"
+
+
 async def test_a_session_is_erased_alone(memory: Memory) -> None:
     """The person's other sessions stay."""
     await live(memory)

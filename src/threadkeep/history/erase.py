@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +17,7 @@ from threadkeep.history.session import Session
 from threadkeep.records import Message, Turn
 from threadkeep.records.erasure import ErasedKind, ErasedStore, EraseReceipt
 from threadkeep.store.erasing import Erasable, TableErasing
+from threadkeep.store.spool import PendingTurn
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore, SearchItem
@@ -125,6 +126,7 @@ class Eraser:
         receipt = EraseReceipt(
             kind=_kind(wanted),
             subject=subject,
+            ids=tuple(sorted(digest(f"user:{id_}") for id_ in wanted.ids)),
             begun_at=begun_at,
             ended_at=self._memory.clock(),
             dry_run=dry_run,
@@ -139,11 +141,28 @@ class Eraser:
     async def verify(self, receipt: EraseReceipt) -> Verification:
         """Return whether the signature is this database's, and whether the person or session is still gone."""
         digest = await self._digest()
-        if not hmac.compare_digest(digest(replace(receipt, signature="").signed_text()), receipt.signature):
+        signature = digest(replace(receipt, signature="").signed_text())
+        if not hmac.compare_digest(signature.encode(), str(receipt.signature).encode("utf-8", "replace")):
             return "unsigned"
-        known = await self._rows.known(sessions=receipt.kind == "session")
-        there = any(digest(f"{receipt.kind}:{name}") == receipt.subject for name in known)
+        erased = {receipt.subject, *receipt.ids}
+        there = any(digest(f"{receipt.kind}:{name}") in erased for name in await self._names(receipt.kind))
         return "there" if there or not receipt.complete else "gone"
+
+    async def _names(self, kind: ErasedKind) -> set[str]:
+        """Return the ids of all persons, or of all sessions, in every store that an erase searches."""
+        names = set(await self._rows.known(sessions=kind == "session"))
+        for entry in await self.waiting():
+            names |= {entry.turn.session_id} if kind == "session" else _people(entry.turn.user_id, entry.turn.messages)
+        own = [self._memory] if self._memory.in_graph_store else []
+        for memory in [*own, *await self._others()]:
+            async for info in memory.sessions():
+                if kind == "session":
+                    names.add(info.session_id)
+                else:
+                    names |= _people(info.user_id, await _sent_to(memory.session(info.session_id)))
+        if kind == "user" and await self._memory.has_graph_store():
+            names |= {label async for namespace in _namespaces(await self._memory.graph_store()) for label in namespace}
+        return names
 
     async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
         """Erase until nothing is read back; messages that arrive during the erase stay."""
@@ -173,15 +192,19 @@ class Eraser:
         """Return the number of rows, pending turns and items by store."""
         sessions = await self._rows.sessions(wanted)
         counts = await self._rows.counts(wanted)
-        waiting = {entry.entry_id: entry.turn for entry in self._memory.pending.entries}
-        if (folder := self._memory.pending.options.folder) is not None:
-            files = await asyncio.to_thread(waiting_files, folder)
-            waiting |= {entry.entry_id: entry.turn for file in files for entry in file.entries}
-        counts[_PENDING] = sum(belongs(turn, wanted, sessions) for turn in waiting.values())
+        counts[_PENDING] = sum(belongs(entry.turn, wanted, sessions) for entry in await self.waiting())
         counts[_SHARED] = sum(len(messages) for _, _, messages in await self.shared_conversations(wanted))
         counts[_CONVERSATIONS] = len(await self.conversations(wanted, sessions))
         counts[_ITEMS] = len(await self.items(wanted))
         return counts
+
+    async def waiting(self) -> list[PendingTurn]:
+        """Return the pending turns of this process and of all others, in the order of their ids."""
+        entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
+        if (folder := self._memory.pending.options.folder) is not None:
+            files = await asyncio.to_thread(waiting_files, folder)
+            entries |= {entry.entry_id: entry for file in files for entry in file.entries}
+        return [entries[entry_id] for entry_id in sorted(entries)]
 
     async def _drop_pending(self, wanted: Erasable, sessions: Sequence[str]) -> None:
         await self._memory.pending.discard(lambda turn: belongs(turn, wanted, sessions))
@@ -213,8 +236,8 @@ class Eraser:
         own = [self._memory] if self._memory.in_graph_store else []
         for memory in [*own, *await self._others()] if wanted.ids else []:
             async for info in memory.sessions():
-                sent = [] if info.user_id in wanted.ids else await _sent_by(wanted, memory.session(info.session_id))
-                if sent:
+                said = [] if info.user_id in wanted.ids else await _sent_to(memory.session(info.session_id))
+                if sent := [one for one in said if not _senders(one).isdisjoint(wanted.ids)]:
                     found.append((memory, info.session_id, sent))
         return found
 
@@ -247,10 +270,8 @@ class Eraser:
             return []
         store = await self._memory.graph_store()
         found: dict[tuple[tuple[str, ...], str], None] = {}
-        offset = 0
-        while names := await store.alist_namespaces(limit=_PAGE, offset=offset):
-            offset += len(names)
-            for namespace in [name for name in names if set(name) & set(wanted.ids)]:
+        async for namespace in _namespaces(store):
+            if not set(wanted.ids).isdisjoint(namespace):
                 found |= {(item.namespace, item.key): None for item in await _all_items(store, namespace)}
         return [(store, namespace, key) for namespace, key in found]
 
@@ -269,6 +290,14 @@ def _kind(wanted: Erasable) -> ErasedKind:
     return "user" if wanted.ids else "session"
 
 
+async def _namespaces(store: BaseStore) -> AsyncIterator[tuple[str, ...]]:
+    offset = 0
+    while names := await store.alist_namespaces(limit=_PAGE, offset=offset):
+        offset += len(names)
+        for name in names:
+            yield name
+
+
 async def _all_items(store: BaseStore, namespace: tuple[str, ...]) -> list[SearchItem]:
     found: list[SearchItem] = []
     offset = 0
@@ -278,13 +307,13 @@ async def _all_items(store: BaseStore, namespace: tuple[str, ...]) -> list[Searc
     return found
 
 
-async def _sent_by(wanted: Erasable, session: Session) -> list[Message]:
-    """Return the messages of a person in a session; none if it is damaged."""
+async def _sent_to(session: Session) -> list[Message]:
+    """Return the messages of people in a session; none if it is damaged."""
     found: list[Message] = []
     before: int | None = None
     with contextlib.suppress(SessionDamaged):
         while (page := await session.page(before=before, limit=_PAGE, view="history")).messages:
-            found += [one for one in page.messages if one.role == "user" and _is_from(one, wanted)]
+            found += [one for one in page.messages if one.role == "user"]
             if (before := page.next_before) is None:
                 break
     return found
@@ -294,10 +323,16 @@ def belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
     """Return whether a pending turn is of the person, or of a session that is deleted."""
     if turn.session_id in sessions or turn.session_id == wanted.session_id or turn.user_id in wanted.ids:
         return True
-    return any(_is_from(message, wanted) for message in turn.messages)
+    return any(not _senders(message).isdisjoint(wanted.ids) for message in turn.messages)
 
 
-def _is_from(message: Message, wanted: Erasable) -> bool:
-    """Return whether the person is the author, or the sender that a channel noted: a text or an integer."""
+def _people(user_id: str | None, messages: Sequence[Message]) -> set[str]:
+    """Return the owner of a session, and the senders of its messages."""
+    return {name for name in (user_id, *(name for one in messages for name in _senders(one))) if name is not None}
+
+
+def _senders(message: Message) -> set[str]:
+    """Return the author of a message, and the sender that a channel noted: a text or an integer."""
     sender = message.metadata.get("sender_id")
-    return message.author in wanted.ids or (type(sender) in (str, int) and str(sender) in wanted.ids)
+    named = (message.author, str(sender) if type(sender) in (str, int) else None)
+    return {name for name in named if name is not None}

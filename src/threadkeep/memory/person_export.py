@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import json
@@ -15,7 +14,6 @@ from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
 from threadkeep.history.archive_lines import message_line, session_line, summary_line
 from threadkeep.history.erase import Eraser, belongs
 from threadkeep.history.memory import Memory
-from threadkeep.history.pending_files import waiting_files
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.persons import Persons
 from threadkeep.knowledge.procedures import Procedures
@@ -234,14 +232,10 @@ class PersonExport:
 
     async def _pending(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield turns that no database has taken yet."""
-        entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
-        if (folder := self._memory.pending.options.folder) is not None:
-            files = await asyncio.to_thread(waiting_files, folder)
-            entries |= {entry.entry_id: entry for file in files for entry in file.entries}
-        for entry_id, entry in sorted(entries.items()):
+        for entry in await self._eraser.waiting():
             if belongs(entry.turn, person.wanted, person.sessions):
                 lines = [message_line(entry.turn.session_id, message) for message in entry.turn.messages]
-                yield (entry_id,), [_retyped("pending_message", line) for line in lines]
+                yield (entry.entry_id,), [_retyped("pending_message", line) for line in lines]
 
     async def _values(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield what front ends and frameworks keep beside sessions: attachments, state of apps, names."""

@@ -25,7 +25,8 @@ class ErasedStore:
 class EraseReceipt:
     """The result of an erase.
 
-    `subject` is a keyed digest of the id, and `signature` one of all other fields; the key is in the database.
+    `subject` is a keyed digest of the id, `ids` are those of all ids of a person, and `signature` is one of all other
+    fields; the key is in the database.
     `stores` are those that had something.
     `shared_messages` in `shared_sessions` of others became empty rows. `not_reached` names remaining copies.
     """
@@ -41,6 +42,7 @@ class EraseReceipt:
     stores: tuple[ErasedStore, ...]
     not_reached: tuple[str, ...] = ()
     signature: str = ""
+    ids: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -51,7 +53,8 @@ class EraseReceipt:
         """Return all fields as JSON values."""
         times = {"begun_at": self.begun_at.isoformat(), "ended_at": self.ended_at.isoformat()}
         stores = [asdict(store) for store in self.stores]
-        return {**asdict(self), **times, "stores": stores, "not_reached": list(self.not_reached)}
+        lists = {"stores": stores, "not_reached": list(self.not_reached), "ids": list(self.ids)}
+        return {**asdict(self), **times, **lists}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EraseReceipt:
@@ -63,9 +66,13 @@ class EraseReceipt:
                 "ended_at": datetime.fromisoformat(values["ended_at"]),
                 "stores": tuple(ErasedStore(**store) for store in values["stores"]),
                 "not_reached": tuple(values["not_reached"]),
+                "ids": tuple(values.get("ids", ())),
             }
         )
 
     def signed_text(self) -> str:
         """Return the text that the signature covers."""
-        return dump_json({**self.to_dict(), "signature": ""})
+        values = {**self.to_dict(), "signature": ""}
+        if not self.ids:
+            del values["ids"]  # receipts of earlier versions have none
+        return dump_json(values)

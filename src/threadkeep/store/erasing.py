@@ -170,9 +170,11 @@ class TableErasing:
         return sorted({str(row[0]) for row in rows}.intersection(_CHECKPOINTS))
 
     async def known(self, *, sessions: bool) -> list[str]:
-        """Return the ids of all sessions, or of all users."""
+        """Return the ids of all sessions and threads of checkpoints, or of all users."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["known_sessions" if sessions else "known_users"], {})
+            for table in await self._checkpoint_tables(connection) if sessions else ():
+                rows += await connection.fetch(f"SELECT DISTINCT thread_id FROM {table}", {})  # noqa: S608 - a fixed name
         return [str(row[0]) for row in rows]
 
     async def overwrite(self, *, vacuum: bool) -> bool:

@@ -245,6 +245,12 @@ UNION SELECT user_id FROM chat_active_sessions
 UNION SELECT person_id FROM chat_persons
 UNION SELECT owner FROM chat_facts WHERE scope = 'user'
 UNION SELECT owner FROM chat_procedures WHERE scope = 'user'
+UNION SELECT person_id FROM chat_fact_proposals WHERE person_id IS NOT NULL
+UNION SELECT owner FROM chat_fact_proposals WHERE scope = 'user'
+UNION SELECT substr(group_key, 6) FROM chat_graph_groups WHERE group_key LIKE 'user:%'
+UNION SELECT substr(scope, 9) FROM chat_channel_state WHERE scope LIKE 'chatkit:%'
+UNION SELECT substr(scope, 5) FROM chat_channel_state WHERE scope LIKE 'adk:%'
+UNION SELECT substr(scope, 13) FROM chat_channel_state WHERE scope LIKE 'pydantic-ai:%'
 UNION SELECT user_id FROM chat_api_keys WHERE user_id IS NOT NULL
 UNION SELECT author FROM chat_messages WHERE role = 'user' AND author IS NOT NULL
 UNION SELECT CAST(metadata ->> 'sender_id' AS TEXT) FROM chat_messages WHERE role = 'user' AND metadata ->> 'sender_id' IS NOT NULL

@@ -122,6 +122,7 @@ class EraseView(BaseModel):
 
     kind: ErasedKind
     subject: str = Field(description="A keyed digest of the id.")
+    ids: list[str] = Field(description="Keyed digests of all ids of the person.")
     begun_at: datetime
     ended_at: datetime
     dry_run: bool
