@@ -29,6 +29,7 @@ from threadkeep.history.pending import PendingOptions
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import open_checkpointer
+from threadkeep.store.partitions import partition, partition_state
 from threadkeep.store.postgres import PostgresDriver, exclusive
 
 _PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -171,6 +172,25 @@ async def test_a_lock_is_given_back_by_the_session_that_took_it(pooled_url: str)
 
     await asyncio.gather(*(work(name) for name in "abcd"))
     assert query(pooled_url, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == [(0,)]
+
+
+async def test_tables_are_partitioned_while_services_are_open(pooled_url: str, tmp_path: Path) -> None:
+    """By two processes at once, which share the work; the services need no restart."""
+    steps: list[int] = []
+    async with services(pooled_url, tmp_path, 2) as memories:
+        for number in range(40):
+            await memories[0].session(f"room {number}").append([Message("user", f"needle {number}")])
+        drivers = [await PostgresDriver.open(pooled_url, StoreOptions()) for _ in range(2)]
+        try:
+            await asyncio.gather(
+                *(partition(driver, 4, report=lambda done, total, copied: steps.append(done)) for driver in drivers)
+            )
+            assert (await partition_state(drivers[0])).partitions == 4
+        finally:
+            await asyncio.gather(*(driver.close() for driver in drivers))
+        await memories[1].session("room 1").append([Message("user", "needle again")])
+        assert len(await memories[0].search("needle", limit=50)) == 41
+    assert steps
 
 
 async def test_nothing_stays_in_a_session(pooled_url: str) -> None:
