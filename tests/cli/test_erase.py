@@ -25,6 +25,22 @@ def test_a_person_is_erased_with_a_receipt(any_cli: CommandLine) -> None:
     assert any_cli("erase", "verify", str(file)).exit_code == 2
 
 
+def test_a_receipt_that_cannot_be_written_stops_the_erase(cli: CommandLine) -> None:
+    """Before anything is erased; a file that fails afterwards leaves the receipt on the output."""
+    cli.store("a", "hi", "hello", user_id="ann")
+    for subject in (("user", "ann"), ("session", "a")):
+        refused = cli("erase", *subject, "--yes", "--receipt", str(cli.folder / "nodir" / "r.json"))
+        assert refused.exit_code == 2
+        assert "nothing was erased" in refused.err
+        assert cli("sessions", "list", "--json").json["sessions"] != []
+    refused = cli("erase", "user", "ann", "--yes", "--receipt", str(cli.folder))
+    assert refused.exit_code == 2
+    done = cli("erase", "user", "ann", "--yes", "--receipt", "/dev/full")
+    assert (done.exit_code, done.json["complete"]) == (1, True)
+    assert done.json["signature"]
+    assert "could not be written" in done.err
+
+
 def test_a_session_is_erased(cli: CommandLine) -> None:
     """Only that one."""
     cli.store("a", "hi", "hello")

@@ -145,6 +145,7 @@ async def erase_user(
     confirmed: Confirmed = False,
 ) -> None:
     """Erase a person with all ids. Repeat an interrupted command to continue it."""
+    _check_writable(receipt)
     terminal.confirm("Erase this person, for good?", _REFUSAL, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
         erased = await memory.erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum)
@@ -161,6 +162,7 @@ async def erase_session(
     confirmed: Confirmed = False,
 ) -> None:
     """Erase a session. Repeat an interrupted command to continue it."""
+    _check_writable(receipt)
     terminal.confirm("Erase this session, for good?", _REFUSAL, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
         erased = await memory.erase(session_id=session_id, dry_run=dry_run, vacuum=vacuum)
@@ -192,11 +194,30 @@ async def verify_receipt(
         terminal.say("The receipt is genuine, and nothing of the person or session is there.")
 
 
+def _check_writable(file: Path | None) -> None:
+    """Refuse a receipt that could not be written, before anything is erased."""
+    if file is None:
+        return
+    is_new = not file.exists()
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise WrongUse(
+            f"{file} cannot be written ({error.strerror}), so nothing was erased; name another file."
+        ) from None
+    if is_new:
+        file.unlink()
+
+
 def _show_receipt(receipt: EraseReceipt, file: Path | None) -> None:
     values = {**receipt.to_dict(), "complete": receipt.complete}
+    problem = None
     if file is not None:
-        file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    if terminal.as_json:
+        try:
+            file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            problem = f"The receipt could not be written to {file} ({error.strerror}): keep the one on the output."
+    if terminal.as_json or problem is not None:
         terminal.json(values)
     else:
         after = "now" if receipt.dry_run else "after"
@@ -207,5 +228,7 @@ def _show_receipt(receipt: EraseReceipt, file: Path | None) -> None:
             terminal.note("Nothing was written.")
         elif receipt.complete:
             terminal.say("Erased.")
+    if problem is not None:
+        raise NotDone(problem)
     if not receipt.dry_run and not receipt.complete:
         raise NotDone("Something was read back: a process still writes, or keeps pending turns. Repeat it.")
