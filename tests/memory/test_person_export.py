@@ -13,8 +13,10 @@ import pytest
 
 from threadkeep import InvalidInput, Memory, MemoryOptions, Message, open_memory
 from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.knowledge.proposals import Proposed, Reading
 from threadkeep.memory.person_archive import archive, whole_lines
 from threadkeep.records.knowledge import Scope
+from threadkeep.store.contexts import Steps
 from threadkeep.testing import SettableClock
 
 ANN, BOB = "telegram:ann", "telegram:bob"
@@ -70,6 +72,31 @@ async def test_an_export_has_what_an_erase_would_take(memory: Memory) -> None:
     assert kinds.count("value") == before["chat_channel_state"] == 3
     assert sorted(lines[0]["ids"]) == [ANN, "telegram:ann2"]
     assert "bob" not in json.dumps(lines)
+
+
+async def test_an_export_has_keys_steps_and_proposals_in_sessions_of_others(memory: Memory) -> None:
+    """As many as an erase counts, without the digests of keys."""
+    own = memory.session("telegram:1", user_id=ANN)
+    await own.append([Message(role="user", content="tea?", id="q"), Message(role="assistant", content="yes")])
+    steps = Steps(1, '[{"tool": "kettle"}]')
+    await memory.contexts.keep_steps("telegram:1", steps, question_id="q", author="chef")
+    await memory.session("telegram:group").append([said("ann likes tea", BOB)])
+    for session_id, key in (("telegram:1", "sort"), ("telegram:group", "drink")):
+        reading = Reading(session_id, "model", "scripted", 0, 1)
+        await memory.proposals.add(reading, [Proposed(Scope("user", ANN), key, "tea", 1)])
+    await memory.api_keys.add("ann's key", scope="read", user_id=ANN)
+    await memory.api_keys.add("bob's key", scope="read", user_id=BOB)
+    [hers] = [one for one in await memory.api_keys.all() if one.user_id == ANN]
+    lines = await lines_of(memory)
+    found = {kind: [line for line in lines if line["type"] == kind] for kind in ("proposal", "step", "api_key")}
+    before = {store.name: store.before for store in (await memory.erase(user_id=ANN, dry_run=True)).stores}
+    assert sorted(line["key"] for line in found["proposal"]) == ["drink", "sort"]
+    assert len(found["proposal"]) == before["chat_fact_proposals"]
+    assert [line["steps"] for line in found["step"]] == [[{"tool": "kettle"}]]
+    assert before["chat_steps"] == before["chat_api_keys"] == 1
+    [exported] = found["api_key"]
+    assert (exported["name"], exported["scope"]) == ("ann's key", "read")
+    assert hers.digest not in str(lines)
 
 
 async def test_an_export_goes_on_after_any_position(memory: Memory) -> None:

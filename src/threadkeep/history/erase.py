@@ -71,6 +71,14 @@ class Eraser:
         """Return the scope, name and value of each value that a front end or framework keeps for the person."""
         return await self._rows.values(wanted.ids)
 
+    async def steps(self, session_id: str) -> list[dict[str, object]]:
+        """Return the tool calls and results of earlier turns of a session."""
+        return await self._rows.steps(session_id)
+
+    async def keys(self, wanted: Erasable) -> list[dict[str, object]]:
+        """Return the keys of the HTTP service that speak for the person, without digests."""
+        return await self._rows.keys(wanted.ids)
+
     async def begin(self, wanted: Erasable) -> Erasable:
         """Record the subject of the erase; return it with the ids and sessions that an interrupted call has noted."""
         state, name = self._memory.channels.state, await self._subject(wanted)

@@ -34,6 +34,8 @@ _TITLES: Final[Mapping[str, str]] = {
     "pending_message": "Messages that wait to be stored",
     "value": "Values of front ends and frameworks",
     "item": "Items of the graph store",
+    "step": "Tool calls of earlier turns",
+    "api_key": "Keys of the HTTP service",
 }
 
 

@@ -32,9 +32,13 @@ FORMAT: Final = 1
 LEFT_OUT: Final = (
     "the search index, vectors, anchors and token counts, which are made from the messages",
     "checkpoints of runs and messages on their way to channels or Graphiti, whose texts are in the messages",
+    "bookkeeping such as the last read message, the active session and the ids of answered messages",
+    "the last tool calls of agents that keep their conversations in a graph store",
     "backups, and logs of model providers",
 )
 _PAGE: Final = 200
+_LAST: Final = "\U0010ffff"
+"""A key after those of all sessions."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,11 @@ class PersonExport:
             "facts": self._facts,
             "procedures": self._procedures_of,
             "proposals": self._proposals_of,
+            "steps": self._steps,
             "pending": self._pending,
             "values": self._values,
             "items": self._items,
+            "keys": self._keys,
         }
 
     async def lines(self, user_id: str, after: str | None = None) -> AsyncIterator[str]:
@@ -229,6 +235,17 @@ class PersonExport:
             async for number, found in _pages(self._proposals.page, query):
                 lines = [_line("proposal", ProposalView.of(one).model_dump(mode="json")) for one in found]
                 yield (session_id, number), lines
+        query = ProposalQuery(scope=Scope("user", person.wanted.ids[0]), limit=_PAGE)
+        async for number, found in _pages(self._proposals.page, query):
+            others = [one for one in found if one.evidence.session_id not in person.sessions]
+            lines = [_line("proposal", ProposalView.of(one).model_dump(mode="json")) for one in others]
+            yield (_LAST, number), lines
+
+    async def _steps(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        """Yield the tool calls and results of earlier turns."""
+        for session_id in person.sessions:
+            found = await self._eraser.steps(session_id)
+            yield (session_id,), [_line("step", {"session_id": session_id, **step}) for step in found]
 
     async def _pending(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield turns that no database has taken yet."""
@@ -248,6 +265,11 @@ class PersonExport:
             if (item := await store.aget(namespace, key)) is not None:
                 values = {"namespace": namespace, "key": key, "value": item.value, "updated_at": item.updated_at}
                 yield ("\0".join(namespace), key), [_line("item", values)]
+
+    async def _keys(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        """Yield the keys of the HTTP service that speak for the person, without their digests."""
+        for key in await self._eraser.keys(person.wanted):
+            yield (str(key["key_id"]),), [_line("api_key", key)]
 
 
 async def _pages[Q: (FactQuery, ProcedureQuery, ProposalQuery), T](

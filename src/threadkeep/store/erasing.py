@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from datetime import datetime
 
 from threadkeep.errors import StoreError
 from threadkeep.store.codec import ERASED, time_text
+from threadkeep.store.compact_json import expanded
 from threadkeep.store.driver import Backend, Connection, Driver, Row, Statement
 from threadkeep.store.partitions import index_statements
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
@@ -19,6 +21,7 @@ from threadkeep.store.superseding import SupersedingWriter
 # LangGraph's tables on the two engines; each names the run, or the caller's own thread, in `thread_id`.
 _CHECKPOINTS = ("checkpoints", "writes", "checkpoint_writes", "checkpoint_blobs")
 _TABLES = load_statements("foreign.sql")
+_KEY_FIELDS = ("key_id", "user_id", "name", "scope", "created_at", "expires_at", "revoked_at", "last_used_at")
 _LOG_TRIES = 40
 _LOG_PAUSE_SECONDS = 0.05
 
@@ -146,6 +149,21 @@ class TableErasing:
         async with self._driver.reading() as connection:
             rows = [row for id_ in ids for row in await connection.fetch(self._sql["values_of_person"], {"id": id_})]
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
+
+    async def steps(self, session_id: str) -> list[dict[str, object]]:
+        """Return the steps of a session's turns: the agent, the `seq` of the question, and the calls and results."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["steps_of_session"], {"session_id": session_id})
+        return [
+            {"author": author, "seq": seq, "ordinal": ordinal, "steps": json.loads(expanded(body))}
+            for author, seq, ordinal, body in rows
+        ]
+
+    async def keys(self, ids: Sequence[str]) -> list[dict[str, object]]:
+        """Return the keys of a person, in the order of their ids."""
+        async with self._driver.reading() as connection:
+            rows = [row for id_ in ids for row in await connection.fetch(self._sql["keys_of_person"], {"id": id_})]
+        return [dict(zip(_KEY_FIELDS, row, strict=True)) for row in sorted(rows, key=lambda row: str(row[0]))]
 
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
         """Delete references of remaining facts to deleted sessions, and the sessions' groups in Graphiti's queue."""

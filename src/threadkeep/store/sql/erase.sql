@@ -203,6 +203,13 @@ DELETE FROM chat_active_sessions WHERE user_id = :id
 SELECT scope, name, value FROM chat_channel_state
 WHERE scope IN ('chatkit:' || :id, 'adk:' || :id, 'pydantic-ai:' || :id)
 
+-- name: steps_of_session
+SELECT author, seq, ordinal, body FROM chat_steps WHERE session_id = :session_id ORDER BY author, seq, ordinal
+
+-- name: keys_of_person
+SELECT key_id, user_id, name, scope, created_at, expires_at, revoked_at, last_used_at FROM chat_api_keys
+WHERE user_id = :id
+
 -- name: delete_values
 DELETE FROM chat_channel_state WHERE scope IN ('chatkit:' || :id, 'adk:' || :id, 'pydantic-ai:' || :id)
 
