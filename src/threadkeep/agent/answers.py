@@ -105,7 +105,7 @@ def has_detector(kind: str) -> bool:
 
 
 def storable(said: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
-    """Return an answer without data of these kinds; empty if only code of the program can find one of them.
+    """Return an answer without data of these kinds; empty if `PIIMiddleware` has no detector of one of them.
 
     Args:
         said: the answer of the model.

@@ -33,7 +33,7 @@ class HeldAnswer:
 
 @dataclass(eq=False)
 class RunHold:
-    """The hold of one process on a run.
+    """The state of a run that this process executes.
 
     `lost` is true if another process has the run; `told` if a caller waits in this process for the answer. `told_id` is
     the id of the answer that was stored for this caller; `replaced` says that the answer of another process was

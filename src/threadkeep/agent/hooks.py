@@ -71,7 +71,7 @@ class TurnHooks:
         return self._open.of(key) is not None
 
     async def before_agent(self, call: AgentCall) -> None:
-        """Begin the agent's part in the turn, after the earlier turns of the session."""
+        """Wait for the earlier turns of the session, then begin the agent's part in this one."""
         part = self._new_part(call)
         if not part.silent:
             part.begun_by(call.runtime)

@@ -107,13 +107,13 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Begin the turn of the run, after the earlier turns of the session."""
+        """Wait for the earlier turns of the session, then begin the turn of the run."""
         call = AgentCall(get_config(), runtime, state["messages"])
         await self._hooks.call(lambda hooks: hooks.before_agent(call))
         return None
 
     def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Begin the turn of the run, after the earlier turns of the session."""
+        """Wait for the earlier turns of the session, then begin the turn of the run."""
         call = AgentCall(get_config(), runtime, state["messages"])
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None

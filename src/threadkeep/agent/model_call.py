@@ -119,8 +119,8 @@ class KeptWindow:
 class Draft:
     """A model call with a chosen window.
 
-    `chosen` has indexes of `pieces`. If the kept window is sent as a whole, `window` is the number of its messages, and
-    they are not among the pieces. `rooms` are the tokens for each extra that is still to be found. `unsendable` are
+    `chosen` has indexes of `pieces`. `window` is the number of messages of the kept window, if it is sent as a whole;
+    they are not in `pieces`. `rooms` are the tokens for each extra that is still to be found. `unsendable` are
     messages that no provider accepts, `summaries` the summaries that are sent.
     """
 

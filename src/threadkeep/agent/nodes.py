@@ -40,7 +40,7 @@ class NodeTurns:
         self._options = options
 
     async def begin(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> NodeTurn:
-        """Store the question, after the earlier turns of the session."""
+        """Wait for the earlier turns of the session, then store the question."""
         identify(question_before(messages))
         part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None

@@ -257,7 +257,7 @@ class Participation:
         self._check_later(settle, _MOST_CHECKS)
 
     def stop_waiting(self) -> None:
-        """Stop the timer: the answer is stored, or the run is alive."""
+        """Stop the timer, because the answer is stored or the run goes on."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -185,9 +185,9 @@ class RootRun:
         return self.claim(author, call)
 
     def claim_after_seen(self, author: str | None, call: Hashable, messages: Sequence[BaseMessage]) -> int:
-        """Return the number of an author's answer, after the stored answers in the agent's input.
+        """Return the number of an author's answer; stored answers of the author in `messages` are counted as given.
 
-        In a root run that is resumed in another process, the input has the earlier answers.
+        In a root run that is resumed in another process, the state has the earlier answers.
         """
         ids = {id_of(message) for message in messages}
         seen = len([one for one in self.answers if one.name == author and id_of(one) in ids])

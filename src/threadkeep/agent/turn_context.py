@@ -37,10 +37,9 @@ from threadkeep.store.manifests import NotedManifest
 class TurnContext:
     """The contexts of one turn. The manifest of the last call is stored with the answer, the others in the background.
 
-    `question_seq` is the place of the question in the session, where its turn knows that already, and `questions` how
-    many messages up to there are of it. One that was asked before may have other words now than are stored:
-    `question_as_stored` says that they are the same for certain. `sent_rows` are the rows among which the messages of a
-    client are that sends the whole conversation.
+    `question_seq` is the `seq` of the last message of the question, if it is known, and `questions` is the number of
+    its messages. A repeated question may differ from the stored text; `question_as_stored` is True if it is equal.
+    `sent_rows` are the stored rows that were compared with the history that a client sent.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class TurnContext:
 
     @property
     def left_out_upto(self) -> int:
-        """The newest place that had no room in the window and stands in no summary; 0 if there is none."""
+        """The `seq` of the newest message that is neither in the window nor in a summary; 0 if there is none."""
         if self._options.no_history:
             return 0
         gaps = self._recollection.excluded

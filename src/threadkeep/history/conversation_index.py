@@ -59,7 +59,7 @@ class Refusals:
     _due: dict[str, int] = field(default_factory=dict)
 
     def add(self, turn_id: str) -> None:
-        """Skip a turn for some rounds, twice as many as before."""
+        """Postpone a turn; each failure doubles the number of rounds."""
         tries = self._tries[turn_id] = min(self._tries.get(turn_id, 0) + 1, _MOST_DOUBLINGS)
         self._due[turn_id] = self.round + 2**tries
 

@@ -40,14 +40,14 @@ _LOG = "the WAL of PostgreSQL until it is recycled"
 
 
 class Eraser:
-    """Erases persons and sessions. An interrupted call is repeated: it goes on with the rest."""
+    """Erases persons and sessions. Repeat an interrupted call; it continues where it stopped."""
 
     def __init__(self, memory: Memory, rows: TableErasing) -> None:
         self._memory = memory
         self._rows = rows
 
     async def wanted(self, session_id: str | None, user_id: str | None) -> Erasable:
-        """Return the person with all ids, or the session.
+        """Return what is to be erased: a person with all merged ids, or one session.
 
         Raises:
             InvalidInput: not exactly one of them is given.
@@ -80,7 +80,7 @@ class Eraser:
         return await self._rows.keys(wanted.ids)
 
     async def begin(self, wanted: Erasable) -> Erasable:
-        """Record the subject of the erase; return it with the ids and sessions that an interrupted call has noted."""
+        """Record the start of an erase; return its target with the ids and sessions of an interrupted call."""
         state, name = self._memory.channels.state, await self._subject(wanted)
         known = json.loads(await state.value(_SCOPE, name) or "{}")
         ids = tuple(dict.fromkeys([*wanted.ids, *known.get("ids", [])]))
@@ -118,7 +118,7 @@ class Eraser:
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
             if done:
-                # The notes have ids of the person: they go before the overwriting, and the counts after it.
+                # Delete the notes first, so that their ids are overwritten too. A repeat needs the counts until then.
                 await self._rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
             if not await self._rows.overwrite(vacuum=vacuum):

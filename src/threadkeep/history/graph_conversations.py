@@ -199,7 +199,7 @@ def order_name(layout: GraphLayout, key: str) -> str:
 
 
 def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
-    """Return the layout and the key of a conversation in the order of turns; None if the name is a session id."""
+    """Return the layout and the key of the conversation with a name of `order_name`; None if it is a session id."""
     if not name.startswith(_NO_SESSION):
         return None
     try:

@@ -84,7 +84,7 @@ class Recollection:
         return None if self.question_seq is None else self.question_seq - self.questions + 1
 
     def without_failures(self) -> Recollection:
-        """Return this without failed messages.
+        """Return a copy without failed messages.
 
         A model repeats the apologies that it reads, and a refused question has no text.
         """
@@ -199,7 +199,7 @@ class WindowReader:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
             dropped += begin - 1 - covered
         overflow = [gap for gap in window.manifest.excluded if gap.first_seq >= begin]
-        # By the marks of the rows: the state was read a moment earlier.
+        # Use the marks that came with the rows; the state of the session was read before them.
         reset_seq = state.reset_seq if known is None else known.marks.reset_seq
         if known is not None:
             if reset_seq and known.forgotten is None:

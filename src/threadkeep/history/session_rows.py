@@ -48,7 +48,7 @@ class SessionRows:
         return self.messages[-1].seq or 0
 
     def reaches(self, before: int) -> bool:
-        """Return whether the messages just before a `seq` are here."""
+        """Return whether the rows right before a `seq` are loaded."""
         return self.first_seq < before
 
     def between(self, begin: int, before: int) -> tuple[Message, ...]:

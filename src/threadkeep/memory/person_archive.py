@@ -40,7 +40,7 @@ _TITLES: Final[Mapping[str, str]] = {
 
 
 class _Sink:
-    """A file that cannot be searched: it collects what is written until it is taken."""
+    """A file that can only be written; `take` returns what was written since its last call."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

@@ -207,8 +207,7 @@ class LastContext:
     def note(self, built: ContextBuilt) -> None:
         """Record a call.
 
-        The event may name another run: the one that stored the question first. An event of the run's own is never
-        replaced by such an event, which may also belong to an agent inside the run.
+        An event of another run, such as the one that stored the question first, never replaces an event of this run.
         """
         if self.built is None or self.built.run_id != self.run_id or built.run_id == self.run_id:
             self.built = built

@@ -121,7 +121,7 @@ class TableErasing:
                 if await connection.execute(self._sql["mark_erased"], {**place, "now": time_text(self._clock())}):
                     marked.append(seq)
             if marked:
-                # The title is compared with the texts, which are therefore still there.
+                # Refresh before the texts are emptied: the title is compared with them.
                 await self._superseding.refresh(connection, session_id, marked)
             rows = [{"session_id": session_id, "seq": seq, "marker": ERASED} for seq in seqs]
             await connection.execute_many(self._sql["empty_message"], rows)
