@@ -23,7 +23,7 @@ from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.pending import PendingOptions, folder_of
 from threadkeep.records import Turn
 from threadkeep.records.erasure import EraseReceipt
-from threadkeep.records.knowledge import Scope
+from threadkeep.records.knowledge import Evidence, Scope
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.erasing import TableErasing
@@ -199,6 +199,26 @@ async def test_a_damaged_receipt_is_unsigned(memory: Memory) -> None:
         assert await memory.verify_erased(damaged) == "unsigned"
     old = EraseReceipt.from_dict({name: value for name, value in receipt.to_dict().items() if name != "ids"})
     assert await memory.verify_erased(old) == "unsigned"
+
+
+async def test_facts_of_all_scopes_go_with_the_words_that_they_rest_on(memory: Memory) -> None:
+    """Of the person's own sessions and of messages in sessions of others; other facts stay with their evidence."""
+    await memory.session("telegram:1", user_id=ANN).append([said(CANARY)])
+    await memory.session("telegram:group").append([said(CANARY, ANN), said("bob", BOB)])
+    shop, bob = Scope("workspace", "shop"), Scope("user", BOB)
+    for scope, key, session_id, seq in (
+        (shop, "own", "telegram:1", 1),
+        (shop, "shared", "telegram:group", 1),
+        (bob, "friend", "telegram:1", 1),
+        (bob, "stays", "telegram:group", 2),
+    ):
+        await memory.knowledge.remember(scope, key, CANARY, evidence=Evidence(session_id, seq))
+    exported = [line async for line in memory.export(user_id=ANN) if '"type": "fact"' in line]
+    receipt = await memory.erase(user_id=ANN)
+    assert receipt.complete
+    assert len(exported) == {store.name: store.before for store in receipt.stores}["chat_facts"] == 2
+    facts = [fact for scope in (shop, bob) for fact in await memory.knowledge.facts(scope, past=True)]
+    assert [(fact.key, fact.evidence) for fact in facts] == [("stays", (Evidence("telegram:group", 2),))]
 
 
 async def test_a_session_is_erased_alone(memory: Memory) -> None:

@@ -71,6 +71,10 @@ class Eraser:
         """Return the scope, name and value of each value that a front end or framework keeps for the person."""
         return await self._rows.values(wanted.ids)
 
+    async def facts(self, wanted: Erasable) -> list[str]:
+        """Return the ids of facts in scopes of others that rest on messages in the person's sessions."""
+        return await self._rows.facts(wanted)
+
     async def steps(self, session_id: str) -> list[dict[str, object]]:
         """Return the tool calls and results of earlier turns of a session."""
         return await self._rows.steps(session_id)

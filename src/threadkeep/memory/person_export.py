@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -222,6 +223,10 @@ class PersonExport:
             async for number, found in _pages(self._knowledge.facts_page, FactQuery(scope, past=True, limit=_PAGE)):
                 lines = [_line("fact", FactView.of(fact).model_dump(mode="json")) for fact in found]
                 yield (scope.kind, scope.owner, number), lines
+        for fact_id in await self._eraser.facts(person.wanted):
+            with contextlib.suppress(KnowledgeNotFound):  # forgotten meanwhile
+                fact = await self._knowledge.fact(fact_id)
+                yield (_LAST, fact_id), [_line("fact", FactView.of(fact).model_dump(mode="json"))]
 
     async def _procedures_of(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         for scope in _scopes(person):

@@ -150,6 +150,11 @@ class TableErasing:
             rows = [row for id_ in ids for row in await connection.fetch(self._sql["values_of_person"], {"id": id_})]
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
+    async def facts(self, wanted: Erasable) -> list[str]:
+        """Return the ids of facts in scopes of others that rest on messages in the person's sessions."""
+        async with self._driver.reading() as connection:
+            return [str(row[0]) for row in await self._fetch(connection, "facts_of_sessions", wanted)]
+
     async def steps(self, session_id: str) -> list[dict[str, object]]:
         """Return the steps of a session's turns: the agent, the `seq` of the question, and the calls and results."""
         async with self._driver.reading() as connection:
@@ -166,10 +171,10 @@ class TableErasing:
         return [dict(zip(_KEY_FIELDS, row, strict=True)) for row in sorted(rows, key=lambda row: str(row[0]))]
 
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
-        """Delete references of remaining facts to deleted sessions, and the sessions' groups in Graphiti's queue."""
+        """Delete facts of all scopes that rest on deleted sessions, and the sessions' groups in Graphiti's queue."""
         async with self._driver.writing() as connection:
             rows = [{"session_id": session_id} for session_id in session_ids]
-            await connection.execute_many(self._sql["delete_evidence"], rows)
+            await connection.execute_many(self._sql["drop_facts_of_session"], rows)
             await connection.execute_many(self._sql["delete_group_of_session"], rows)
 
     async def delete_checkpoints(self, wanted: Erasable) -> None:

@@ -57,6 +57,8 @@ VALUES (:id)
 ), known_facts (fact_id) AS (
     SELECT f.fact_id FROM chat_facts f
     WHERE f.session_id IN (SELECT session_id FROM own) OR (f.scope = 'user' AND f.owner IN (SELECT id FROM ids))
+    UNION
+    SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id IN (SELECT session_id FROM own)
 )
 SELECT 'chat_sessions', count(*) FROM chat_sessions WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL SELECT 'chat_messages', count(*) FROM chat_messages WHERE session_id IN (SELECT session_id FROM own)
@@ -213,8 +215,27 @@ WHERE user_id = :id
 -- name: delete_values
 DELETE FROM chat_channel_state WHERE scope IN ('chatkit:' || :id, 'adk:' || :id, 'pydantic-ai:' || :id)
 
--- name: delete_evidence
-DELETE FROM chat_fact_evidence WHERE session_id = :session_id
+-- name: drop_facts_of_session
+-- In every scope, as those of single messages.
+DELETE FROM chat_facts WHERE fact_id IN (
+    SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id = :session_id
+)
+
+-- name: facts_of_sessions
+-- Facts in scopes of others that rest on messages in the sessions.
+WITH RECURSIVE ids (id) AS (
+VALUES (:id)
+), own (session_id) AS (
+    SELECT s.session_id FROM chat_sessions s
+    WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
+    UNION
+    SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
+)
+SELECT DISTINCT f.fact_id FROM chat_fact_evidence e JOIN chat_facts f ON f.fact_id = e.fact_id
+WHERE e.session_id IN (SELECT session_id FROM own)
+    AND (f.session_id IS NULL OR f.session_id NOT IN (SELECT session_id FROM own))
+    AND (f.person_id IS NULL OR f.person_id NOT IN (SELECT id FROM ids))
+ORDER BY f.fact_id
 
 -- name: drop_proposals_of_message
 DELETE FROM chat_fact_proposals WHERE session_id = :session_id AND seq = :seq
