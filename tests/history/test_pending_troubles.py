@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -161,6 +162,31 @@ async def outage_after_opening(outage: Outage, options: MemoryOptions) -> AsyncI
     async with contextlib.AsyncExitStack() as away, open_memory(outage.url, options=options) as memory:
         await away.enter_async_context(outage())
         yield memory
+
+
+@pytest.mark.parametrize("what", ["the file", "the folder", "the file, and another is in its place"])
+async def test_a_turn_is_in_a_file_that_can_be_found(
+    memory: Memory, outage: Outage, options: MemoryOptions, what: str
+) -> None:
+    """The pending file was removed or replaced meanwhile: a new one has this turn, and those that waited before."""
+    assert options.pending.folder is not None
+    folder = folder_of(parse_address(outage.url), options.pending.folder)
+    async with outage():
+        assert await memory.session("room").record(says("one")) is None
+        [path] = spool_files(folder)
+        path.unlink()
+        if what == "the folder":
+            shutil.rmtree(folder)
+        elif "another" in what:
+            path.touch()
+        assert await memory.session("room").record(says("two")) is None
+        kept = [entry.turn.messages[0].content for file in spool_files(folder) for entry in read_entries(file)]
+        assert kept == ["one", "two"]
+        shutil.rmtree(folder)
+        folder.touch()
+        with pytest.raises(TurnInMemoryOnly):
+            await memory.session("room").record(says("three"))
+        folder.unlink()
 
 
 @pytest.mark.parametrize("how", ["file", "read-only parent"])

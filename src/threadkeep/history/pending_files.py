@@ -106,7 +106,7 @@ class PendingFiles:
         """Return the turns of a session that wait in the files of other processes, oldest first."""
         if self._folder is None:
             return []
-        own = {file.path for file in (*self._adopted, *([self._own] if self._own else []))}
+        own = {file.path for file in self._files()}
         found: list[Turn] = []
         for path in await asyncio.to_thread(spool_files, self._folder):
             if path not in own:
@@ -114,10 +114,14 @@ class PendingFiles:
         return [turn for turn in found if turn.session_id == session_id]
 
     async def keep(self, waiting: Sequence[PendingTurn], failed: Callable[[Turn, OSError], None]) -> None:
-        """Write pending turns to disk that are not there yet; a failure of the disk is reported once."""
-        if self._folder is None:
+        """Write pending turns to disk that are not there yet; a failure of the disk is reported once.
+
+        Turns in a file that was removed or replaced meanwhile are written again, to a new one.
+        """
+        if self._folder is None or not waiting:
             return
         async with self.writing:
+            await asyncio.to_thread(self._abandon_lost, waiting)
             for entry in [entry for entry in waiting if entry.file is None]:
                 try:
                     if self._own is None:
@@ -127,11 +131,24 @@ class PendingFiles:
                     failed(entry.turn, error)
                     return
 
+    def _abandon_lost(self, waiting: Sequence[PendingTurn]) -> None:
+        lost = [file for file in self._files() if not file.is_there]
+        for entry in waiting:
+            if entry.file in lost:
+                entry.file = None
+        for file in lost:
+            file.abandon()
+        self._adopted = [file for file in self._adopted if file not in lost]
+        self._own = None if self._own in lost else self._own
+
+    def _files(self) -> list[SpoolFile]:
+        return [*self._adopted, *([self._own] if self._own else [])]
+
     async def note(self, entry: PendingTurn) -> None:
         """Record the tries of a turn and the error, for inspection."""
-        if entry.file is not None:
-            with contextlib.suppress(OSError):  # the turn itself is safe
-                async with self.writing:
+        async with self.writing:
+            if entry.file is not None:
+                with contextlib.suppress(OSError):  # the turn itself is safe
                     await asyncio.to_thread(entry.file.failed, entry)
 
     async def renew(self, entry: PendingTurn) -> None:
@@ -150,7 +167,7 @@ class PendingFiles:
     async def compact(self, waiting: Sequence[PendingTurn]) -> None:
         """Move the waiting turns to a new file, so that the texts of others leave the disk."""
         async with self.writing:
-            old = [*self._adopted, *([self._own] if self._own else [])]
+            old = self._files()
             on_disk = [entry for entry in waiting if entry.file is not None]
             if self._folder is None or not on_disk:
                 return  # a file without turns is empty already
@@ -163,7 +180,7 @@ class PendingFiles:
 
     async def close(self) -> None:
         """Close the files; pending turns stay for the next start."""
-        for file in [*self._adopted, *([self._own] if self._own else [])]:
+        for file in self._files():
             await asyncio.to_thread(file.close)
 
 

@@ -86,6 +86,15 @@ class SpoolFile:
             os.write(descriptor, b"\n")
         return cls(path, descriptor)
 
+    @property
+    def is_there(self) -> bool:
+        """True while the path names this file; after its removal nothing that is written to it can be found."""
+        try:
+            named = self.path.stat()
+        except OSError:
+            return False
+        return os.path.samestat(named, os.fstat(self._descriptor))
+
     def entries(self) -> list[PendingTurn]:
         """Return the turns that the file still keeps, oldest first; lines that cannot be read get their own files."""
         content = read_spool(self.path)
@@ -147,6 +156,10 @@ class SpoolFile:
         """Close the file; remove it if it keeps no turn."""
         if not self._open_entries and read_spool(self.path).empty:
             self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def abandon(self) -> None:
+        """Close the file without removing anything; it was removed or replaced."""
         os.close(self._descriptor)
 
     def _append(self, line: dict[str, Any]) -> None:
