@@ -46,7 +46,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 
 class ThreadkeepError(Exception):
@@ -413,6 +413,19 @@ class StoreUnavailable(StoreError, ConnectionError):
     def __init__(self, sentence: str, *, interrupted: bool = False) -> None:
         super().__init__(sentence)
         self.interrupted = interrupted
+
+
+class DatabaseFileReplaced(StoreUnavailable):
+    """The file of a SQLite database was removed or replaced while this process had it open; nothing is written."""
+
+    CURE: ClassVar[str] = (
+        "The database file was removed or replaced while this process had it open, so nothing is written. Put the "
+        "file back, or restart this process to use the file that is there now."
+    )
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: {self.CURE}")
+        self.path = path
 
 
 class PendingFolderUnusable(StoreUnavailable):

@@ -264,6 +264,15 @@ def test_what_waits_to_be_written_is_found(cli: CommandLine) -> None:
     assert "canary" not in outcome.out
 
 
+def test_what_waits_for_a_replaced_file_says_to_restart(cli: CommandLine) -> None:
+    """The process that has the old file open writes nothing until then."""
+    cli("migrate")
+    living = keep(cli, error="DatabaseFileReplaced")
+    finding = _finding(cli("doctor", "--json"), "pending writes")
+    living.close()
+    assert "restart" in finding["cure"]
+
+
 def test_what_waits_for_another_database_is_found(cli: CommandLine) -> None:
     """Nobody would deliver it as things are."""
     cli("migrate")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from tests.web.services import check_problem, client_of, say, settings_for
+from tests.recorded_events import RecordedEvents
+from tests.web.services import check_problem, client_of, opened_app, say, settings_for
+from threadkeep import Message, open_memory
 from threadkeep.app import App, open_app
 from threadkeep.errors import StoreUnavailable
+from threadkeep.observe import WriteFailed
 from threadkeep.records.runs import NewRun
 from threadkeep.runs.requests import RunRequest
 from threadkeep.store.migrations import known_migrations
+from threadkeep.testing import ScriptedModel
 from threadkeep.web.api import health
 
 _SCHEMA = known_migrations("sqlite")[-1][0]
@@ -59,6 +64,32 @@ async def test_without_its_database_it_is_not(
     assert (problem["ready"], problem["backend"], problem["pending_writes"]) == (False, "sqlite", 0)
     assert problem["schema_version"] == _SCHEMA
     assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_a_replaced_database_file_is_named_with_the_cure(tmp_path: Path) -> None:
+    """By readiness, by the 503 of a write, by the log, and by what waits: reads of the old file still succeed."""
+    settings = settings_for(tmp_path, database_url=f"sqlite:///{tmp_path}/threadkeep.db")
+    async with opened_app(ScriptedModel(["hello"]), settings) as app, client_of(app) as client:
+        await say(client, "hi", session_id="s1")
+        path, events = tmp_path / "threadkeep.db", RecordedEvents()
+        shutil.copy(path, tmp_path / "copy.db")
+        (tmp_path / "copy.db").rename(path)
+        ready = check_problem(await client.get("/readyz"), 503, "database-unavailable")
+        assert ready["ready"] is False
+        body = {"scope": "workspace", "owner": "shop", "key": "a", "value": "b"}
+        refused = check_problem(await client.put("/api/v1/facts", json=body), 503, "database-unavailable")
+        for detail in (ready["detail"], refused["detail"]):
+            assert "removed or replaced" in detail
+            assert "restart this process" in detail
+            assert str(tmp_path) not in detail
+    async with open_memory(f"sqlite:///{path}", observers=[events], options=settings.memory_options()) as memory:
+        shutil.copy(path, tmp_path / "copy.db")
+        (tmp_path / "copy.db").rename(path)
+        assert await memory.session("s2").record([Message(role="user", content="waits")]) is None
+        failed = events.of(WriteFailed)
+        assert {(event.error, "restart this process" in str(event.reason)) for event in failed} == {
+            ("DatabaseFileReplaced", True)
+        }
 
 
 async def test_metrics_count_turns(client: httpx2.AsyncClient) -> None:

@@ -15,7 +15,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.opening import command_settings
 from threadkeep.cli.problems import Finding, Level
 from threadkeep.cli.terminal import counted, duration, file_size, terminal
-from threadkeep.errors import InvalidSettings, PendingFolderUnusable
+from threadkeep.errors import DatabaseFileReplaced, InvalidSettings, PendingFolderUnusable
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -166,8 +166,10 @@ def _waiting(files: list[WaitingFile]) -> Finding:
     detail = f"{counted(len(entries), 'turn')} to be written, the oldest for {duration(age)}"
     detail += f", {left} of them left by processes that are gone" if left else ""
     detail += f"; last error: {', '.join(errors)}" if errors else ""
-    refused = [error for error in errors if error != "StoreUnavailable"]
+    refused = [error for error in errors if error not in ("StoreUnavailable", DatabaseFileReplaced.__name__)]
     cure = "They are written when the database takes them again" + ("; start the service or a chat." if left else ".")
+    if DatabaseFileReplaced.__name__ in errors:
+        cure = DatabaseFileReplaced.CURE.replace("this process", "a process")
     if refused:
         cure += " What is refused for good stays until somebody drops it: threadkeep pending list"
     return Finding("pending writes", "fail" if age > _OLD_SECONDS else "warn", f"{detail}.", cure)

@@ -76,6 +76,7 @@ class Memory:
         self.opened_with: tuple[DatabaseAddress, MemoryOptions] | None = (parts.address, parts.options)
         self._backend = parts.backend
         self._address = parts.address
+        self._driver = parts.driver
         self._conversations = parts.conversations
         self.runs = parts.runs
         self.channels = parts.channels
@@ -122,6 +123,15 @@ class Memory:
     def retention(self) -> Pruner:
         """The retention of messages and sessions."""
         return self._backend.retention
+
+    async def check_database(self) -> None:
+        """Check that the database answers, and that a SQLite file is still the one that was opened.
+
+        Raises:
+            StoreUnavailable: it does not; the error says what to do.
+        """
+        await self._driver.check_file()
+        await self.runs.run("readyz")  # any lookup by key: no run has this one
 
     async def graph_store(self) -> BaseStore:
         """Return the LangGraph store of the options' database, opened on first use; it closes with this memory.

@@ -7,7 +7,7 @@ import time
 from typing import TypedDict
 
 from threadkeep.context.manifest import WindowManifest
-from threadkeep.errors import StoreError
+from threadkeep.errors import DatabaseFileReplaced, StoreError
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import (
     AnswerDiscarded,
@@ -53,7 +53,8 @@ class SessionEvents:
 
     def write_failed(self, error: Exception, outcome: Outcome) -> None:
         """Report that an attempt to write a turn failed."""
-        self._observer.notify(WriteFailed(**self._labels, outcome=outcome, error=type(error).__name__))
+        reason = error.CURE if isinstance(error, DatabaseFileReplaced) else None
+        self._observer.notify(WriteFailed(**self._labels, outcome=outcome, error=type(error).__name__, reason=reason))
 
     def deferred(self, messages: int) -> None:
         """Report that a turn became pending."""

@@ -82,11 +82,13 @@ class ReadFailed(StoreEvent):
 class WriteFailed(StoreEvent):
     """A turn could not be written: `fallback` if it was spooled for a retry, else `error` or `conflict`.
 
-    It is emitted once for each failing attempt; only this event increases the counter of failed writes.
+    It is emitted once for each failing attempt; only this event increases the counter of failed writes. `reason` says
+    what a person has to do, where waiting does not help.
     """
 
     outcome: Outcome = "error"
     error: str
+    reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,6 +109,14 @@ class Driver(Protocol):
         """The name of the engine."""
         ...
 
+    async def check_file(self) -> None:
+        """Check that the file of a SQLite database is still the one that was opened.
+
+        Raises:
+            DatabaseFileReplaced: it was removed or replaced.
+        """
+        ...
+
     def reading(self) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for reading."""
         ...

@@ -73,6 +73,9 @@ class PostgresDriver:
         """The name of the engine."""
         return "postgres"
 
+    async def check_file(self) -> None:
+        """Do nothing: the server has the files."""
+
     @classmethod
     async def open(cls, dsn: str, options: StoreOptions, *, read_only: bool = False) -> Self:
         """Return a driver with a filled pool.

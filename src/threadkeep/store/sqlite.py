@@ -68,6 +68,11 @@ class SqliteDriver:
         """The name of the engine."""
         return "sqlite"
 
+    async def check_file(self) -> None:
+        """Check that the path still names the open file."""
+        if self._file is not None:
+            await asyncio.to_thread(self._file.check)
+
     def reading(self) -> AbstractAsyncContextManager[SqliteConnection]:
         """Lend a connection for reading; if its user is cancelled, its statement is interrupted."""
         return self._reading_memory() if self._path is None else _Reading(self)
@@ -187,8 +192,7 @@ class SqliteDriver:
 
     async def _connect(self) -> SqliteConnection:
         read_only = self._read_only
-        if self._file is not None:
-            await asyncio.to_thread(self._file.check)
+        await self.check_file()
         if self._path is not None:
             read_only = read_only or await asyncio.to_thread(is_read_only, self._path)
         with translated():

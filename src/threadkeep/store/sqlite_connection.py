@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import aiosqlite
 
-from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
+from threadkeep.errors import DatabaseFileReplaced, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.store.driver import DuplicateRow, Parameters, Row, Statement
 
 # aiosqlite's debug log contains the parameters of every statement, which are people's texts. No level may show it.
@@ -91,7 +91,7 @@ def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> sqlite3
     """Begin a write transaction; wait for the file's lock as long as the connection does, or `wait_seconds`.
 
     Raises:
-        StoreUnavailable: the file was removed or replaced.
+        DatabaseFileReplaced: the file was removed or replaced.
     """
     if isinstance(connection, BatchingConnection) and connection.file is not None:
         connection.file.check()
@@ -184,13 +184,10 @@ class OpenFile(NamedTuple):
         """Check that the path still names this file. Blocking I/O.
 
         Raises:
-            StoreUnavailable: it names no file, or another one.
+            DatabaseFileReplaced: it names no file, or another one.
         """
         if OpenFile.of(self.path) != self:
-            raise StoreUnavailable(
-                f"The database file {self.path} was removed or replaced while it was open, so nothing is written. "
-                "Put the file back, or restart this process to use the file that is there now."
-            )
+            raise DatabaseFileReplaced(self.path)
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
         """Let a connection check the file before each of its transactions."""

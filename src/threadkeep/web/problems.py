@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from threadkeep.errors import (
     BudgetTooSmall,
     ChannelNotFound,
+    DatabaseFileReplaced,
     GraphitiClosed,
     GraphitiError,
     Interrupted,
@@ -126,6 +127,7 @@ _KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]]
             "item, or DELETE the session."
         ),
     ),
+    ((DatabaseFileReplaced,), 503, "database-unavailable", DatabaseFileReplaced.CURE),
     (
         (StoreError,),
         503,

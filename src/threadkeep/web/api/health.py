@@ -9,7 +9,7 @@ from dataclasses import asdict
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
 
-from threadkeep.errors import StoreError
+from threadkeep.errors import DatabaseFileReplaced, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.store.migrations import known_migrations
 from threadkeep.web.api.parameters import AppInUse
@@ -41,8 +41,7 @@ async def readyz(app: AppInUse) -> Readiness:
         pending_writes=app.memory.pending.count,
         unreadable_writes=len(await app.memory.pending.damaged()),
     )
-    if not await _database_answers(app.memory):
-        sentence = "The database does not answer; check that it runs. Turns are kept until it does."
+    if (sentence := await _trouble(app.memory)) is not None:
         problem = make_problem(503, "database-unavailable", sentence)
         raise ProblemRaised(problem.model_copy(update={**state.model_dump(), "ready": False}))
     return state
@@ -67,10 +66,13 @@ async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
         return None
 
 
-async def _database_answers(memory: Memory) -> bool:
+async def _trouble(memory: Memory) -> str | None:
+    """Return the reason why the database takes nothing, with the cure; None if it answers."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await memory.runs.run("readyz")  # any lookup by key: no run has this one
+            await memory.check_database()
+    except DatabaseFileReplaced as error:
+        return error.CURE
     except (StoreError, TimeoutError):
-        return False
-    return True
+        return "The database does not answer; check that it runs. Turns are kept until it does."
+    return None
