@@ -124,6 +124,23 @@ def test_a_person_chats_in_a_terminal(cli: CommandLine, screen: Screen) -> None:
     assert history.stat().st_mode & 0o777 == 0o600
 
 
+def test_an_input_history_of_an_earlier_version_is_closed_to_others(cli: CommandLine) -> None:
+    """It has what people typed."""
+    history = cli.folder / "state" / "threadkeep" / "chat_history"
+    history.parent.mkdir(parents=True)
+    history.write_text("\n+hello\n")
+    history.chmod(0o644)
+    screen = Screen(scripted_chat)
+    try:
+        screen.wait_for("you ")
+        screen.type("\x04")
+        assert screen.end() == 0
+    finally:
+        screen.process.kill()
+        screen.process.join()
+    assert history.stat().st_mode & 0o777 == 0o600
+
+
 def test_ctrl_c_at_the_prompt_leaves(screen: Screen) -> None:
     """Without a word of complaint."""
     screen.wait_for("you ")

@@ -109,6 +109,7 @@ async def test_a_person_is_gone_and_others_stay(kept: Memory) -> None:
     )
     assert {store.after for store in receipt.stores} == {0}
     assert "backups" in receipt.not_reached
+    assert any("chat_history" in name for name in receipt.not_reached)
     assert ANN not in str(receipt.to_dict())
     assert CANARY not in str(receipt.to_dict())
     assert [info.session_id async for info in memory.sessions(user_id=ANN)] == []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from threadkeep.cli.problems import Problem
 from threadkeep.cli.terminal import terminal
+from threadkeep.store.private_files import tighten
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -159,4 +160,5 @@ def _history() -> History:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     except OSError:
         return InMemoryHistory()
+    tighten(path)
     return FileHistory(path)

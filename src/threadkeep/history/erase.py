@@ -33,6 +33,7 @@ _ALWAYS = (
     "backups",
     "logs of model providers",
     "logs of the service, which have ids and no texts",
+    "inputs of `threadkeep chat` on each machine: the file chat_history in the state folder of its user",
     "the memory of other processes, which show nothing of it and drop it with their next call in the session",
 )
 _DEAD_ROWS = "dead rows of PostgreSQL until VACUUM, and its WAL"

@@ -25,7 +25,7 @@ def make_private_folder(folder: Path) -> None:
             place.mkdir(mode=0o700, exist_ok=True)
     own = user_data_path("threadkeep")
     if own in (folder, *folder.parents):
-        _tighten(own)
+        tighten(own)
 
 
 def make_private_database(path: Path) -> None:
@@ -37,7 +37,7 @@ def make_private_database(path: Path) -> None:
     with contextlib.suppress(OSError):  # it exists, or SQLite reports it, with its cure
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
     for ending in _BESIDE:
-        _tighten(path.with_name(path.name + ending))
+        tighten(path.with_name(path.name + ending))
 
 
 def is_read_only(path: Path) -> bool:
@@ -49,7 +49,7 @@ def _may_use(path: Path, mode: int) -> bool:
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _tighten(path: Path) -> None:
+def tighten(path: Path) -> None:
     """Take the permissions of others from a file or folder of this user, and say so."""
     with contextlib.suppress(OSError):
         state = path.stat()
