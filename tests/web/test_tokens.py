@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +31,15 @@ def token(key: str | EllipticCurvePrivateKey = SHARED, algorithm: str = "HS256",
     payload = {name: value for name, value in given.items() if value is not None}
     signed = jwt.encode(payload, key, algorithm, headers={"kid": "k1"})
     return {"authorization": f"Bearer {signed}"}
+
+
+def forged(claims: dict[str, object], algorithm: str, secret: bytes) -> str:
+    """A token as an attacker writes it, whom no library stops: signed with any bytes, or not at all."""
+    parts = [json.dumps(part).encode() for part in ({"alg": algorithm, "typ": "JWT"}, claims)]
+    said = b".".join(urlsafe_b64encode(part).rstrip(b"=") for part in parts)
+    digests = {"HS256": "sha256", "HS384": "sha384", "HS512": "sha512", "hs256": "sha256"}
+    signature = hmac.digest(secret, said, digests[algorithm]) if algorithm in digests else b""
+    return (said + b"." + urlsafe_b64encode(signature).rstrip(b"=")).decode()
 
 
 @pytest.fixture
@@ -99,16 +110,26 @@ async def test_any_other_token_is_refused(client: httpx2.AsyncClient, headers: d
     check_problem(await client.get("/api/v1/sessions", headers=headers), 401, "token-invalid")
 
 
-async def test_a_public_key_is_no_shared_secret(tmp_path: Path) -> None:
-    """Who knows the public key cannot sign with it."""
+async def test_a_public_key_is_no_shared_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who knows the public key cannot sign with it, also where the library would take it for a secret."""
+    monkeypatch.setattr(jwt.algorithms.HMACAlgorithm, "prepare_key", lambda _, key: key.encode())
     async for client in service_with(tmp_path, PEM):
         assert (await client.get("/api/v1/sessions", headers=token(PRIVATE, "ES256"))).status_code == 200
-        forged = jwt.api_jws.PyJWS(options={"enforce_minimum_key_length": False})
-        payload = json.dumps({"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": int(time.time()) + 60}).encode()
-        signed = forged.encode(payload, PEM.strip("-\n "), "HS256")
-        check_problem(
-            await client.get("/api/v1/sessions", headers={"authorization": f"Bearer {signed}"}), 401, "token-invalid"
-        )
+        claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": int(time.time()) + 60}
+        for algorithm in ("HS256", "HS384", "HS512", "none", "None", "NONE", "hs256"):
+            for secret in (PEM, PEM.strip(), ""):
+                headers = {"authorization": f"Bearer {forged(claims, algorithm, secret.encode())}"}
+                check_problem(await client.get("/api/v1/sessions", headers=headers), 401, "token-invalid")
+
+
+async def test_a_shared_secret_signs_and_nothing_else(client: httpx2.AsyncClient) -> None:
+    """The same forgery with the real secret is a token; an unsigned one is none."""
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": int(time.time()) + 60}
+    headers = {"authorization": f"Bearer {forged(claims, 'HS256', SHARED.encode())}"}
+    assert (await client.get("/api/v1/sessions", headers=headers)).status_code == 200
+    for algorithm, secret in (("none", b""), ("none", SHARED.encode()), ("HS256", b"")):
+        headers = {"authorization": f"Bearer {forged(claims, algorithm, secret)}"}
+        check_problem(await client.get("/api/v1/sessions", headers=headers), 401, "token-invalid")
 
 
 async def test_the_issuers_keys_are_read_at_its_address(tmp_path: Path, jwks: str) -> None:
