@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from typing import Any
@@ -16,7 +17,8 @@ from tests.limits import HANG_SECONDS
 from threadkeep import Memory, Message, Scope, open_memory
 from threadkeep.adapters.mcp import McpCaller, memory_server
 from threadkeep.settings import load_settings
-from threadkeep.web.mcp_keys import keyed_server
+from threadkeep.web.mcp_keys import keyed_server, serve_keyed
+from threadkeep.web.server import bind
 
 READING = ["facts", "get_context", "list_sessions", "read_messages", "search_messages"]
 
@@ -122,3 +124,32 @@ async def test_over_http_the_user_is_that_of_the_key(sqlite_memory: Memory) -> N
 
         assert await refused(reads.secret)
         assert not await refused(writes.secret)
+
+
+async def test_over_http_it_has_the_doors_of_the_service(sqlite_memory: Memory) -> None:
+    """A request that does not arrive is given up; too many of a key, or of a user, get 429."""
+    one = await sqlite_memory.api_keys.add("one", scope="read", user_id="ann")
+    two = await sqlite_memory.api_keys.add("two", scope="read", user_id="ann")
+    limits = {"header_timeout": 0.2, "requests_per_key": 2, "requests_per_user": 3}
+    settings = load_settings(database_url="sqlite://", **limits)
+    started = asyncio.Event()
+    server = await keyed_server(sqlite_memory, settings, "http://127.0.0.1", writes=False)
+    with bind("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        serving = asyncio.create_task(serve_keyed(server, settings, listening, on_start=started.set))
+        await started.wait()
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST /mcp HT")
+            assert b"408 Request Timeout" in await asyncio.wait_for(reader.read(), HANG_SECONDS)
+            writer.close()
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+                secrets = (one.secret, one.secret, one.secret, two.secret, two.secret)
+                sent = [{"Authorization": f"Bearer {secret}"} for secret in secrets]
+                answers = [await http.post("/mcp", json={}, headers=headers) for headers in sent]
+                assert [answer.status_code == 429 for answer in answers] == [False, False, True, False, True]
+                assert answers[-1].json()["type"] == "urn:threadkeep:too-many-requests"
+                assert answers[-1].headers["retry-after"]
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])

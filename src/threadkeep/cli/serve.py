@@ -194,8 +194,11 @@ async def _serve_stdio(memory: Memory, user: str | None, *, write: bool) -> None
 
 
 async def _serve_http(memory: Memory, settings: Settings, host: str, port: int, *, write: bool) -> None:
-    from threadkeep.web.mcp_keys import keyed_server
+    from threadkeep.web.mcp_keys import keyed_server, serve_keyed
+    from threadkeep.web.server import bind
 
+    settings = settings.model_copy(update={"host": host})  # the usual rate limits depend on it
     server = await keyed_server(memory, settings, f"http://{host}:{port}", writes=write)
-    terminal.note(f"Threadkeep serves MCP at http://{host}:{port}/mcp (Ctrl+C stops it)")
-    await server.run_streamable_http_async(host=host, port=port, stateless_http=True, json_response=True)
+    with bind(host, port) as listening:
+        started = f"Threadkeep serves MCP at http://{host}:{port}/mcp (Ctrl+C stops it)"
+        await serve_keyed(server, settings, listening, on_start=lambda: terminal.note(started))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from socket import socket
+
 from mcp.server import MCPServer
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from threadkeep.adapters.mcp import McpCaller, memory_server
 from threadkeep.errors import InvalidSettings
@@ -14,21 +18,31 @@ from threadkeep.memory import Memory
 from threadkeep.records.api_keys import KEY_SCOPES
 from threadkeep.settings import Settings
 from threadkeep.web.keys import KeyRing
-from threadkeep.web.rate_limits import RateLimits
+from threadkeep.web.problems import ProblemRaised, problem_response
+from threadkeep.web.rate_limits import Buckets, RateLimits
+from threadkeep.web.server import ConnectionLimits, Server
 
 
 class KeyVerifier:
     """A verifier of bearer tokens that accepts the keys of the service."""
 
-    def __init__(self, keys: KeyRing) -> None:
+    def __init__(self, keys: KeyRing, limits: RateLimits) -> None:
         self._keys = keys
+        self._limits = limits
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the owner of a key; None if it is no valid key."""
+        """Return the owner of a key; None if it is no valid key.
+
+        Raises:
+            ProblemRaised: the key or its user has sent too many requests (429).
+        """
         await self._keys.refresh()
-        caller = self._keys.caller(token.encode("utf-8", "surrogateescape"), RateLimits())
+        caller = self._keys.caller(token.encode("utf-8", "surrogateescape"), self._limits)
         if caller is None:
             return None
+        self._limits.count_key(caller.name)
+        if caller.user_id is not None:
+            self._limits.count_user(caller.user_id)
         scopes: list[str] = [*KEY_SCOPES[: KEY_SCOPES.index(caller.scope) + 1]]
         return AccessToken(token="", client_id=caller.name, scopes=scopes, subject=caller.user_id)
 
@@ -46,7 +60,40 @@ async def keyed_server(memory: Memory, settings: Settings, address: str, *, writ
         sentence = "Over HTTP each client needs a key; make one with `threadkeep keys add NAME --user ID`."
         raise InvalidSettings(sentence, variable="THREADKEEP_API_KEYS")
     auth = AuthSettings(issuer_url=AnyHttpUrl(address), resource_server_url=None)
-    return memory_server(memory, _caller, writes=writes, auth=auth, verifier=KeyVerifier(keys))
+    per_key, per_user = settings.requests_per_minute()
+    verifier = KeyVerifier(keys, RateLimits(Buckets(per_key), Buckets(per_user)))
+    return memory_server(memory, _caller, writes=writes, auth=auth, verifier=verifier)
+
+
+async def serve_keyed(
+    server: MCPServer[object], settings: Settings, listening: socket, *, on_start: Callable[[], None]
+) -> None:
+    """Serve on a bound socket until a signal, with the connection limits of the service."""
+    app = server.streamable_http_app(stateless_http=True, json_response=True, host=listening.getsockname()[0])
+    app.add_middleware(Problems)
+    limits = ConnectionLimits(settings.max_connections, settings.header_timeout, settings.body_timeout)
+    seconds = settings.shutdown_timeout
+    async with app.router.lifespan_context(app):
+        service = Server(app, _nothing, shutdown_seconds=seconds, on_start=on_start, limits=limits)
+        await service.serve(sockets=[listening])
+
+
+class Problems:
+    """Middleware that answers refusals of the verifier with their problem documents."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        try:
+            await self._app(scope, receive, send)
+        except ProblemRaised as error:
+            await problem_response(error.problem, error.headers)(scope, receive, send)
+
+
+async def _nothing(_: float) -> None:
+    """Wait for nothing: a request of MCP is no turn."""
 
 
 def _caller() -> McpCaller:

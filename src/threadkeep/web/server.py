@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from threadkeep.errors import InvalidSettings
@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        service: FastAPI,
+        service: Starlette,
         end_turns: Callable[[float], Coroutine[object, object, None]],
         *,
         shutdown_seconds: float,
