@@ -69,6 +69,18 @@ async def test_facts_are_listed_by_what_is_asked_for(client: httpx2.AsyncClient)
         check_problem(await client.get("/api/v1/facts", params={"cursor": cursor}), 422, "invalid-request")
 
 
+@pytest.mark.parametrize("path", ["facts", "procedures", "facts/proposals"])
+async def test_an_owner_without_its_scope_is_a_422(client: httpx2.AsyncClient, path: str) -> None:
+    """A filter is never ignored: the list would be everybody's."""
+    await remembered(client, **ANN, key="a", value="red")
+    await remembered(client, **SHOP, key="b", value="green")
+    refused = await client.get(f"/api/v1/{path}", params={"owner": "ann"})
+    check_problem(refused, 422, "invalid-request")
+    assert "scope" in refused.json()["detail"]
+    if path == "facts/proposals":
+        check_problem(await client.get(f"/api/v1/{path}", params={"scope": "user"}), 422, "invalid-request")
+
+
 async def test_facts_are_forgotten_with_all_their_values(client: httpx2.AsyncClient) -> None:
     """One, some by their ids, some by their keys, or all of an owner."""
     old = await remembered(client, **ANN, key="a", value=1)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from threadkeep.errors import KnowledgeNotFound
+from threadkeep.errors import InvalidInput, KnowledgeNotFound
 from threadkeep.knowledge.views import (
     DecisionInput,
     FactInput,
@@ -38,6 +38,7 @@ from threadkeep.web.api.parameters import (
     Limit,
     OwnerInQuery,
     read_cursor,
+    scope_in_query,
     write_cursor,
 )
 from threadkeep.web.problems import documented
@@ -66,7 +67,7 @@ async def list_facts(
 ) -> FactList:
     """List facts, most recently changed first; with a scope and an owner only theirs."""
     query = FactQuery(
-        Scope(scope, owner) if scope and owner else None,
+        scope_in_query(scope, owner),
         scope,
         kind,
         key,
@@ -123,9 +124,11 @@ async def list_proposals(
     cursor: Cursor = None,
 ) -> ProposalList:
     """List the facts that were proposed from messages, most recently changed first, each with its message."""
+    if scope is not None and owner is None:
+        raise InvalidInput("A `scope` of proposals needs its `owner`, such as scope=user&owner=ann.")
     query = ProposalQuery(
         status,
-        Scope(scope, owner) if scope and owner else None,
+        scope_in_query(scope, owner),
         session_id,
         user_id,
         limit,
@@ -186,7 +189,7 @@ async def list_procedures(
 ) -> ProcedureList:
     """List procedures, most recently changed first; with a scope and an owner only theirs."""
     query = ProcedureQuery(
-        Scope(scope, owner) if scope and owner else None,
+        scope_in_query(scope, owner),
         scope,
         name,
         q,

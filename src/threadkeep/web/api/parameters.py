@@ -11,7 +11,7 @@ from fastapi import Depends, Path, Query, Request
 
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
-from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS
+from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Scope, ScopeKind
 from threadkeep.store.codec import clean_text
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.schemas import GivenId
@@ -63,6 +63,19 @@ type OwnerInQuery = Annotated[
     ),
 ]
 type RunId = Annotated[GivenId, Path(description="The run, as the answer to a message names it.")]
+
+
+def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
+    """Return the scope that a kind and an owner name; None without an owner.
+
+    Raises:
+        InvalidInput: an owner without a kind names no scope.
+    """
+    if owner is None:
+        return None
+    if scope is None:
+        raise InvalidInput("An `owner` needs its `scope`, such as scope=user&owner=ann.")
+    return Scope(scope, owner)
 
 
 def write_cursor(position: tuple[datetime, str] | tuple[datetime, str, int] | None) -> str | None:
