@@ -24,7 +24,7 @@ from threadkeep.testing import ScriptedModel
 SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 423
 # Repairs of erase, export and the doors of the service, which a review asked for, brought 350 lines.
-MOST_LINES = 80_369
+MOST_LINES = 80_372
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 38

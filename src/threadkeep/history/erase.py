@@ -159,10 +159,15 @@ class Eraser:
             return "unsigned"
         erased = {receipt.subject, *receipt.ids}
         there = any(digest(f"{receipt.kind}:{name}") in erased for name in await self._names(receipt.kind))
+        if receipt.kind == "user" and await self._memory.has_graph_store():
+            store = await self._memory.graph_store()
+            labels = {label async for namespace in _namespaces(store) for label in namespace}
+            known = tuple(label for label in labels if digest(f"user:{label}") in erased)
+            there = there or bool(await self.items(Erasable(ids=known)))  # a store may list empty namespaces
         return "there" if there or not receipt.complete else "gone"
 
     async def _names(self, kind: ErasedKind) -> set[str]:
-        """Return the ids of all persons, or of all sessions, in every store that an erase searches."""
+        """Return the ids of all persons, or of all sessions, in the tables, in pending turns and in conversations."""
         names = set(await self._rows.known(sessions=kind == "session"))
         for entry in await self.waiting():
             names |= {entry.turn.session_id} if kind == "session" else _people(entry.turn.user_id, entry.turn.messages)
@@ -173,8 +178,6 @@ class Eraser:
                     names.add(info.session_id)
                 else:
                     names |= _people(info.user_id, await _sent_to(memory.session(info.session_id)))
-        if kind == "user" and await self._memory.has_graph_store():
-            names |= {label async for namespace in _namespaces(await self._memory.graph_store()) for label in namespace}
         return names
 
     async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
