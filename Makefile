@@ -9,7 +9,7 @@ export VENV
 PYTHON_HERE := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow browser chaos fuzz lint type docs bench fmt lock foreign sbom audit with-sbom with-server with-dev with-bench
+.PHONY: help setup run test slow suites browser chaos fuzz lint type docs bench fmt lock foreign sbom audit with-sbom with-server with-dev with-bench
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,6 +28,9 @@ test: with-dev ## run the tests, on SQLite and on a PostgreSQL of their own
 
 slow: with-dev ## run the tests that take long: processes that are killed, random requests and sessions, benches
 	$(PYTEST) -m slow $(ARGS)
+
+suites: with-dev ## run the suites of the stores once more, on encrypted files and on partitioned tables (ten minutes)
+	$(PYTHON_HERE) -m pytest -m suites $(ARGS)
 
 # Beside the set `dev`, and only where there is a browser: the driver alone is 130 MB.
 browser: with-dev ## test the console in Chromium, where it is installed: live pages, keys, and no violation that axe finds

@@ -74,8 +74,11 @@ async def test_customers_are_answered_once_through_kills(shared_url: str, tmp_pa
 
                 async def all_answered() -> bool:
                     counts = await memory.channels.outbox.counts()
-                    heard = [await memory.session(_session(customer)).count() for customer in CUSTOMERS]
-                    return min(heard) > MESSAGES and not any(at in ("waiting", "ready") for _, at in counts)
+                    told = [await memory.session(_session(customer)).tail(1000) for customer in CUSTOMERS]
+                    heard = [sum(message.role == "user" for message in messages) for messages in told]
+                    is_answered = all(messages and messages[-1].role == "assistant" for messages in told)
+                    waits = any(at in ("waiting", "ready") for _, at in counts)
+                    return min(heard) >= MESSAGES and is_answered and not waits
 
                 await until(all_answered)
                 for customer in CUSTOMERS:

@@ -267,6 +267,7 @@ INTERNAL = {
         "empty_messages",
         "keep_index",
         "has_graph_store",
+        "overwrite_graph_store",
         "open",
     },
     "Session": {

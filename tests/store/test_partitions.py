@@ -382,7 +382,7 @@ async def test_an_answer_is_unique_in_partitions_too(partitioned_url: str, memor
             assert (await memory.session(name).append(turn.messages)).duplicates == ("same",)
 
 
-@pytest.mark.slow
+@pytest.mark.suites
 def test_the_suites_of_the_store_run_on_partitions() -> None:
     """All tests that open PostgreSQL in `tests/store`, `tests/graph_store` and `tests/history`, but two.
 

@@ -61,7 +61,7 @@ def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.suites
 def test_the_suite_of_the_store_runs_on_encrypted_files() -> None:
     """All tests that open SQLite files in `tests/store`, `tests/graph_store` and `tests/history`."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-k", "sqlite-file", "-x"]
