@@ -15,6 +15,7 @@ from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import GraphitiClosed, InvalidInput, KnowledgeNotFound
 from threadkeep.knowledge.graphiti.turns import group_id_of
+from threadkeep.knowledge.promotion import Promotion
 from threadkeep.observe import EpisodesDelivered
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.records.knowledge import Scope
@@ -107,6 +108,40 @@ async def test_withdrawn_consent_stops_everything_at_once(
     assert await allowed.graphiti.retry() == 4
     await deliver(allowed, clock)
     assert contents(graphiti) == ["question 1", "answer 1"]
+
+
+async def test_messages_without_consent_for_their_kind_do_not_hold_up_others(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """A batch of them stays queued, and is sent as soon as it may be."""
+    await allow(allowed, "promoted_facts")
+    for number in range(20):
+        await allowed.graphiti.promote(Promotion("decision", f"Decision {number}"), "shop")
+    await allow(allowed)
+    await talk(allowed)
+    await deliver(allowed, clock)
+    assert contents(graphiti, WORKSPACE) == ["question 1", "answer 1"]
+    status = await allowed.graphiti.status()
+    assert (status.counts["queued"], status.troubles) == (20, {"no_consent": 1})
+    await allow(allowed, "promoted_facts")
+    await deliver(allowed, clock)
+    assert len(contents(graphiti, WORKSPACE)) == 22
+
+
+async def test_messages_of_an_untrusted_workspace_do_not_hold_up_others(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """In the group of a person who talks in several workspaces."""
+    async with opening(scopes=("session", "user")) as memory:
+        await allow(memory)
+        await memory.graphiti.consents.trust("lab", by="ops")
+        told = [Message(role="user", content="q"), Message(role="assistant", content="a")]
+        for _ in range(10):
+            await memory.session("room:2", user_id="ann", workspace="lab").append(told)
+        await memory.graphiti.consents.distrust("lab")
+        await talk(memory)
+        await deliver(memory, clock)
+        assert contents(graphiti, group_id_of(Scope("user", "ann"))) == ["question 1", "answer 1"]
 
 
 async def test_consent_is_for_one_endpoint(

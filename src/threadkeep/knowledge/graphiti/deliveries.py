@@ -117,8 +117,9 @@ class Deliveries:
         return [OnTheWay(row[0], row[1], time_of(row[2]), row[3], time_of(row[4])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
-        """Return the first queued messages of a group, in order."""
-        rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit})
+        """Return the first queued messages of a group that may be sent now, in order."""
+        allowed = {"endpoint": self._endpoint, "version": CONSENT_VERSION}
+        rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit, **allowed})
         return [_waiting(row) for row in rows]
 
     async def mark_sent(

@@ -170,7 +170,7 @@ class DeliveryWorker:
         await self._deliveries.bury(gone, "gone")
         batch = [one for one in batch if one.content is not None]
         if not batch:
-            return _Pause(0.0 if gone else self._options.poll_seconds)
+            return _Pause(0.0) if gone else await self._pause_without_messages(lease)
         # Backfill is last: if the first message is backfill, all of them are.
         is_backfill = batch[0].backfill
         if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
@@ -189,6 +189,11 @@ class DeliveryWorker:
             return _Pause(0.0)
         await self._send(lease, batch)
         return _Pause(min(self._options.poll_seconds, 1.0) / 2)
+
+    async def _pause_without_messages(self, lease: Lease) -> _Pause:
+        """Return the pause of a group without a message that may be sent: with its reason if any are queued."""
+        queued, _ = await self._deliveries.open_of(lease.group_id)
+        return _Pause(_LONGEST_POLL_SECONDS, error="no_consent") if queued else _Pause(self._options.poll_seconds)
 
     async def _progress(self) -> tuple[int, datetime | None]:
         """Return the number of unconfirmed messages and the last sign of progress, read once per poll."""

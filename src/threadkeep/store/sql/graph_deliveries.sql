@@ -34,7 +34,7 @@ WHERE group_id = :group_id AND status IN ('queued', 'sent') AND status = 'sent'
 ORDER BY number
 
 -- name: waiting
--- What is said now goes before earlier talk.
+-- What is said now goes before earlier talk. What may not be sent now stays, and does not hold up later messages.
 SELECT
     d.number, d.name, d.said_at, d.attempts, d.role, d.scope, d.content, m.content, m.author, m.superseded_at, d.session_id,
     d.backfill, s.user_id
@@ -42,6 +42,17 @@ FROM chat_graph_deliveries d
     LEFT JOIN chat_messages m ON m.session_id = d.session_id AND m.id = d.message_id
     LEFT JOIN chat_sessions s ON s.session_id = d.session_id
 WHERE d.group_id = :group_id AND d.status IN ('queued', 'sent') AND d.status = 'queued'
+    AND EXISTS (SELECT 1 FROM chat_graph_trust t WHERE t.workspace = coalesce(d.workspace, ''))
+    AND EXISTS (
+        SELECT 1 FROM chat_graph_grants c
+        WHERE c.endpoint = :endpoint AND c.version = :version
+            AND c.data_classes LIKE '% ' || CASE
+                WHEN d.session_id IS NULL THEN 'promoted_facts'
+                WHEN d.role = 'system' THEN 'system_messages'
+                WHEN d.backfill THEN 'backfill'
+                ELSE 'chat_text'
+            END || ' %'
+    )
 ORDER BY d.backfill, d.number
 LIMIT :limit
 
