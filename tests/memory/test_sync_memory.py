@@ -268,6 +268,7 @@ INTERNAL = {
         "keep_index",
         "has_graph_store",
         "overwrite_graph_store",
+        "check_database",
         "open",
     },
     "Session": {
