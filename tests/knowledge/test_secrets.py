@@ -26,6 +26,13 @@ from threadkeep.knowledge.promotion import looks_like_secret
         "xoxb-123456789012-abc",
         "我的密码是abc123",
         'config {"secret": "s3cr3t"}',
+        "password is: hunter22",
+        "the password to the server is hunter22",
+        "password hunter22",
+        "pw: swordfish",
+        "Authorization: Bearer eyJhbGciOiJIUzI1NiJ9.e30.abc",
+        "authorization=Basic dXNlcjpwYXNz",
+        "token=abcdef",
     ],
 )
 def test_secrets_are_known_by_their_shape_or_the_word_before_them(text: str) -> None:
@@ -47,8 +54,21 @@ def test_secrets_are_known_by_their_shape_or_the_word_before_them(text: str) -> 
         "He likes skating and risk-taking.",
         "AKIRA is a film",
         "the key question is when",
+        "the secret is patience",
+        "token: refresh it daily",
+        "the password to success is patience",
+        "They went to Password Island in 2024.",
+        "the bearer of good news",
     ],
 )
 def test_other_texts_are_no_secrets(text: str) -> None:
     """Words that secrets are named by are words, too."""
     assert not looks_like_secret(text)
+
+
+@pytest.mark.parametrize(
+    "part", ["token:", "password ", "secret for ", "api key ", "eyJ ", "pw", "password to is ", " "]
+)
+def test_a_long_text_is_read_in_linear_time(part: str) -> None:
+    """In quadratic time this would take hours."""
+    assert not looks_like_secret(part * 20_000 + "and so on")

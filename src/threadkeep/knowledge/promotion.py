@@ -11,19 +11,32 @@ from typing import Literal, NamedTuple, get_args
 from threadkeep.errors import InvalidInput
 from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, FactKind, ScopeKind
 
+# Each repetition has a limit, so that a text from outside is read in linear time.
+_PHRASE = r"(?:pass(?:word|wd|phrase|code)|\bpwd|\bpw\b|密码|口令)\w{0,2}[\"'`]?"
+_KEY = r"(?:token|secret|(?:api|access|private)[ -]?key|密钥|令牌)\w{0,2}[\"'`]?"
+_VERB = r"(?:\s{1,9}(?:is|are|was)\b|\s{0,9}[是为])"
+_JOINT = rf"(?:{_VERB}\s{{0,9}}[=:：]?|\s{{0,9}}[=:：])\s{{0,9}}"
+_WITH_DIGIT = r"(?=\S{3})\S{0,80}\d"
 _NAMED = re.compile(
-    r"(?:pass(?:word|wd|phrase|code)|\bpwd|token|secret|(?:api|access|private)[ _-]?key|密码|口令|密钥|令牌)"
-    r"\w{0,2}[\"'`]?\s*(?:is|are|was|=|:|：|是|为)\s*\S{3,}",
-    re.IGNORECASE,
+    rf"{_PHRASE}{_JOINT}\S{{3,}}"
+    rf"|{_PHRASE}\s{{1,9}}(?=\S{{6}})(?=\S{{0,80}}[^\W\d])\S{{0,80}}\d"
+    rf"|{_KEY}{_JOINT}(?:{_WITH_DIGIT}|[\w+/=.~-]{{24,}})"
+    rf"|{_KEY}\s{{0,9}}(?:=\s{{0,9}}\S{{3,}}|[:：]\s{{0,9}}\S{{3,80}}\s{{0,9}}$)"
+    rf"|(?:{_PHRASE}|{_KEY})\s{{1,9}}(?:to|for|of|on|at|in)\s[^.\n]{{1,60}}?{_JOINT}{_WITH_DIGIT}",
+    re.IGNORECASE | re.MULTILINE,
 )
 _SHAPED = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|\bgh[pousr]_\w{4,}|\bgithub_pat_\w{4,}|\bsk-[\w-]{8,}|\bAKIA[0-9A-Z]{8,}|\bxox[a-z]-[\w-]{4,}"
+    r"|\bgh[pousr]_\w{4,}|\bgithub_pat_\w{4,}|\bsk-[\w-]{8,}|\bAKIA[0-9A-Z]{8,}|\bxox[a-z]-[\w-]{4,}|\beyJ[\w-]{8,}"
+    r"|(?i:\bauthorization[\"']?\s{0,9}[:=]\s{0,9}[\"']?(?:bearer|basic|token)\s{1,9}\S{4,})"
 )
 
 
 def looks_like_secret(text: str) -> bool:
-    """Return True if a text contains a password, a token or a key, by its shape or by the word before it."""
+    """Return True if a text contains a password, a token or a key, by its shape or by the word before it.
+
+    A value that follows the word for a token or a key without a digit may be a word like others.
+    """
     return bool(_SHAPED.search(text) or _NAMED.search(text.replace("_", " ")))
 
 
