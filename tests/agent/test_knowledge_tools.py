@@ -68,6 +68,15 @@ async def test_an_agent_remembers_for_the_runs_user(memory: Memory) -> None:
     assert lines_of(result) == [{"key": "home_city", "value": "Lisbon", "about": "user", "since": "2026-01-01"}]
 
 
+@pytest.mark.parametrize("odd", ["a\ud83d", "a\x00", " "], ids=["surrogate", "nul", "blank"])
+async def test_a_key_that_cannot_be_stored_is_explained_to_the_model(memory: Memory, odd: str) -> None:
+    """And the turn goes on."""
+    assert (await told(memory, "remember", {"key": odd, "value": "x"})).startswith("Not remembered. A fact's key")
+    assert (await told(memory, "forget", {"key": odd})).startswith("Nothing was forgotten. A fact's key")
+    for name, argument in (("recall", "query"), ("recall_procedure", "goal")):
+        assert "known" in await told(memory, name, {argument: odd})
+
+
 async def test_another_value_takes_the_place_of_the_one_before(memory: Memory) -> None:
     """And the same one is confirmed."""
     for value, answer in (

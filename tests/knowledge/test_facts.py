@@ -27,7 +27,7 @@ from threadkeep import (
 )
 from threadkeep.history.pending import PendingOptions
 from threadkeep.records.json_values import Json
-from threadkeep.records.knowledge import FactKind, FactQuery
+from threadkeep.records.knowledge import FactKind, FactQuery, ProcedureQuery, ProposalQuery
 from threadkeep.testing import SettableClock
 
 ADA = Scope("user", "ada")
@@ -406,3 +406,23 @@ def write_facts(url: str, folder: str, number: int) -> int:
             return _ROUNDS
 
     return asyncio.run(write())
+
+
+@pytest.mark.parametrize("odd", ["nul\x00", "half \ud83d", " "], ids=["nul", "surrogate", "blank"])
+async def test_a_name_that_no_database_keeps_is_refused_or_not_found(memory: Memory, odd: str) -> None:
+    """The same on each database: as a key, as an id, and as a filter."""
+    await memory.knowledge.remember(ADA, "diet", "vegan")
+    for call in (
+        memory.knowledge.forget(ADA, odd),
+        memory.knowledge.forget_facts([odd]),
+        memory.knowledge.fact(odd),
+        memory.procedures.procedure(odd),
+        memory.procedures.forget([odd]),
+        memory.proposals.proposal(odd),
+    ):
+        with pytest.raises(InvalidInput):
+            await call
+    assert await memory.knowledge.facts(ADA, key=odd) == []
+    assert (await memory.procedures.page(ProcedureQuery(name=odd)))[0] == []
+    assert (await memory.proposals.page(ProposalQuery(session_id=odd)))[0] == []
+    assert await values_of(memory, ADA) == {"diet": "vegan"}

@@ -265,3 +265,12 @@ async def test_a_model_proposes_facts_from_the_chat(tmp_path: Path) -> None:
         assert decided.json()["decided_by"] == "ann"
         await say(client, "Where do I live?", session_id="room:2", user_id="ann")
         assert '> city: "Lisbon" (user' in "".join(str(message.text) for message in model.calls[2])
+
+
+@pytest.mark.parametrize("kind", ["facts", "procedures"])
+@pytest.mark.parametrize("odd", ["\\ud83d", "\\u0000"])
+async def test_an_id_that_no_database_keeps_is_a_422(client: httpx2.AsyncClient, kind: str, odd: str) -> None:
+    """A lone surrogate cannot be in an answer either."""
+    json_type = {"content-type": "application/json"}
+    answer = await client.post(f"/api/v1/{kind}/forget", content=f'{{"ids": ["{odd}"]}}', headers=json_type)
+    check_problem(answer, 422, "invalid-request")

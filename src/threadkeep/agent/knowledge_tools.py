@@ -267,6 +267,8 @@ class _KnowledgeTools:
         try:
             async with session.timeout():
                 gone = [await self._memory.knowledge.forget(scope, name) for name in {key, _normalised(key)}]
+        except InvalidInput as error:
+            return f"Nothing was forgotten. {error}"
         except StoreClosed:
             raise
         except (StoreError, TimeoutError) as error:

@@ -27,7 +27,18 @@ from threadkeep.knowledge.rows import (
 )
 from threadkeep.observe import Observer
 from threadkeep.records.json_values import Json
-from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, Fact, FactKind, FactQuery, NewFact, Scope
+from threadkeep.records.knowledge import (
+    MAX_KEY_CHARACTERS,
+    MAX_OWNER_CHARACTERS,
+    SCOPE_KINDS,
+    Evidence,
+    Fact,
+    FactKind,
+    FactQuery,
+    NewFact,
+    Scope,
+    check_name,
+)
 from threadkeep.store.codec import clean_text, time_text
 from threadkeep.store.driver import Connection, Driver
 from threadkeep.store.statements import for_rows, row_parameters
@@ -98,6 +109,7 @@ class Knowledge:
         """Return the fact with an id, also if it is no longer valid.
 
         Raises:
+            InvalidInput: no fact can have this id.
             KnowledgeNotFound: the fact does not exist, or the user may not see it.
         """
         async with self._driver.reading() as connection:
@@ -136,7 +148,7 @@ class Knowledge:
             **page_parameters(query.limit, query.cursor, "fact_id"),
             "scope": query.scope_kind,
             "kind": query.kind,
-            "key": query.key,
+            "key": None if query.key is None else clean_text(query.key),
             "pattern": None if query.text is None else like_pattern(clean_text(query.text)),
             "past": query.past,
             "user_id": query.user_id,
@@ -212,8 +224,10 @@ class Knowledge:
         """Delete all values of a key, including past ones, and return their number.
 
         Raises:
+            InvalidInput: no fact can have this key.
             KnowledgeNotFound: the user may not see the scope.
         """
+        check_name("fact's key", key, MAX_KEY_CHARACTERS)
         place = {"scope": scope.kind, "owner": scope.owner, "key": key}
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
@@ -223,6 +237,9 @@ class Knowledge:
         """Delete facts by their ids, each with all values of its key, in one transaction.
 
         Returns the number of deleted values, and the ids that do not exist or that this user may not see.
+
+        Raises:
+            InvalidInput: no fact can have one of the ids; nothing was deleted.
         """
         keys: set[tuple[Scope, str]] = set()
         missing: list[str] = []
@@ -323,6 +340,7 @@ class Knowledge:
         return without_shadowed([fact_of(row) for rows in pages for row in rows])
 
     async def _find(self, connection: Connection, fact_id: str, user_id: str | None) -> Fact:
+        check_name("fact's id", fact_id, MAX_OWNER_CHARACTERS)
         rows = await connection.fetch(self._sql["fact"], {"fact_id": fact_id})
         if not rows:
             raise KnowledgeNotFound("fact", fact_id)

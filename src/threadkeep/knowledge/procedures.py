@@ -18,7 +18,7 @@ from threadkeep.knowledge.rows import (
     procedure_row,
     scope_of,
 )
-from threadkeep.records.knowledge import SCOPE_KINDS, Procedure, ProcedureQuery, Scope
+from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, SCOPE_KINDS, Procedure, ProcedureQuery, Scope, check_name
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Driver
 from threadkeep.store.tables import like_pattern
@@ -75,7 +75,7 @@ class Procedures:
         parameters = {
             **page_parameters(query.limit, query.cursor, "procedure_id"),
             "scope": query.scope_kind,
-            "name": query.name,
+            "name": None if query.name is None else clean_text(query.name),
             "active": query.active,
             "pattern": None if query.text is None else like_pattern(clean_text(query.text)),
             "user_id": query.user_id,
@@ -141,6 +141,7 @@ class Procedures:
         return gone, missing
 
     async def _find(self, connection: Connection, procedure_id: str, user_id: str | None) -> Procedure:
+        check_name("procedure's id", procedure_id, MAX_OWNER_CHARACTERS)
         rows = await connection.fetch(self._sql["procedure"], {"procedure_id": procedure_id})
         if not rows:
             raise KnowledgeNotFound("procedure", procedure_id)

@@ -25,6 +25,7 @@ from threadkeep.knowledge.rows import (
 )
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import (
+    MAX_OWNER_CHARACTERS,
     Evidence,
     FactKind,
     NewFact,
@@ -34,7 +35,7 @@ from threadkeep.records.knowledge import (
     Scope,
     check_name,
 )
-from threadkeep.store.codec import time_of, time_text
+from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Driver, Row
 
 type LearnerKind = Literal["model", "directives"]
@@ -135,7 +136,7 @@ class Proposals:
         parameters = {
             **page_parameters(query.limit, query.cursor, "proposal_id"),
             "status": query.status,
-            "session_id": query.session_id,
+            "session_id": None if query.session_id is None else clean_text(query.session_id),
             "scope": None if query.scope is None else query.scope.kind,
             "owner": None if query.scope is None else query.scope.owner,
             "user_id": query.user_id,
@@ -228,6 +229,7 @@ class Proposals:
             return await self._find(connection, proposal.id, None)
 
     async def _find(self, connection: Connection, proposal_id: str, user_id: str | None) -> Proposal:
+        check_name("proposal's id", proposal_id, MAX_OWNER_CHARACTERS)
         rows = await connection.fetch(self._sql["proposal"], {"proposal_id": proposal_id})
         if not rows:
             raise KnowledgeNotFound("proposal", proposal_id)
