@@ -285,7 +285,7 @@ INTERNAL = {
     },
     "Pending": {"adopt", "start", "record", "record_joined", "tell", "delete", "discard", "close"},
     "Manifests": {"purge", "keep_writing", "close"},
-    "Summaries": {"for_export", "add", "uncovered", "claim", "release"},
+    "Summaries": {"for_export", "merged", "of_messages", "add", "uncovered", "claim", "release"},
     "Compressor": {"close"},
     "Graphiti": {"close", "delivering", "note_repo_state", "send_fact"},
 }

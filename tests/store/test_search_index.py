@@ -309,6 +309,7 @@ class BeforeWriting:
         self.reading = driver.reading
         self.append = driver.append
         self.write = driver.write
+        self.check_file = driver.check_file
         self.close = driver.close
 
     @asynccontextmanager
