@@ -184,7 +184,11 @@ async def backfill_turns(
         bool, typer.Option("--all", help="Go on until nothing is left; Ctrl-C loses nothing.")
     ] = False,
 ) -> None:
-    """Queue earlier turns after current ones; repeat the command to continue."""
+    """Queue earlier turns after current ones; repeat the command to continue.
+
+    Messages do not know their workspace: all turns go to the workspace of the settings. If this database has talk of
+    other workspaces, name the sessions.
+    """
 
     async def queueing(graphiti: Graphiti) -> Backfilled:
         from threadkeep.knowledge.graphiti.maintenance import Backfilled

@@ -305,7 +305,8 @@ class Graphiti:
     ) -> Backfilled:
         """Queue earlier turns of some sessions, of a user, or of all users; repeat the call for the rest.
 
-        They are sent after new turns, with a limit per minute.
+        They are sent after new turns, with a limit per minute. Stored messages do not know their workspace, so all turns
+        count as turns of the workspace of the options: if runs named other workspaces, name the sessions.
 
         Raises:
             GraphitiClosed: earlier turns may not be sent.
