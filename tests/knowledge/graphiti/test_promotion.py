@@ -100,6 +100,30 @@ async def test_a_promoted_fact_is_kept_here_and_told_to_the_graph(
         )
 
 
+@pytest.mark.parametrize("given_up", ["consent_withdrawn", "dropped", "refused"])
+async def test_a_fact_that_was_given_up_is_told_when_it_is_promoted_again(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, given_up: str
+) -> None:
+    """Whatever the reason; and after that it is known."""
+    await allow(allowed, "promoted_facts")
+    promotion = Promotion("decision", "Use PostgreSQL.")
+    assert (await allowed.graphiti.promote(promotion, "shop")).queued == 1
+    if given_up == "consent_withdrawn":
+        await allowed.graphiti.decline(by="ann")
+        await allow(allowed, "promoted_facts")
+    elif given_up == "dropped":
+        await allowed.graphiti.drop()
+    else:
+        graphiti.fail("status", "/messages", status=422)
+        await deliver(allowed, clock, looks=1)
+        graphiti.mend()
+    assert (await allowed.graphiti.status()).counts["dead"] == 1
+    assert (await allowed.graphiti.promote(promotion, "shop")).queued == 1
+    await deliver(allowed, clock)
+    assert len(graphiti.names(group_id_of(Scope("workspace", "shop")))) == 1
+    assert (await allowed.graphiti.promote(promotion, "shop")).queued == 0
+
+
 def test_relations_are_of_a_small_vocabulary() -> None:
     """Others are refused, with the list."""
     with pytest.raises(InvalidInput, match="DEPENDS_ON"):

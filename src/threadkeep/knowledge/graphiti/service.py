@@ -234,7 +234,7 @@ class Graphiti:
         return await self.send_fact(fact, promotion)
 
     async def send_fact(self, fact: Fact, promotion: Promotion) -> Promoted:
-        """Queue the episode of a stored promoted fact, if consent covers it."""
+        """Queue the episode of a stored promoted fact, also if it was given up before, if consent covers it."""
         workspace = fact.scope.owner if promotion.scope == "workspace" else self.workspace
         closed = await self.consents.closed(workspace, "promoted_facts")
         if closed is not None:
@@ -244,6 +244,7 @@ class Graphiti:
         outbound = Outbound(fact.id, name, "user", fact.updated_at, len(text), content=text, workspace=workspace)
         async with self._driver.writing() as connection:
             queued = await self._turns.add(connection, [fact.scope], [outbound])
+            queued = queued or await self._turns.revive(connection, fact.scope, outbound)
         self._turns.notify_queued(queued)
         self.wake()
         return Promoted(fact, queued, None)
@@ -305,8 +306,8 @@ class Graphiti:
     ) -> Backfilled:
         """Queue earlier turns of some sessions, of a user, or of all users; repeat the call for the rest.
 
-        They are sent after new turns, with a limit per minute. Stored messages do not know their workspace, so all turns
-        count as turns of the workspace of the options: if runs named other workspaces, name the sessions.
+        They are sent after new turns, with a limit per minute. Stored messages do not know their workspace: all turns
+        count as turns of the workspace of the options. If runs named other workspaces, name the sessions.
 
         Raises:
             GraphitiClosed: earlier turns may not be sent.

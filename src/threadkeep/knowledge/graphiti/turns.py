@@ -182,6 +182,11 @@ class TurnQueue:
                 added += await connection.execute(self._sql["add_delivery"], row)
         return added
 
+    async def revive(self, connection: Connection, scope: Scope, message: Outbound) -> int:
+        """Queue a message of a scope again that was given up; return 0 if it was not."""
+        row = {"group_id": await self.group_of(connection, scope), "name": message.name, "content": message.content}
+        return await connection.execute(self._sql["revive"], row)
+
     async def group_of(self, connection: Connection, scope: Scope) -> str:
         """Return the id of a scope's group, and register it.
 

@@ -60,6 +60,13 @@ VALUES (
 )
 ON CONFLICT (group_id, name) DO NOTHING
 
+-- name: revive
+-- A person wants a fact to be told that was given up. What the server may have is looked for before it is sent again.
+UPDATE chat_graph_deliveries SET
+    status = CASE WHEN sent_at IS NULL OR reason LIKE 'refused%' OR reason = 'purged' THEN 'queued' ELSE 'sent' END,
+    content = :content, reason = NULL, attempts = 0, ended_at = NULL
+WHERE group_id = :group_id AND name = :name AND status = 'dead'
+
 -- name: queue_size
 SELECT count(*), coalesce(sum(bytes), 0) FROM chat_graph_deliveries
 WHERE status IN ('queued', 'sent') AND status = 'queued'
