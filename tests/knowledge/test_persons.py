@@ -215,3 +215,18 @@ async def test_a_session_is_nobodys_person(memory: Memory) -> None:
     await memory.persons.resolve("room:1")
     with pytest.raises(SessionNotFound):
         await memory.knowledge.remember(Scope("session", "room:1"), "k", "v")
+
+
+@pytest.mark.parametrize("odd", ["nul\x00", "half \ud83d"], ids=["nul", "surrogate"])
+async def test_an_id_that_no_database_keeps_is_refused(memory: Memory, odd: str) -> None:
+    """The same on each database."""
+    await memory.persons.resolve("ann")
+    for call in (
+        memory.persons.get(odd),
+        memory.persons.merge(odd, "ann"),
+        memory.persons.merge("ann", odd),
+        memory.persons.unmerge(odd),
+        memory.persons.forget(odd),
+    ):
+        with pytest.raises(InvalidInput):
+            await call

@@ -128,6 +128,7 @@ class Persons:
 
     async def forget(self, person_id: str) -> bool:
         """Delete a person with all ids, facts and procedures; return False if no person has the id."""
+        check_name("person's id", person_id, MAX_OWNER_CHARACTERS)
         async with self._driver.writing() as connection:
             await self._lock_merges(connection)
             rows = await connection.fetch(self._sql["person"], {"person_id": person_id})
@@ -140,6 +141,7 @@ class Persons:
             await connection.fetch(self._sql["lock_merges"], {})
 
     async def _canonical(self, connection: Connection, person_id: str) -> str:
+        check_name("person's id", person_id, MAX_OWNER_CHARACTERS)
         rows = await connection.fetch(self._sql["person"], {"person_id": person_id})
         if not rows:
             raise KnowledgeNotFound("person", person_id)
@@ -156,6 +158,7 @@ class Persons:
         return found
 
     async def _find(self, connection: Connection, person_id: str, *, new: bool = False) -> Person | None:
+        check_name("person's id", person_id, MAX_OWNER_CHARACTERS)
         asked = {"person_id": person_id}
         wanted = [(self._sql[name], asked) for name in ("aliases", "names", "preferences")]
         aliases, names, preferences = await connection.fetch_each(wanted)
