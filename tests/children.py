@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 
 from bench.endings import end_with_parent
 from tests.limits import HANG_SECONDS
@@ -97,3 +103,32 @@ def _run(
         answer.send((True, work(*arguments)))
     except BaseException:  # noqa: BLE001 - the parent is told of everything
         answer.send((False, traceback.format_exc()))
+
+
+@contextmanager
+def serving(serve: Callable[[Path], object], place: Path) -> Iterator[str]:
+    """A process that serves until the end of the block: the address, which it writes with a line end into a file."""
+    child: Child[object] = Child(serve, place)
+    try:
+        deadline = time.monotonic() + 60
+        while not place.exists() or not place.read_text().endswith("\n"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield place.read_text().strip()
+    finally:
+        child.kill()
+
+
+def run_store_suites(selection: str, **environment: str) -> None:
+    """Run the selected tests of the stores once more, with other variables; fail with the end of what they print."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-k", selection, "-x"]
+    run = subprocess.run(
+        [*command, "tests/store", "tests/graph_store", "tests/history"],
+        env={**os.environ, **environment},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=6 * HANG_SECONDS,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-4000:]

@@ -125,6 +125,9 @@ async def test_a_structured_response_comes_again(small_memory: Memory, text: str
     one = agent(small_memory, model, "a", response_format=ToolStrategy(Place), checkpointer=saver)
     states = [await one.ainvoke(input_of("q", "m1"), config_of()) for _ in range(2)]
     assert [state["structured_response"] for state in states] == [Place(city="Rome")] * 2
+    assert [message.additional_kwargs for state in states for message in state["messages"] if message.type == "ai"] == [
+        {}
+    ] * 2
     assert len(model.calls) == 1
     assert len(await said(small_memory)) == 2
 

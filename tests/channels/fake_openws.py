@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import httpx2
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
-from tests.children import Child
+from tests.children import serving
 
 type Values = dict[str, Any]
 
@@ -86,16 +85,8 @@ class FakeGateway:
 @contextmanager
 def faking_gateway(folder: Path) -> Iterator[FakeGateway]:
     """A gateway that listens."""
-    place = folder / "gateway.address"
-    child: Child[None] = Child(_serve, place)
-    try:
-        deadline = time.monotonic() + 60
-        while not place.exists() or not place.read_text().endswith("\n"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        yield FakeGateway(*place.read_text().split())
-    finally:
-        child.kill()
+    with serving(_serve, folder / "gateway.address") as address:
+        yield FakeGateway(*address.split())
 
 
 def _serve(place: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 import httpx2
 
 from tests.channels.markdown_v2 import visible
-from tests.children import Child
+from tests.children import serving
 
 type Values = dict[str, Any]
 
@@ -65,16 +64,8 @@ class FakeTelegram:
 @contextmanager
 def faking_telegram(folder: Path) -> Iterator[FakeTelegram]:
     """A platform that listens."""
-    place = folder / "telegram.address"
-    child: Child[None] = Child(_serve, place)
-    try:
-        deadline = time.monotonic() + 60
-        while not place.exists() or not place.read_text().endswith("\n"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        yield FakeTelegram(place.read_text().strip())
-    finally:
-        child.kill()
+    with serving(_serve, folder / "telegram.address") as address:
+        yield FakeTelegram(address)
 
 
 def _serve(place: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httpx2
 
-from tests.children import Child
+from tests.children import serving
 
 type Values = dict[str, Any]
 
@@ -91,16 +90,8 @@ class FakeWeCom:
 @contextmanager
 def faking_wecom(folder: Path) -> Iterator[FakeWeCom]:
     """A platform that listens."""
-    place = folder / "wecom.address"
-    child: Child[None] = Child(_serve, place)
-    try:
-        deadline = time.monotonic() + 60
-        while not place.exists() or not place.read_text().endswith("\n"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        yield FakeWeCom(place.read_text().strip())
-    finally:
-        child.kill()
+    with serving(_serve, folder / "wecom.address") as address:
+        yield FakeWeCom(address)
 
 
 def _serve(place: Path) -> None:

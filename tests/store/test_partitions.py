@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import psycopg
 import pytest
 
+from tests.children import run_store_suites
 from tests.databases import driver_of, execute, query
-from tests.limits import HANG_SECONDS
 from threadkeep import (
     InvalidInput,
     InvalidSettings,
@@ -389,14 +385,4 @@ def test_the_suites_of_the_store_run_on_partitions() -> None:
     A stored database is plain; and a partition that becomes empty keeps the planner's statistics.
     """
     but = "not stored_database_has_the_schema and not leaves_no_byte_in_postgresqls_files and not test_partitions"
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-k", f"postgres and {but}", "-x"]
-    run = subprocess.run(
-        [*command, "tests/store", "tests/graph_store", "tests/history"],
-        env={**os.environ, "THREADKEEP_TEST_PARTITIONS": "4"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=6 * HANG_SECONDS,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-4000:]
+    run_store_suites(f"postgres and {but}", THREADKEEP_TEST_PARTITIONS="4")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.limits import HANG_SECONDS
+from tests.children import run_store_suites
 from threadkeep import InvalidSettings, MemoryOptions, Message, StoreUnavailable, open_memory
 from threadkeep.graph_store.opening import open_graph_store
 from threadkeep.settings import load_settings
@@ -64,15 +61,4 @@ def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
 @pytest.mark.suites
 def test_the_suite_of_the_store_runs_on_encrypted_files() -> None:
     """All tests that open SQLite files in `tests/store`, `tests/graph_store` and `tests/history`."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-k", "sqlite-file", "-x"]
-    folders = ["tests/store", "tests/graph_store", "tests/history"]
-    run = subprocess.run(
-        [*command, *folders],
-        env={**os.environ, "THREADKEEP_TEST_DATABASE_KEY": KEY},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=6 * HANG_SECONDS,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-4000:]
+    run_store_suites("sqlite-file", THREADKEEP_TEST_DATABASE_KEY=KEY)

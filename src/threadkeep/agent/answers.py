@@ -32,7 +32,7 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
     """
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)
-    said = named_as_agent(answer.model_copy(update={"additional_kwargs": {}}), config)
+    said = named_as_agent(answer, config)
     there = next((place for place, one in enumerate(request.messages) if one.id == answer.id), None)
     if there is not None:
         known, later = request.messages[there], request.messages[there + 1 :]
@@ -44,9 +44,10 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
-    """Return an answer with the name of the agent, as its model's own answers have it."""
+    """Return a stored answer for the state: with the agent's name, and without the JSON that is stored beside it."""
     name = config.get("metadata", {}).get("lc_agent_name")
-    return answer.model_copy(update={"name": str(name)}) if name else answer
+    named = {"name": str(name)} if name else {}
+    return answer.model_copy(update={**named, "additional_kwargs": {}})
 
 
 def _structured(text: str, wanted: object) -> object:

@@ -54,7 +54,8 @@ class Speaker:
 def as_answer(row: Message) -> AIMessage:
     """Return a stored answer, with the JSON of its structured response if it was stored beside the text."""
     structured = row.metadata.get(STRUCTURED)
-    return AIMessage(row.content, id=row.id, additional_kwargs={} if structured is None else {STRUCTURED: structured})
+    beside = {STRUCTURED: structured} if isinstance(structured, str) else {}
+    return AIMessage(row.content, id=row.id, additional_kwargs=beside)
 
 
 class OpenTurn:
