@@ -13,7 +13,9 @@ from tests.agent.talking import ROOM, config_of, input_of, make_agent
 from tests.agent.ways import Loop
 from tests.conftest import url_of
 from tests.limits import HANG_SECONDS
+from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, SessionMemory, open_memory, open_memory_sync
+from threadkeep.observe import TurnWaits
 from threadkeep.testing import Gate, ScriptedModel
 
 
@@ -80,3 +82,20 @@ def test_a_cell_waits_for_no_turn_that_needs_its_loop(
     finally:
         loop.close()
     assert texts == ["first", "second", "at once", "late", *(["more", "later"] * waiting)]
+
+
+async def test_a_long_wait_for_an_earlier_turn_is_reported_once(
+    memory: Memory, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later looks at the same wait report nothing."""
+    monkeypatch.setattr("threadkeep.agent.root_runs._REPORT_SECONDS", 0.1)
+    gate = Gate()
+    agent = make_agent(ScriptedModel([[gate, "one"], "two"]), [SessionMemory(memory)])
+    first = asyncio.create_task(agent.ainvoke(input_of("first"), config_of()))
+    await gate.reached()
+    second = asyncio.create_task(agent.ainvoke(input_of("second"), config_of()))
+    await events.until(lambda: events.of(TurnWaits) != [])
+    await asyncio.wait([second], timeout=0.6)
+    gate.open()
+    await asyncio.gather(first, second)
+    assert events.of(TurnWaits) == [TurnWaits(session_id=ROOM, seconds=0.1)]

@@ -76,7 +76,7 @@ class TurnHooks:
         if not part.silent:
             part.begun_by(call.runtime)
             if self._options.ordered and run_hold.get() is None and tool_of_session.get() is None:
-                await order_of(self.memory).acquire(part.session.session_id, part.root)
+                await order_of(self.memory).acquire(part.session.session_id, part.root, self.memory.observers)
             caller = self._caller(call.config)
             root_callbacks.at_end(lambda state, error: self._run_ended(part, caller, state, error))
 

@@ -45,7 +45,7 @@ class NodeTurns:
         part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None
         if ordered and tool_of_session.get() is None:
-            await order_of(self._memory).acquire(part.session.session_id, part.root)
+            await order_of(self._memory).acquire(part.session.session_id, part.root, self._memory.observers)
         with OnFailure(lambda: self.leave(part)):
             state = part.root.with_question(messages)
             caller = Caller(run_id_of(config), metadata_of(config), place_in(self._options, config))

@@ -71,7 +71,7 @@ class GraphTurns:
             part.silent = True
             return turn
         if options.ordered:
-            await order_of(memory).acquire(session.session_id, root)
+            await order_of(memory).acquire(session.session_id, root, memory.observers)
         turn.owns = not root.recorded
         root.recorded = True
         root.call_begins()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import weakref
@@ -25,6 +26,7 @@ from threadkeep.boundary import OnFailure
 from threadkeep.history.memory import Identity, Memory
 from threadkeep.history.session import Session
 from threadkeep.memory.on_loop import blocked_loop, caller_loop
+from threadkeep.observe import Observers, TurnWaits
 from threadkeep.records import dump_json
 
 type RootRuns = OrderedDict[tuple[int, str], "RootRun"]
@@ -33,6 +35,7 @@ _LOOK_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 10.0
 """Seconds without an open model or tool call, or with a blocked event loop, after which a run counts as cut off."""
 
+_REPORT_SECONDS: Final = 30.0
 _MOST_ROOT_RUNS: Final = 1_000
 _root_runs: WeakKeyDictionary[Identity, RootRuns] = WeakKeyDictionary()
 
@@ -259,8 +262,11 @@ class SessionOrder:
         self._holders: dict[str, RootRun] = {}
         self._waiting: dict[str, dict[_Turn, RootRun]] = {}
 
-    async def acquire(self, session_id: str, run: RootRun) -> None:
-        """Wait until it is the turn of a root run; other agents of the same run do not wait."""
+    async def acquire(self, session_id: str, run: RootRun, observers: Observers) -> None:
+        """Wait until it is the turn of a root run; other agents of the same run do not wait.
+
+        A wait of half a minute is reported once, since a tool whose own thread asks the same session never ends it.
+        """
         run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop()])}
         with self._lock:
             holder = self._holders.setdefault(session_id, run)
@@ -280,10 +286,14 @@ class SessionOrder:
                 # It may have been let in just when its caller was cancelled.
                 self._hand_on(session_id, run)
 
+        report_at = time.monotonic() + _REPORT_SECONDS
         with OnFailure(leave):
             while not turn.done():
                 await asyncio.wait([granted], timeout=_LOOK_SECONDS)
                 self._skip_cut_off(session_id)
+                if time.monotonic() >= report_at:
+                    report_at = math.inf
+                    observers.notify(TurnWaits(session_id=session_id, seconds=_REPORT_SECONDS))
         with self._lock:
             queue.pop(turn, None)
 

@@ -121,6 +121,13 @@ class TurnBegunInTool(SessionEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TurnWaits(SessionEvent):
+    """A turn has waited for `seconds` for an earlier turn of its session, which another caller of the process has."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class HistoryDiffers(SessionEvent):
     """A client sent earlier messages of a person that the transcript does not have: they were stored as new."""
 
