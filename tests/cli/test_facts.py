@@ -41,6 +41,14 @@ def test_a_fact_is_added_listed_shown_and_forgotten(any_cli: CommandLine) -> Non
     assert cli("facts", "show", "diet", *ANN).exit_code == 1
 
 
+def test_a_key_is_one_fact_in_every_spelling(cli: CommandLine) -> None:
+    """The commands say the stored spelling, and take any."""
+    assert "home_city of user ann is remembered" in cli("facts", "add", "Home City", "Lisbon", *ANN).out
+    assert "home_city was known" in cli("facts", "add", "home-city", "Lisbon", *ANN).out
+    assert "home_city: Lisbon" in cli("facts", "show", "Home City", *ANN).out
+    assert cli("facts", "forget", "HOME CITY", *ANN, "--yes", "--json").json == {"forgotten": 1, "not_found": []}
+
+
 def test_facts_are_listed_by_scope_kind_and_text(cli: CommandLine) -> None:
     """Page by page, and with the messages that they come from."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import run_together
-from tests.databases import query
+from tests.databases import execute, query
 from threadkeep import (
     Evidence,
     Fact,
@@ -156,9 +156,9 @@ async def test_lists_are_filtered_and_paged(memory: Memory, clock: SettableClock
         kind: FactKind = "preference" if number % 2 else "decision"
         await memory.knowledge.remember(ADA, f"key {number}", f"Value%{number}", kind=kind)
         clock.advance(number % 3)
-    assert {fact.key for fact in await memory.knowledge.facts(ADA, kind="preference")} == {"key 1", "key 3", "key 5"}
-    assert [fact.key for fact in await memory.knowledge.facts(ADA, text="vALUE%4")] == ["key 4"]
-    assert [fact.key for fact in await memory.knowledge.facts(ADA, text="EY 4")] == ["key 4"]
+    assert {fact.key for fact in await memory.knowledge.facts(ADA, kind="preference")} == {"key_1", "key_3", "key_5"}
+    assert [fact.key for fact in await memory.knowledge.facts(ADA, text="vALUE%4")] == ["key_4"]
+    assert [fact.key for fact in await memory.knowledge.facts(ADA, text="EY_4")] == ["key_4"]
     assert await memory.knowledge.facts(ADA, text="Value_4") == []
     for scope in (ADA, None):
         seen: list[Fact] = []
@@ -170,7 +170,34 @@ async def test_lists_are_filtered_and_paged(memory: Memory, clock: SettableClock
                 break
             asked = FactQuery(scope, limit=2, cursor=cursor)
         assert seen == await memory.knowledge.facts(scope)
-        assert [fact.key for fact in seen] == [f"key {number}" for number in reversed(range(7))]
+        assert [fact.key for fact in seen] == [f"key_{number}" for number in reversed(range(7))]
+
+
+async def test_a_key_is_one_fact_in_every_spelling(memory: Memory) -> None:
+    """Case, spaces, hyphens and composed letters make no other fact; every spelling reads and forgets it."""
+    for key in ("Home City", "home_city", " HOME-city ", "home   City", "homeCity"):
+        assert (await memory.knowledge.remember(ADA, key, "Lisbon")).key == "home_city"
+    assert [fact.confirmed for fact in await memory.knowledge.facts(ADA, key="Home City")] == [5]
+    assert (await memory.knowledge.remember(ADA, "A\u0308rzte", "2")).key == "\u00e4rzte"
+    for key in ("k" * 129, "\u00df" * 65):
+        with pytest.raises(InvalidInput, match="128 characters"):
+            await memory.knowledge.remember(ADA, key, "too long")
+    assert (await memory.knowledge.remember(ADA, "GitHub user", "ada")).key == "github_user"
+    assert await memory.knowledge.forget(ADA, "github-user") == await memory.knowledge.forget(ADA, "Home-City") == 1
+    assert await values_of(memory, ADA) == {"\u00e4rzte": "2"}
+
+
+async def test_facts_of_old_spellings_are_read_and_forgotten(memory: Memory, database_url: str) -> None:
+    """A database from before has them; a new value hides them in what is recalled, and none comes back."""
+    if database_url == "sqlite://":
+        pytest.skip("nobody else reaches a database in memory")
+    await memory.knowledge.remember(ADA, "home_city", "Lisbon")
+    execute(database_url, "UPDATE chat_facts SET key = 'Home City'")
+    assert [fact.value for fact in await memory.knowledge.facts(ADA, key="Home City")] == ["Lisbon"]
+    await memory.knowledge.remember(ADA, "Home City", "Porto")
+    assert [fact.value for fact in await memory.knowledge.valid([ADA])] == ["Porto"]
+    assert await memory.knowledge.forget(ADA, "home_city") == 2
+    assert await memory.knowledge.valid([ADA]) == []
 
 
 async def test_forgetting_a_key_leaves_nothing_of_it(memory: Memory, database_url: str) -> None:

@@ -48,7 +48,7 @@ async def test_facts_are_found_by_other_words_than_their_own(memory: Memory) -> 
     for key, value in facts.items():
         await memory.knowledge.remember(ADA, key, value)
     for query, key in (
-        ("Which town do I live in?", "homeCity"),
+        ("Which town do I live in?", "home_city"),
         ("What is my dog called?", "dog_name"),
         ("What theme does my editor have?", "editor.theme"),
         ("What should a vegetarian cook?", "diet"),

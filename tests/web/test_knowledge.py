@@ -50,6 +50,16 @@ async def test_a_fact_is_remembered_confirmed_and_contradicted(client: httpx2.As
     assert (await client.get(f"/api/v1/facts/{other['id']}")).json() == other
 
 
+async def test_a_key_is_one_fact_in_every_spelling(client: httpx2.AsyncClient) -> None:
+    """The answer has the stored spelling; a list and a deletion take any."""
+    first = await remembered(client, **ANN, key="Home City", value="Lisbon")
+    again = await remembered(client, **ANN, key="home-city", value="Lisbon")
+    assert (first["key"], again["id"], again["confirmed"]) == ("home_city", first["id"], 2)
+    assert await keys(client, key="HOME CITY") == ["home_city"]
+    forgotten = await client.post("/api/v1/facts/forget", json={**ANN, "keys": ["Home City"]})
+    assert forgotten.json() == {"forgotten": 1, "not_found": []}
+
+
 async def test_facts_are_listed_by_what_is_asked_for(client: httpx2.AsyncClient) -> None:
     """Scope, owner, kind, text; page by page."""
     await say(client, "hi", session_id="room:1")
@@ -120,7 +130,7 @@ async def test_a_user_sees_changes_and_forgets_the_own_facts_only(client: httpx2
         assert gone.json()["forgotten"] == (1 if status == 200 else 0)
         gone = await client.post("/api/v1/facts/forget", json={"scope": scope, "owner": owner}, params=as_ann)
         assert gone.status_code == status
-    assert set(await keys(client)) == {"of bob", "of room:2", "of shop"}
+    assert set(await keys(client)) == {"of_bob", "of_room:2", "of_shop"}
     assert await keys(client, user_id="ann") == []
 
 

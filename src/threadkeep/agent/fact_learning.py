@@ -21,7 +21,7 @@ from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest, Rec
 from threadkeep.knowledge.proposals import LearnerKind, Proposed
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
-from threadkeep.records.knowledge import FACT_KINDS, MAX_KEY_CHARACTERS, FactKind, NewFact, Scope, ScopeKind
+from threadkeep.records.knowledge import FACT_KINDS, FactKind, NewFact, Scope, ScopeKind
 
 INSTRUCTIONS = """\
 You look for facts that a person says about themselves or their work, and that will matter in later conversations.
@@ -39,7 +39,6 @@ of the given), "key" (a short name such as home_city; one of the known keys if i
 fact in a few words), "kind" (one of the given), and "confidence" from 0 to 1. Answer [] if there is no such fact."""
 
 _LIST = re.compile(r"\[.*\]", re.DOTALL)
-_SEPARATORS = re.compile(r"[\s-]+")
 
 
 class FactLearning:
@@ -152,9 +151,8 @@ def _proposed(value: Any, record: Record) -> Proposed | None:
     known: FactKind | None = next((name for name in get_args(FactKind.__value__) if name == kind), None)
     sure = value.get("confidence")
     confidence = min(max(float(sure), 0.0), 1.0) if isinstance(sure, int | float) else 0.5
-    key = _SEPARATORS.sub("_", value["key"].strip().casefold())[:MAX_KEY_CHARACTERS]
     try:
-        fact = NewFact(key, value.get("value"), known, confidence)
+        fact = NewFact(value["key"], value.get("value"), known, confidence)
     except InvalidInput:
         return None
     return Proposed(scope, fact.key, fact.value, seq, known, confidence, None, message.run_id)

@@ -146,9 +146,9 @@ async def add_fact(
     if terminal.as_json:
         terminal.json(FactView.of(fact))
     elif fact.confirmed > 1:
-        terminal.say(f"{key} was known, and is confirmed: {counted(fact.confirmed, 'time')} now.")
+        terminal.say(f"{fact.key} was known, and is confirmed: {counted(fact.confirmed, 'time')} now.")
     else:
-        terminal.say(f"{key} of {_owner(fact)} is remembered.")
+        terminal.say(f"{fact.key} of {_owner(fact)} is remembered.")
 
 
 @commands.command("forget")

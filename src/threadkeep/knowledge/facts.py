@@ -37,6 +37,7 @@ from threadkeep.records.knowledge import (
     FactQuery,
     NewFact,
     Scope,
+    canonical_key,
     check_name,
 )
 from threadkeep.store.codec import clean_text, time_text
@@ -79,7 +80,8 @@ class Knowledge:
 
         Args:
             scope: the session, the workspace or the person that the fact is about.
-            key: a name that is unique in the scope, such as `diet` or `editor.theme`.
+            key: a name that is unique in the scope, such as `diet` or `editor.theme`. It is stored in its canonical
+                form: `Home City`, `home-city` and `homeCity` are `home_city`.
             value: any JSON value but None.
             kind: a kind of facts; by default the one of the previous value, or `world_knowledge`.
             confidence: from 0 to 1.
@@ -148,7 +150,8 @@ class Knowledge:
             **page_parameters(query.limit, query.cursor, "fact_id"),
             "scope": query.scope_kind,
             "kind": query.kind,
-            "key": None if query.key is None else clean_text(query.key),
+            "key": None if query.key is None else canonical_key(clean_text(query.key)),
+            "former_key": None if query.key is None else clean_text(query.key),
             "pattern": None if query.text is None else like_pattern(clean_text(query.text)),
             "past": query.past,
             "user_id": query.user_id,
@@ -228,10 +231,9 @@ class Knowledge:
             KnowledgeNotFound: the user may not see the scope.
         """
         check_name("fact's key", key, MAX_KEY_CHARACTERS)
-        place = {"scope": scope.kind, "owner": scope.owner, "key": key}
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
-            return await connection.execute(self._sql["forget_key"], place)
+            return await self._forget(connection, scope, key)
 
     async def forget_facts(self, fact_ids: Sequence[str], *, user_id: str | None = None) -> tuple[int, list[str]]:
         """Delete facts by their ids, each with all values of its key, in one transaction.
@@ -247,14 +249,20 @@ class Knowledge:
             for fact_id in dict.fromkeys(fact_ids):
                 try:
                     fact = await self._find(connection, fact_id, user_id)
-                    keys.add((fact.scope, fact.key))
+                    keys.add((fact.scope, canonical_key(fact.key)))
                 except KnowledgeNotFound:
                     missing.append(fact_id)
             gone = 0
             for scope, key in sorted(keys, key=lambda one: (one[0].kind, one[0].owner, one[1])):
-                place = {"scope": scope.kind, "owner": scope.owner, "key": key}
-                gone += await connection.execute(self._sql["forget_key"], place)
+                gone += await self._forget(connection, scope, key)
         return gone, missing
+
+    async def _forget(self, connection: Connection, scope: Scope, key: str) -> int:
+        """Delete all values of a key, also those that were stored before keys had a canonical form."""
+        owner = {"scope": scope.kind, "owner": scope.owner}
+        keys = [row[0] for row in await connection.fetch(self._sql["keys_of"], owner)]
+        same = [one for one in keys if canonical_key(one) == canonical_key(key)]
+        return sum([await connection.execute(self._sql["forget_key"], {**owner, "key": one}) for one in same])
 
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
         """Undo one call of `remember`, with its evidence if it had one; return False if it is undone already.
@@ -307,8 +315,7 @@ class Knowledge:
             SessionNotFound: the session of a fact does not exist; nothing was stored.
             StoreUnavailable: the database does not answer; a retry is safe.
         """
-        for fact in facts:
-            NewFact(fact.key, fact.value, fact.kind, fact.confidence)
+        facts = [replace(fact, key=NewFact(fact.key, fact.value, fact.kind, fact.confidence).key) for fact in facts]
         # One order for all calls prevents deadlocks; the values of a key are in the order of their times.
         ordered = sorted(facts, key=lambda one: (one.scope.kind, one.scope.owner, one.key, one.valid_from))
         async with self._driver.writing() as connection:
@@ -334,7 +341,7 @@ class Knowledge:
         """Return the valid facts of scopes, the most specific scope first, without their evidence."""
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id"), "limit": limit}
-        asked = {**page, "kind": None, "key": None, "pattern": None, "past": False}
+        asked = {**page, "kind": None, "key": None, "former_key": None, "pattern": None, "past": False}
         statements = [(self._sql["facts_of"], {**asked, "scope": one.kind, "owner": one.owner}) for one in ordered]
         pages = await connection.fetch_each(statements)
         return without_shadowed([fact_of(row) for rows in pages for row in rows])

@@ -99,7 +99,7 @@ class Proposals:
             if not await connection.fetch(self._sql["note_read"], vars(reading)):
                 return None
             for one in proposed:
-                NewFact(one.key, one.value, one.kind, one.confidence)
+                fact = NewFact(one.key, one.value, one.kind, one.confidence)
                 owner = await known_owner(connection, self._sql, one.scope, now)
                 row = {
                     **owner_columns(owner),
@@ -107,7 +107,7 @@ class Proposals:
                     "proposal_id": str(uuid7()),
                     "seq": one.seq,
                     "run_id": one.run_id,
-                    "key": one.key,
+                    "key": fact.key,
                     "value": canonical(one.value),
                     "kind": one.kind,
                     "promoted": one.promoted,

@@ -17,7 +17,7 @@ from threadkeep.context.recall.embedding import Embedder, unit_vector
 from threadkeep.context.recall.query import Participants, Query, read
 from threadkeep.context.recall.words import ASKS, COUNTS, FIRST_TOPIC, lines_of, stem, terms_of, words_of
 from threadkeep.observe import ExtraNotFound, Observer
-from threadkeep.records.knowledge import Fact
+from threadkeep.records.knowledge import Fact, canonical_key
 
 _READ_CHARACTERS = 2_000
 _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
@@ -190,7 +190,7 @@ def without_shadowed(facts: Iterable[Fact]) -> list[Fact]:
     """
     by_key: dict[str, Fact] = {}
     for fact in facts:
-        by_key.setdefault(fact.key.casefold(), fact)
+        by_key.setdefault(canonical_key(fact.key), fact)
     return list(by_key.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -44,6 +45,9 @@ CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters and lone surrogates, which databases do not store."""
 
 _MOST_CONDITIONS = 50
+_SEPARATORS = re.compile(r"[\s-]+")
+_CAMEL_CASE = re.compile(r"[a-z][a-zA-Z0-9.]*")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ class Fact:
 class NewFact:
     """A fact to remember.
 
-    Without a `kind`, a new fact is `world_knowledge` and an existing fact keeps its kind.
+    Without a `kind`, a new fact is `world_knowledge` and an existing fact keeps its kind. `key` becomes its canonical
+    form.
     """
 
     key: str
@@ -121,6 +126,8 @@ class NewFact:
             InvalidInput: names the field, never its text.
         """
         check_name("fact's key", self.key, MAX_KEY_CHARACTERS)
+        object.__setattr__(self, "key", canonical_key(self.key))
+        check_name("fact's key", self.key, MAX_KEY_CHARACTERS)  # the canonical form may be longer
         if self.kind is not None and self.kind not in FACT_KINDS:
             raise InvalidInput(f"A fact's kind is one of {', '.join(FACT_KINDS)}.")
         object.__setattr__(self, "value", _value("fact's value", self.value, MAX_VALUE_CHARACTERS))
@@ -298,6 +305,13 @@ class PersonQuery:
     text: str | None = None
     limit: int = 100
     cursor: tuple[datetime, str] | None = None
+
+
+def canonical_key(key: str) -> str:
+    """Return the stored form of a fact's key: `home_city` for `Home City`, `home-city` and `homeCity`."""
+    key = key.strip()
+    words = _HUMP.sub("_", key) if _CAMEL_CASE.fullmatch(key) else _SEPARATORS.sub("_", key)
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", words).casefold())
 
 
 def check_name(what: str, value: object, most: int) -> None:

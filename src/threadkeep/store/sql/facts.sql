@@ -85,7 +85,7 @@ WHERE (f.updated_at, f.fact_id) < (:updated_at, :fact_id)
     AND (f.valid_to IS NULL OR CAST(:past AS BOOLEAN))
     AND (CAST(:scope AS TEXT) IS NULL OR f.scope = :scope)
     AND (CAST(:kind AS TEXT) IS NULL OR f.kind = :kind)
-    AND (CAST(:key AS TEXT) IS NULL OR f.key = :key)
+    AND (CAST(:key AS TEXT) IS NULL OR f.key IN (:key, :former_key))
     AND (CAST(:pattern AS TEXT) IS NULL OR lower(f.key || ' ' || f.value) LIKE lower(:pattern) ESCAPE '\')
     AND (
         CAST(:user_id AS TEXT) IS NULL
@@ -114,10 +114,21 @@ WHERE f.scope = :scope
     AND (f.updated_at, f.fact_id) < (:updated_at, :fact_id)
     AND (f.valid_to IS NULL OR CAST(:past AS BOOLEAN))
     AND (CAST(:kind AS TEXT) IS NULL OR f.kind = :kind)
-    AND (CAST(:key AS TEXT) IS NULL OR f.key = :key)
+    AND (CAST(:key AS TEXT) IS NULL OR f.key IN (:key, :former_key))
     AND (CAST(:pattern AS TEXT) IS NULL OR lower(f.key || ' ' || f.value) LIKE lower(:pattern) ESCAPE '\')
 ORDER BY f.updated_at DESC, f.fact_id DESC
 LIMIT :limit
+
+-- name: keys_of
+-- The keys of an owner; of a person under any id.
+SELECT DISTINCT key FROM chat_facts
+WHERE scope = :scope
+    AND owner IN (
+        SELECT CAST(:owner AS TEXT)
+        UNION
+        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
+        WHERE g.person_id = :owner AND :scope = 'user'
+    )
 
 -- name: forget_key
 -- All values of a key; for a person under any id.
