@@ -217,10 +217,16 @@ async def test_what_ends_a_conversation_waits_for_the_turn_that_runs(tmp_path: P
 
 async def test_a_person_is_erased_over_http(client: httpx2.AsyncClient) -> None:
     """With a receipt that names neither the person nor a word."""
-    await say(client, "canary", session_id="s1", user_id="ann")
+    run_id = (await say(client, "canary", session_id="s1", user_id="ann"))["run_id"]
+    fact = {"scope": "workspace", "owner": "shop", "key": "told", "value": "canary", "evidence": {"run_id": run_id}}
+    assert (await client.put("/api/v1/facts", json=fact)).status_code == 200
     plan = (await client.delete("/api/v1/users/ann", params={"dry_run": True})).json()
     assert (plan["sessions"], plan["complete"]) == (1, False)
+    assert {"name": "chat_facts", "before": 1, "after": 1} in plan["stores"]
+    exported = (await client.get("/api/v1/users/ann?format=jsonl")).text
+    assert exported.count('"type": "fact"') == 1
     done = await client.delete("/api/v1/users/ann")
+    assert (await client.get("/api/v1/facts?scope=workspace&owner=shop&past=true")).json()["facts"] == []
     assert (done.status_code, done.json()["complete"]) == (200, True)
     assert "ann" not in done.text.replace("channel", "")
     assert "canary" not in done.text

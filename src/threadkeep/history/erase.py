@@ -73,7 +73,7 @@ class Eraser:
         return await self._rows.values(wanted.ids)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts in scopes of others that rest on messages in the person's sessions."""
+        """Return the ids of facts in scopes of others that rest on the person's sessions and runs."""
         return await self._rows.facts(wanted)
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
@@ -187,6 +187,7 @@ class Eraser:
             sessions = await self._rows.sessions(wanted)
             await self._rows.note_sessions(wanted, sessions)
             await self._drop_pending(wanted, sessions)
+            await self._rows.forget_runs(wanted)
             for session_id in sessions:
                 await self._memory.session(session_id).delete()
             for session_id, seqs in (await self._rows.shared(wanted)).items():

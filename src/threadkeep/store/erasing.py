@@ -151,7 +151,7 @@ class TableErasing:
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts in scopes of others that rest on messages in the person's sessions."""
+        """Return the ids of facts in scopes of others that rest on the person's sessions and runs."""
         async with self._driver.reading() as connection:
             return [str(row[0]) for row in await self._fetch(connection, "facts_of_sessions", wanted)]
 
@@ -176,6 +176,11 @@ class TableErasing:
             rows = [{"session_id": session_id} for session_id in session_ids]
             await connection.execute_many(self._sql["drop_facts_of_session"], rows)
             await connection.execute_many(self._sql["delete_group_of_session"], rows)
+
+    async def forget_runs(self, wanted: Erasable) -> None:
+        """Delete facts of all scopes that rest on runs of the person or session; call it while the runs are there."""
+        async with self._driver.writing() as connection:
+            await connection.execute(*self._selecting("drop_facts_of_runs", wanted))
 
     async def delete_checkpoints(self, wanted: Erasable) -> None:
         """Delete the checkpoints of the sessions, of the runs, and of all runs that were deleted."""

@@ -58,7 +58,8 @@ VALUES (:id)
     SELECT f.fact_id FROM chat_facts f
     WHERE f.session_id IN (SELECT session_id FROM own) OR (f.scope = 'user' AND f.owner IN (SELECT id FROM ids))
     UNION
-    SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id IN (SELECT session_id FROM own)
+    SELECT e.fact_id FROM chat_fact_evidence e
+    WHERE e.session_id IN (SELECT session_id FROM own) OR e.run_id IN (SELECT run_id FROM gone)
 )
 SELECT 'chat_sessions', count(*) FROM chat_sessions WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL SELECT 'chat_messages', count(*) FROM chat_messages WHERE session_id IN (SELECT session_id FROM own)
@@ -173,7 +174,10 @@ DELETE FROM chat_context_texts WHERE session_id = :session_id
 
 -- name: drop_facts_of_message
 DELETE FROM chat_facts WHERE fact_id IN (
-    SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id = :session_id AND e.seq = :seq
+    SELECT e.fact_id FROM chat_fact_evidence e
+    WHERE (e.session_id = :session_id AND e.seq = :seq) OR e.run_id IN (
+        SELECT m.run_id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :seq
+    )
 )
 
 -- name: drop_outgoing_of_message
@@ -221,8 +225,32 @@ DELETE FROM chat_facts WHERE fact_id IN (
     SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id = :session_id
 )
 
+-- name: drop_facts_of_runs
+-- Before the runs go: evidence may name a run alone.
+WITH RECURSIVE ids (id) AS (
+VALUES (:id)
+), own (session_id) AS (
+    SELECT s.session_id FROM chat_sessions s
+    WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
+    UNION
+    SELECT n.name FROM chat_channel_state n
+    WHERE n.scope = CAST(:noted AS TEXT) AND NOT EXISTS (
+        SELECT 1 FROM chat_sessions s WHERE s.session_id = n.name AND s.user_id NOT IN (SELECT id FROM ids)
+    )
+    UNION
+    SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
+), gone (run_id) AS (
+    SELECT r.run_id FROM chat_runs r
+    WHERE r.session_id IN (SELECT session_id FROM own) OR r.user_id IN (SELECT id FROM ids)
+    UNION
+    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
+)
+DELETE FROM chat_facts WHERE fact_id IN (
+    SELECT e.fact_id FROM chat_fact_evidence e WHERE e.run_id IN (SELECT run_id FROM gone)
+)
+
 -- name: facts_of_sessions
--- Facts in scopes of others that rest on messages in the sessions.
+-- Facts in scopes of others that rest on messages in the sessions, or on runs of the person.
 WITH RECURSIVE ids (id) AS (
 VALUES (:id)
 ), own (session_id) AS (
@@ -230,9 +258,14 @@ VALUES (:id)
     WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
     UNION
     SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
+), gone (run_id) AS (
+    SELECT r.run_id FROM chat_runs r
+    WHERE r.session_id IN (SELECT session_id FROM own) OR r.user_id IN (SELECT id FROM ids)
+    UNION
+    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
 )
 SELECT DISTINCT f.fact_id FROM chat_fact_evidence e JOIN chat_facts f ON f.fact_id = e.fact_id
-WHERE e.session_id IN (SELECT session_id FROM own)
+WHERE (e.session_id IN (SELECT session_id FROM own) OR e.run_id IN (SELECT run_id FROM gone))
     AND (f.session_id IS NULL OR f.session_id NOT IN (SELECT session_id FROM own))
     AND (f.person_id IS NULL OR f.person_id NOT IN (SELECT id FROM ids))
 ORDER BY f.fact_id
