@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 from langchain_core.language_models import BaseChatModel
+from starlette.types import ASGIApp
 
 from tests.limits import HANG_SECONDS
 from threadkeep.app import App, chat_of, chat_options, load_workflows, resources_of, runs_of
@@ -67,10 +68,12 @@ async def served(
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     shutdown_seconds: float = 0.0,
     limits: ConnectionLimits | None = None,
+    wrapped_in: Callable[[ASGIApp], ASGIApp] = lambda service: service,
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, Server]]:
     """A server behind a real socket, and a client of it; it is told to stop at the end, or before."""
     started = asyncio.Event()
     service = create_service(app, heartbeat_seconds=heartbeat_seconds)
+    service.add_middleware(wrapped_in)
     with bind("127.0.0.1", 0) as bound:
         server = Server(service, app.end_turns, shutdown_seconds=shutdown_seconds, on_start=started.set, limits=limits)
         task = asyncio.create_task(server.serve(sockets=[bound]))
