@@ -226,6 +226,9 @@ class Knowledge:
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
 
+        Episodes of promoted values are given up; those that Graphiti has are deleted there, when the worker serves
+        their group.
+
         Raises:
             InvalidInput: no fact can have this key.
             KnowledgeNotFound: the user may not see the scope.
@@ -262,7 +265,18 @@ class Knowledge:
         owner = {"scope": scope.kind, "owner": scope.owner}
         keys = [row[0] for row in await connection.fetch(self._sql["keys_of"], owner)]
         same = [one for one in keys if canonical_key(one) == canonical_key(key)]
-        return sum([await connection.execute(self._sql["forget_key"], {**owner, "key": one}) for one in same])
+        gone = 0
+        for one in same:
+            await self._retract(connection, scope, key=one)
+            gone += await connection.execute(self._sql["forget_key"], {**owner, "key": one})
+        return gone
+
+    async def _retract(
+        self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
+    ) -> None:
+        """Give up the episodes of promoted facts before the facts are deleted, or have them deleted in the graph."""
+        named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
+        await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
 
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
         """Undo one call of `remember`, with its evidence if it had one; return False if it is undone already.
@@ -287,6 +301,7 @@ class Knowledge:
             if fact.confirmed > 1:
                 await connection.execute(self._sql["unconfirm"], {"fact_id": fact_id, "now": now})
                 return True
+            await self._retract(connection, fact.scope, fact_id=fact_id)
             await connection.execute(self._sql["forget_value"], {"fact_id": fact_id})
             place = {"scope": fact.scope.kind, "owner": fact.scope.owner, "key": fact.key, "now": now}
             until = None if fact.valid_to is None else time_text(fact.valid_to)
@@ -302,6 +317,7 @@ class Knowledge:
         """
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
+            await self._retract(connection, scope)
             return await connection.execute(self._sql["forget_owner"], {"scope": scope.kind, "owner": scope.owner})
 
     async def restore(self, facts: Sequence[Fact]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -200,11 +199,9 @@ class Proposals:
         proposal = await self.proposal(proposal_id, user_id=user_id)
         if proposal.status != "accepted" or proposal.fact_id is None:
             raise InvalidInput(f"This proposal is {proposal.status}; only accepted ones are undone.")
-        with suppress(KnowledgeNotFound):
-            fact = await self._knowledge.fact(proposal.fact_id)
-            await self._knowledge.take_back(fact.id, proposal.evidence)
-            if proposal.directive is not None:
-                await self._graphiti.retract(fact)
+        await self._knowledge.take_back(proposal.fact_id, proposal.evidence)
+        if proposal.directive is not None:
+            await self._graphiti.retract(proposal.fact_id)
         return await self._decide(proposal, "undone", by)
 
     async def acceptable(self, session_id: str, kind: LearnerKind, confidence: float) -> list[str]:

@@ -471,7 +471,15 @@ class ChannelTrouble(Event):
 
 type DeliveryResult = Literal["queued", "sent", "confirmed", "repeated", "dead"]
 type DeadReason = Literal[
-    "not_stored", "refused", "outbox_full", "gone", "consent_withdrawn", "dropped", "purged", "undone"
+    "not_stored",
+    "refused",
+    "outbox_full",
+    "gone",
+    "consent_withdrawn",
+    "dropped",
+    "purged",
+    "undone",
+    "not_deleted",
 ]
 type GraphitiWork = Literal["delivery", "recall", "backfill"]
 type GraphRecallOutcome = Literal["ok", "partial", "deadline", "failed", "breaker_open"]

@@ -152,6 +152,86 @@ async def test_a_promotion_is_undone_here_and_in_the_graph(
     assert len(graphiti.names(group_id_of(shop))) == (backend == "falkordb")
 
 
+@pytest.mark.parametrize(
+    ("how", "backend"),
+    [("key", "falkordb"), ("key", "neo4j"), ("id", "neo4j"), ("owner", "neo4j"), ("person", "neo4j")],
+)
+async def test_a_forgotten_fact_is_forgotten_by_the_graph(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, backend: Backend, how: str
+) -> None:
+    """What waits is given up; what the server has is deleted there, and where it stays, the delivery says so."""
+    graphiti.backend = backend
+    await allow(allowed, "promoted_facts")
+    ada = Scope("user", "ada")
+
+    async def forget(fact_id: str) -> None:
+        if how == "key":
+            await allowed.knowledge.forget(ada, "diet")
+        elif how == "id":
+            await allowed.knowledge.forget_facts([fact_id])
+        elif how == "owner":
+            await allowed.knowledge.forget_all(ada)
+        else:
+            await allowed.persons.forget("ada")
+
+    waiting = await allowed.graphiti.promote(Promotion("preference", "Vegan.", "user", "diet"), "ada")
+    await forget(waiting.fact.id)
+    await deliver(allowed, clock)
+    assert graphiti.names(group_id_of(ada)) == []
+    [given_up] = await allowed.graphiti.deliveries()
+    assert (given_up.status, given_up.reason) == ("dead", "undone")
+    told = await allowed.graphiti.promote(Promotion("preference", "Vegetarian.", "user", "diet"), "ada")
+    await deliver(allowed, clock)
+    assert len(graphiti.names(group_id_of(ada))) == 1
+    await forget(told.fact.id)
+    await deliver(allowed, clock)
+    assert len(graphiti.names(group_id_of(ada))) == (backend == "falkordb")
+    _, deleted = await allowed.graphiti.deliveries()
+    assert (deleted.status, deleted.reason) == ("dead", "not_deleted" if backend == "falkordb" else "undone")
+    graphiti.backend = "neo4j"
+    await allowed.graphiti.retry()
+    await deliver(allowed, clock)
+    assert graphiti.names(group_id_of(ada)) == []
+
+
+async def test_a_forgotten_fact_that_the_server_has_not_stored_yet_is_deleted_when_it_has(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Through an outage; without consent nothing is asked, and it can be tried again after another grant."""
+    graphiti.backend, graphiti.auto = "neo4j", False
+    await allow(allowed, "promoted_facts")
+    shop = Scope("workspace", "shop")
+    await allowed.graphiti.promote(Promotion("decision", "Use SQLite.", key="database"), "shop")
+    await deliver(allowed, clock, looks=1)
+    await allowed.knowledge.forget(shop, "database")
+    graphiti.fail("reset")
+    await deliver(allowed, clock, looks=2)
+    graphiti.mend()
+    await allowed.graphiti.decline(by="ann")
+    graphiti.ingest()
+    asked = len(graphiti.requests)
+    await deliver(allowed, clock, looks=2)
+    assert len(graphiti.requests) == asked
+    assert (await allowed.graphiti.status()).dead == {"not_deleted": 1}
+    await allow(allowed, "promoted_facts")
+    await allowed.graphiti.retry()
+    await deliver(allowed, clock)
+    assert graphiti.names(group_id_of(shop)) == []
+    assert (await allowed.graphiti.status()).dead == {"undone": 1}
+
+
+async def test_only_what_was_promoted_is_undone(allowed: Memory) -> None:
+    """An ordinary fact stays, and the error says what to do; one that was forgotten meanwhile can be undone."""
+    await allow(allowed, "promoted_facts")
+    fact = await allowed.knowledge.remember(Scope("workspace", "shop"), "database", "SQLite")
+    with pytest.raises(InvalidInput, match="threadkeep facts forget"):
+        await allowed.graphiti.undo_promotion(fact.id)
+    assert await allowed.knowledge.facts() == [fact]
+    promoted = await allowed.graphiti.promote(Promotion("decision", "Use PostgreSQL.", key="other"), "shop")
+    await allowed.knowledge.forget_facts([promoted.fact.id])
+    assert (await allowed.graphiti.undo_promotion(promoted.fact.id)).remains == ""
+
+
 async def test_a_directive_of_a_message_is_told_to_the_graph_and_taken_back(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:

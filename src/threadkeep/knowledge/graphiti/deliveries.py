@@ -18,13 +18,14 @@ from threadkeep.store.statements import load_statements
 
 
 class OnTheWay(NamedTuple):
-    """A message that the server has accepted but does not show yet."""
+    """A message that the server has accepted but does not show yet, or an episode of a forgotten fact."""
 
     number: int
     name: str
     said_at: datetime
     attempts: int
     sent_at: datetime
+    forgotten: bool
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,15 @@ class GroupState(NamedTuple):
     group_id: str | None
     queued: int
     sent: int
+
+
+class FactDelivery(NamedTuple):
+    """The delivery of a promoted fact."""
+
+    number: int
+    group_id: str
+    status: DeliveryStatus
+    reason: str | None
 
 
 @dataclass(frozen=True)
@@ -112,9 +122,9 @@ class Deliveries:
         await self._execute("release", row)
 
     async def on_the_way(self, group_id: str) -> list[OnTheWay]:
-        """Return the unconfirmed messages of a group, in order."""
+        """Return the unconfirmed messages of a group, and the episodes to delete, in order."""
         rows = await self._fetch("on_the_way", {"group_id": group_id})
-        return [OnTheWay(row[0], row[1], time_of(row[2]), row[3], time_of(row[4])) for row in rows]
+        return [OnTheWay(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
         """Return the first queued messages of a group that may be sent now, in order."""
@@ -177,21 +187,10 @@ class Deliveries:
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("bury_open", row), reason)
 
-    async def bury_named(self, group_id: str, name: str, reason: DeadReason) -> int:
-        """Give a message up by its name, whatever its status; return 0 if there is none."""
-        row = {"group_id": group_id, "name": name, "reason": reason, "now": self._now()}
-        return self._count_dead(await self._execute("bury_named", row), reason)
-
-    async def group_with_key(self, key: str) -> str | None:
-        """Return the id of a group by its key; None if nothing was sent to it."""
-        rows = await self._fetch("group_of_key", {"group_key": key})
-        return str(rows[0][0]) if rows else None
-
-    async def status_of(self, group_id: str, name: str) -> DeliveryStatus | None:
-        """Return the status of a message by its name; None if it was never queued."""
-        rows = await self._fetch("status_of", {"group_id": group_id, "name": name})
-        found: DeliveryStatus | None = rows[0][0] if rows else None
-        return found
+    async def episode_of(self, name: str) -> FactDelivery | None:
+        """Return the delivery of a promoted fact by the name of its episode; None if it was never queued."""
+        rows = await self._fetch("episode_of", {"name": name})
+        return FactDelivery(*rows[0]) if rows else None
 
     async def progress(self) -> tuple[int, datetime | None]:
         """Return the number of unconfirmed messages, and the time of the last confirmation."""

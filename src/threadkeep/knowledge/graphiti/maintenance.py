@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,8 +13,8 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.errors import GraphitiError, SessionNotFound
 from threadkeep.knowledge.graphiti.client import Episode, GraphitiClient, Look
 from threadkeep.knowledge.graphiti.deliveries import Deliveries
-from threadkeep.knowledge.graphiti.turns import TurnQueue, fact_episode, group_key
-from threadkeep.records.knowledge import Fact, Scope
+from threadkeep.knowledge.graphiti.turns import TurnQueue, fact_episode
+from threadkeep.records.knowledge import Scope
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import load_statements
@@ -242,23 +242,37 @@ async def purge(
     return Purged(group_id, dropped, await remains(client, group_id))
 
 
-async def retract(client: GraphitiClient, deliveries: Deliveries, fact: Fact, *, may_ask: bool) -> Retracted:
-    """Give up the episode of a promoted fact, or delete it on the server and check that it is gone."""
-    name = fact_episode(fact.id)
-    group_id = await deliveries.group_with_key(group_key(fact.scope))
-    status = None if group_id is None else await deliveries.status_of(group_id, name)
-    if group_id is None or status is None:
-        return Retracted(0, "")
-    dropped = await deliveries.bury_named(group_id, name, "undone")
-    if status == "queued" or status == "dead":
-        return Retracted(dropped, "")
+async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, *, may_ask: bool) -> Retracted:
+    """Delete the episode of a forgotten fact on the server now, and check that it is gone.
+
+    If the server does not do it now, the worker of the group tries again.
+    """
+    name = fact_episode(fact_id)
+    told = await deliveries.episode_of(name)
+    if told is None or told.status != "sent":
+        return Retracted(int(told is not None and told.reason == "undone"), "")
     if not may_ask:
-        return Retracted(dropped, "the episode; without consent the server is not asked to delete it")
+        return Retracted(1, "the episode; without consent the server is not asked to delete it")
     try:
-        for seen in await client.episodes(group_id, _MOST_EPISODES):
-            if seen.name == name:
-                await client.delete_episode(group_id, seen.uuid)
-        left = sum(seen.name == name for seen in await client.episodes(group_id, _MOST_EPISODES))
+        _, left = await delete_episodes(client, told.group_id, {name})
     except GraphitiError as error:
-        return Retracted(dropped, f"the episode: the server did not delete it ({error.kind})")
-    return Retracted(dropped, f"{left} episode" if left else "")
+        return Retracted(1, f"the episode: the server did not delete it ({error.kind})")
+    await deliveries.bury([told.number], "not_deleted" if left else "undone")
+    return Retracted(1, "1 episode" if left else "")
+
+
+async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
+    """Delete episodes by their names; return the names that the server showed, and those that it still shows.
+
+    Raises:
+        GraphitiError: the server does not answer.
+    """
+    shown = [seen for seen in await client.episodes(group_id, _MOST_EPISODES) if seen.name in names]
+    for seen in shown:
+        try:
+            await client.delete_episode(group_id, seen.uuid)
+        except GraphitiError as error:
+            if error.kind not in ("refused", "server"):
+                raise
+    after = await client.episodes(group_id, _MOST_EPISODES) if shown else []
+    return {seen.name for seen in shown}, {seen.name for seen in after if seen.name in names}

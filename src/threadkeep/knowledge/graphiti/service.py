@@ -285,21 +285,24 @@ class Graphiti:
 
         Raises:
             KnowledgeNotFound: there is no such fact.
+            InvalidInput: nothing of it was ever queued for the graph.
         """
-        fact = await self._knowledge.fact(fact_id)
+        if await self._deliveries.episode_of(fact_episode(fact_id)) is None:
+            await self._knowledge.fact(fact_id)
+            raise InvalidInput("This fact was never sent to the graph; forget it: threadkeep facts forget KEY")
         while await self._knowledge.take_back(fact_id):
             pass
-        return await self.retract(fact)
+        return await self.retract(fact_id)
 
-    async def retract(self, fact: Fact) -> Retracted:
-        """Give up the episode of a fact, or delete it on the server and check that it is gone.
+    async def retract(self, fact_id: str) -> Retracted:
+        """Delete the episode of a forgotten fact on the server, if it has it, and check that it is gone.
 
         Without consent nothing is sent: an episode on the server stays there, and the result reports it.
         """
         if self.options is None:
             return Retracted(0, "")
         may_ask = bool(await self.consents.granted())
-        return await retract(self.client(), self._deliveries, fact, may_ask=may_ask)
+        return await retract(self.client(), self._deliveries, fact_id, may_ask=may_ask)
 
     async def backfill(
         self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000

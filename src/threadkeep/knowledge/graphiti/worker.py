@@ -7,7 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from threadkeep.errors import GraphitiError, StoreError
 from threadkeep.knowledge.graphiti.client import Breaker, Episode, EpisodeRole, GraphitiClient
 from threadkeep.knowledge.graphiti.consent import Consents
 from threadkeep.knowledge.graphiti.deliveries import Deliveries, Lease, OnTheWay, Waiting
+from threadkeep.knowledge.graphiti.maintenance import delete_episodes
 from threadkeep.knowledge.graphiti.repo_state import GitMetadata
 from threadkeep.knowledge.graphiti.turns import TurnQueue, clamped, sendable, source_of
 from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
@@ -153,11 +154,26 @@ class DeliveryWorker:
         """
         if not await self._consents.granted():
             return _Pause(_LONGEST_POLL_SECONDS, error="no_consent")
-        if sent := await self._deliveries.on_the_way(lease.group_id):
+        on_the_way = await self._deliveries.on_the_way(lease.group_id)
+        if forgotten := [one for one in on_the_way if one.forgotten]:
+            await self._delete(lease, forgotten)
+        if sent := [one for one in on_the_way if not one.forgotten]:
             left = await self._read_back(lease, sent)
             if left:
                 return await self._wait_for(lease, left, progressed=len(left) < len(sent))
         return await self._send_next(lease)
+
+    async def _delete(self, lease: Lease, forgotten: Sequence[OnTheWay]) -> None:
+        """Delete episodes of forgotten facts. One that the server does not show yet is looked for again.
+
+        Raises:
+            GraphitiError: the server does not answer.
+        """
+        seen, left = await delete_episodes(self._client, lease.group_id, {one.name for one in forgotten})
+        late = self._clock() - timedelta(seconds=self._options.confirm_seconds)
+        gone = [one for one in forgotten if one.name not in left and (one.name in seen or one.sent_at < late)]
+        await self._deliveries.bury([one.number for one in gone], "undone")
+        await self._deliveries.bury([one.number for one in forgotten if one.name in left], "not_deleted")
 
     async def _send_next(self, lease: Lease) -> _Pause:
         """Send the next messages of a group.

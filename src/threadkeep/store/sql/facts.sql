@@ -130,6 +130,28 @@ WHERE scope = :scope
         WHERE g.person_id = :owner AND :scope = 'user'
     )
 
+-- name: retract_facts
+-- The episodes of promoted facts that are to be deleted: what the server cannot have is given up, and the rest is deleted
+-- there by the worker of the group.
+UPDATE chat_graph_deliveries SET
+    content = NULL,
+    status = CASE WHEN sent_at IS NULL THEN 'dead' ELSE 'sent' END,
+    reason = CASE WHEN sent_at IS NULL THEN 'undone' ELSE 'forgotten' END,
+    ended_at = :now
+WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'forgotten')
+    AND (group_id, name) IN (
+        SELECT g.group_id, 'threadkeep.fact.' || f.fact_id || '.user'
+        FROM chat_facts f JOIN chat_graph_groups g ON g.group_key = f.scope || ':' || f.owner
+        WHERE f.scope = :scope AND (CAST(:key AS TEXT) IS NULL OR f.key = :key)
+            AND (CAST(:fact_id AS TEXT) IS NULL OR f.fact_id = :fact_id)
+            AND f.owner IN (
+                SELECT CAST(:owner AS TEXT)
+                UNION
+                SELECT p.person_id FROM chat_persons c JOIN chat_persons p ON p.canonical_id = c.canonical_id
+                WHERE c.person_id = :owner AND :scope = 'user'
+            )
+    )
+
 -- name: forget_key
 -- All values of a key; for a person under any id.
 DELETE FROM chat_facts

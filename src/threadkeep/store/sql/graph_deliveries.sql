@@ -28,8 +28,8 @@ UPDATE chat_graph_groups SET next_try_at = :now
 WHERE owner IS NULL AND next_try_at > :now AND (CAST(:group_id AS TEXT) IS NULL OR group_id = :group_id)
 
 -- name: on_the_way
--- Messages that the server has accepted but does not show yet.
-SELECT number, name, said_at, attempts, sent_at FROM chat_graph_deliveries
+-- Messages that the server has accepted but does not show yet, and episodes of forgotten facts.
+SELECT number, name, said_at, attempts, sent_at, coalesce(reason, '') = 'forgotten' FROM chat_graph_deliveries
 WHERE group_id = :group_id AND status IN ('queued', 'sent') AND status = 'sent'
 ORDER BY number
 
@@ -85,7 +85,7 @@ RETURNING number
 
 -- name: confirm
 UPDATE chat_graph_deliveries SET status = 'confirmed', content = NULL, ended_at = :now
-WHERE number = :number AND status IN ('queued', 'sent')
+WHERE number = :number AND status IN ('queued', 'sent') AND coalesce(reason, '') <> 'forgotten'
 
 -- name: note_seen
 UPDATE chat_graph_groups SET seen_at = :now WHERE group_id = :group_id
@@ -98,24 +98,22 @@ WHERE number = :number AND status = 'sent'
 -- name: repeat
 -- The server accepted it but never stored it.
 UPDATE chat_graph_deliveries SET status = 'queued', repeats = repeats + 1
-WHERE number = :number AND status = 'sent'
+WHERE number = :number AND status = 'sent' AND coalesce(reason, '') <> 'forgotten'
 
 -- name: bury
 UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, ended_at = :now
 WHERE number = :number AND status IN ('queued', 'sent')
 
 -- name: bury_open
-UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, ended_at = :now,
+UPDATE chat_graph_deliveries SET status = 'dead', ended_at = :now,
+    reason = CASE WHEN reason = 'forgotten' AND :reason <> 'purged' THEN 'not_deleted' ELSE :reason END,
     content = CASE WHEN CAST(:reason AS TEXT) = 'purged' THEN NULL ELSE content END
 WHERE status IN ('queued', 'sent') AND (CAST(:group_id AS TEXT) IS NULL OR group_id = :group_id)
     AND (status = 'queued' OR NOT CAST(:queued_only AS BOOLEAN))
 
--- name: status_of
-SELECT status FROM chat_graph_deliveries WHERE group_id = :group_id AND name = :name
-
--- name: bury_named
-UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, content = NULL, ended_at = :now
-WHERE group_id = :group_id AND name = :name AND status <> 'dead'
+-- name: episode_of
+-- The delivery of a promoted fact, by the name of its episode.
+SELECT number, group_id, status, reason FROM chat_graph_deliveries WHERE name = :name
 
 -- name: progress
 -- The number of messages that the server has accepted but does not show yet, and the time when it last showed one.
@@ -132,7 +130,7 @@ WHERE group_id = :group_id AND status IN ('sent', 'confirmed') AND said_at >= :s
 -- What the server may have is looked for before it is sent again.
 UPDATE chat_graph_deliveries SET
     status = CASE WHEN sent_at IS NULL OR reason LIKE 'refused%' THEN 'queued' ELSE 'sent' END,
-    reason = NULL, attempts = 0, ended_at = NULL
+    reason = CASE WHEN reason = 'not_deleted' THEN 'forgotten' END, attempts = 0, ended_at = NULL
 WHERE status = 'dead' AND number = coalesce(CAST(:number AS BIGINT), number)
     AND (reason NOT IN ('dropped', 'purged', 'undone') OR number = CAST(:number AS BIGINT))
 
@@ -168,9 +166,6 @@ SELECT
     coalesce(sum(CASE WHEN status = 'sent' THEN 1 ELSE 0 END), 0)
 FROM chat_graph_deliveries
 WHERE group_id = :group_id AND status IN ('queued', 'sent')
-
--- name: group_of_key
-SELECT group_id FROM chat_graph_groups WHERE group_key = :group_key
 
 -- name: groups_of_scope
 -- The group of an owner, and of a person the groups of all ids, with the numbers of their open messages. The group is
