@@ -20,7 +20,7 @@ from bench.chaos_graphs import Graphs
 from bench.endings import end_with_parent
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.errors import StoreUnavailable, ThreadkeepError
-from threadkeep.graph_store.opening import open_graph_store
+from threadkeep.graph_store.langgraph_stores import open_graph_store
 from threadkeep.observe import Observers
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.intake import Mode
@@ -28,8 +28,8 @@ from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
 from threadkeep.store.address import parse_address
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.opening import open_checkpointer
 from threadkeep.workflows.resources import Resources
 
 type Verb = Literal["ready", "submit", "result", "cancel", "resume"]

@@ -26,8 +26,8 @@ from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
 from threadkeep.store.address import parse_address
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.opening import open_checkpointer
 from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.definition import CompiledWorkflow, Compiler, Workflow, python_workflow
 from threadkeep.workflows.loading import read_workflow

@@ -30,7 +30,7 @@ from threadkeep.runs.offline import OfflineRuns
 from threadkeep.runs.service import RunService, RunsOnDemand, open_runs
 from threadkeep.runs.streams import InFlightMessages
 from threadkeep.settings import Settings
-from threadkeep.store.opening import open_checkpointer
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.workflows.built_in import chat_workflow
 from threadkeep.workflows.registry import Workflows
 from threadkeep.workflows.resources import Resources

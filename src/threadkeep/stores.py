@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
-from threadkeep.graph_store.opening import open_graph_store
+from threadkeep.graph_store.langgraph_stores import open_graph_store
 from threadkeep.settings import Settings
-from threadkeep.store.opening import open_checkpointer
+from threadkeep.store.checkpointers import open_checkpointer
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver

@@ -9,10 +9,9 @@ from datetime import UTC, datetime, timedelta
 from langgraph.store.base import BaseStore
 
 from threadkeep.context.tokens import estimate
-from threadkeep.graph_store.foreign import items_of
 from threadkeep.graph_store.items import Items
+from threadkeep.graph_store.langgraph_stores import items_of, open_graph_store
 from threadkeep.graph_store.layout import GraphLayout
-from threadkeep.graph_store.opening import open_graph_store
 from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions

@@ -16,8 +16,8 @@ from tests.children import run_together
 from tests.databases import execute, query
 from tests.graph_store.damaging import rewrite
 from tests.graph_store.opening import graph_transcripts, open_store, transcripts_of
-from threadkeep.graph_store.foreign import items_of
 from threadkeep.graph_store.items import ConversationChanged, Items, Value, Writing
+from threadkeep.graph_store.langgraph_stores import items_of
 from threadkeep.graph_store.layout import ItemKey
 from threadkeep.graph_store.writing import Beginning
 from threadkeep.records import Receipt

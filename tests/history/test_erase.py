@@ -25,9 +25,9 @@ from threadkeep.records import Turn
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Evidence, Scope
 from threadkeep.store.address import parse_address
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.erasing import TableErasing
-from threadkeep.store.opening import open_checkpointer
 from threadkeep.store.spool import PendingTurn, SpoolFile
 
 CANARY = "zanzibarquokka"

@@ -17,15 +17,15 @@ from langgraph.graph import END, START, StateGraph
 
 from tests.runs.workers import Notes
 from threadkeep import Memory, MemoryOptions, not_idempotent, open_memory
-from threadkeep.graph_store.opening import open_graph_store
+from threadkeep.graph_store.langgraph_stores import open_graph_store
 from threadkeep.observe import Observers
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
 from threadkeep.store.address import parse_address
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.opening import open_checkpointer
 from threadkeep.testing import ScriptedModel
 from threadkeep.workflows.definition import Workflow, python_workflow
 from threadkeep.workflows.loading import read_workflow

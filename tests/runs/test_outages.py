@@ -17,8 +17,8 @@ from threadkeep import MemoryOptions, open_memory
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.retries import retry_until_available
 from threadkeep.store.address import parse_address
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.opening import open_checkpointer
 from threadkeep.testing import Gate
 from threadkeep.workflows.definition import Workflow, python_workflow
 from threadkeep.workflows.nodes import AgentNode, RecordQuestionNode

@@ -21,8 +21,8 @@ from threadkeep.observe import RunTrouble
 from threadkeep.runs.checkpoints import ProgressSaver
 from threadkeep.runs.progress import ProgressWriter, RunProgress
 from threadkeep.store.address import parse_address
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.opening import open_checkpointer
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.loading import read_workflow

@@ -21,8 +21,8 @@ from threadkeep.runs.progress import ProgressWriter, RunProgress, thread_of
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.store.address import parse_address
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.opening import open_checkpointer
 from threadkeep.workflows.definition import Workflow, python_workflow
 from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState

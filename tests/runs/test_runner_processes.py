@@ -20,8 +20,8 @@ from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.store.address import parse_address
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.opening import open_checkpointer
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

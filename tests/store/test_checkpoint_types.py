@@ -12,8 +12,8 @@ import pytest
 
 from threadkeep.cli.entry import main
 from threadkeep.store.address import parse_address
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.opening import open_checkpointer
 
 _CONSTRUCTOR = 0
 

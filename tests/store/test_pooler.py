@@ -24,11 +24,11 @@ from tests.databases import query
 from tests.limits import HANG_SECONDS
 from tests.memory_folder import memory_folder
 from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
-from threadkeep.graph_store.opening import open_graph_store
+from threadkeep.graph_store.langgraph_stores import open_graph_store
 from threadkeep.history.pending import PendingOptions
 from threadkeep.store.address import parse_address
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.opening import open_checkpointer
 from threadkeep.store.partitions import partition, partition_state
 from threadkeep.store.postgres import PostgresDriver, exclusive
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.children import run_store_suites
 from threadkeep import InvalidSettings, MemoryOptions, Message, StoreUnavailable, open_memory
-from threadkeep.graph_store.opening import open_graph_store
+from threadkeep.graph_store.langgraph_stores import open_graph_store
 from threadkeep.settings import load_settings
 from threadkeep.store.address import parse_address
+from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.opening import open_checkpointer
 
 pytest.importorskip("sqlcipher3", reason="there is no wheel of sqlcipher3 for this machine")
 

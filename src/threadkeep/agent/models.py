@@ -7,6 +7,7 @@ from contextvars import Context
 from typing import Any, cast
 
 import langsmith
+from langchain.chat_models import init_chat_model
 from langchain_core.language_models import BaseChatModel
 from langsmith.utils import tracing_is_enabled
 
@@ -26,8 +27,6 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
     """
     if name == "demo":
         return DemoModel()
-    from langchain.chat_models import init_chat_model
-
     try:
         return _reporting(init_chat_model(name))
     except ImportError as error:

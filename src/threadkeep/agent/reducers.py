@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from langchain_core.messages import BaseMessage, MessageLikeRepresentation, ToolMessage
+from langgraph.graph.message import add_messages
 
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.shortening import items_of, with_text
@@ -62,9 +63,6 @@ def bounded_messages(max_messages: int = 8, max_chars: int = 8000) -> BoundedMes
 
 
 def _added(left: Messages, right: Messages) -> list[BaseMessage]:
-    # Imported here because LangGraph takes long to import, and reading history does not need it.
-    from langgraph.graph.message import add_messages
-
     return cast("list[BaseMessage]", add_messages(_listed(left), _listed(right)))
 
 

@@ -21,7 +21,7 @@ from threadkeep.cli.problems import NotDone
 from threadkeep.errors import StoreError
 from threadkeep.history.archive_lines import SessionLine
 from threadkeep.records import MAX_ID_CHARACTERS, Message
-from threadkeep.store.foreign import open_foreign_checkpoints
+from threadkeep.store.checkpointers import open_foreign_checkpoints
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from langgraph.store.base.batch import AsyncBatchedBaseStore
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreError, StoreUnavailable
-from threadkeep.graph_store.items import ConversationChanged, Items, Locks, TabledStore, Value
+from threadkeep.graph_store.items import ConversationChanged, Locks, Value
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace
 from threadkeep.graph_store.shapes import METADATA_KIND
 from threadkeep.observe import Backend
@@ -133,13 +133,6 @@ def _translated() -> Iterator[None]:
         raise StoreUnavailable(
             f"The graph store does not take this call ({type(call.error).__name__}); check that its database answers."
         )
-
-
-def items_of(store: BaseStore) -> Items:
-    """Return the items of a store: by its table for `threadkeep.create_graph_store`, else by its interface."""
-    if isinstance(store, TabledStore) and store.items is not None:
-        return store.items
-    return StoreItems(store)
 
 
 class IndexedStore(AsyncBatchedBaseStore):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import cast
 
-from langgraph.store.base import Op, Result
+from langgraph.store.base import IndexConfig, Op, Result, TTLConfig
 from langgraph.store.postgres.aio import AsyncPostgresStore
+from langgraph.store.postgres.base import PostgresIndexConfig
 
 from threadkeep.errors import InvalidInput, StoreError, StoreUnavailable
 from threadkeep.graph_store.foreign import IndexedStore
 from threadkeep.graph_store.items import TabledStore
+from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.opening import SETUP_SECONDS
+from threadkeep.store.postgres import PostgresDriver, exclusive, open_dict_pool
 from threadkeep.store.postgres_connection import translated
 
 
@@ -39,3 +46,21 @@ class PostgresGraphStore(TabledStore, IndexedStore, AsyncPostgresStore):
         """Execute operations; return the results in their order."""
         with translated():
             return await super().abatch(ops)
+
+
+@asynccontextmanager
+async def open_postgres_store(
+    dsn: str, options: StoreOptions, *, index: IndexConfig | None, ttl: TTLConfig | None
+) -> AsyncIterator[tuple[PostgresGraphStore, Driver]]:
+    """Open a store, and a driver of its database for the conversations in it."""
+    async with open_dict_pool(dsn, options) as pool:
+        store = PostgresGraphStore(conn=pool, index=cast("PostgresIndexConfig | None", index), ttl=ttl)
+        async with store:
+            async with exclusive(dsn, seconds=SETUP_SECONDS):
+                await store.set_up()
+            # No connection until conversations are kept in the store.
+            driver = await PostgresDriver.open(dsn, replace(options, pool_min_size=0))
+            try:
+                yield store, driver
+            finally:
+                await driver.close()

@@ -16,7 +16,6 @@ from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.graph_store.archive import ConversationArchive
 from threadkeep.graph_store.items import ConversationChanged, TabledStore
 from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
-from threadkeep.graph_store.opening import open_graph_store
 from threadkeep.graph_store.retention import ConversationRetention
 from threadkeep.graph_store.search import TextSearch
 from threadkeep.graph_store.transcripts import ConversationContexts, GraphTranscripts
@@ -123,12 +122,11 @@ class GraphConversations:
         address = self.given
         if not isinstance(address, DatabaseAddress):
             return address
-        if address.path is None and address.dsn is None:
-            from langgraph.store.memory import InMemoryStore
+        # Imports LangGraph, which a memory on tables alone does not need.
+        from threadkeep.graph_store.langgraph_stores import open_own_store
 
-            return InMemoryStore()
         stack, options = self._to_open
-        return await stack.enter_async_context(open_graph_store(address, options))
+        return await stack.enter_async_context(open_own_store(address, options))
 
     def name_of(self, store: BaseStore) -> object:
         """Return the identity of a store: all objects for the memory's own store share one name."""
@@ -157,8 +155,7 @@ class GraphConversations:
 
     def transcripts(self, store: BaseStore, layout: GraphLayout) -> GraphTranscripts:
         """Return the conversations of a layout in a store."""
-        # Imports LangGraph, which a memory on tables alone does not need.
-        from threadkeep.graph_store.foreign import items_of
+        from threadkeep.graph_store.langgraph_stores import items_of
 
         items = items_of(store)
 

@@ -1,70 +1,110 @@
-"""LangGraph's checkpointers with our errors, so that runs can tell an outage from a bug."""
+"""Opening of LangGraph's checkpointers: our own, and those of other systems. Importing this imports LangGraph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
-from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import (
-    BaseCheckpointSaver,
-    ChannelVersions,
-    Checkpoint,
-    CheckpointMetadata,
-    CheckpointTuple,
-    DeltaChannelHistory,
-)
+from langchain_core.load.load import Reviver
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.foreign import FOREIGN_OPTIONS
+from threadkeep.store.opening import make_folder, one_at_a_time
+from threadkeep.store.sqlite import open_sqlite
+from threadkeep.store.sqlite_connection import translated
+from threadkeep.store.translating_saver import TranslatingSaver
 
 
-class TranslatingSaver(BaseCheckpointSaver[str]):
-    """A wrapper of a LangGraph checkpointer that translates its driver's errors into ours.
+class SqliteCheckpointer(TranslatingSaver, AsyncSqliteSaver):
+    """LangGraph's checkpointer on SQLite."""
 
-    It translates the methods that a graph calls while it runs, and the removal of threads; all others are unchanged.
+    translated = translated
+
+
+def open_checkpointer(
+    address: DatabaseAddress, options: StoreOptions, *, types: Sequence[type] = ()
+) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
+    """Open a LangGraph checkpointer for `graph.compile(checkpointer=…)`. Open one per application.
+
+    While graphs run it raises the store's errors: `StoreUnavailable` if the database does not answer. From a row it
+    creates LangGraph's own list of safe types, such as messages, and `types`; values of other types stay plain data.
+    """
+    # LangGraph's default would import and call any function that a row names, unless the environment says otherwise.
+    return _opened(address, options, JsonPlusSerializer(allowed_msgpack_modules=list(types) or None))
+
+
+def open_foreign_checkpoints(
+    address: DatabaseAddress, columns: Mapping[str, frozenset[str]]
+) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
+    """Open the checkpoints of a database of another system for reading. `columns` has the columns of each table."""
+    return _opened(address, FOREIGN_OPTIONS, StrictSerializer(), foreign=columns)
+
+
+@asynccontextmanager
+async def _opened(
+    address: DatabaseAddress,
+    options: StoreOptions,
+    serde: SerializerProtocol,
+    *,
+    foreign: Mapping[str, frozenset[str]] | None = None,
+) -> AsyncIterator[BaseCheckpointSaver[str]]:
+    if address.dsn is not None:
+        from threadkeep.store.postgres_checkpointer import open_postgres_saver  # the extra `postgres`
+
+        async with open_postgres_saver(address.dsn, options, serde, set_up=foreign is None) as postgres:
+            yield postgres
+        return
+    if foreign is None:
+        make_folder(address.path)
+    # The saver commits by itself and relies on implicit transactions.
+    async with open_sqlite(address.path, options, autocommit=foreign is not None, read_only=foreign is not None) as raw:
+        saver = SqliteCheckpointer(raw, serde=serde)
+        if foreign is None:
+            async with one_at_a_time(address.path):
+                with translated():
+                    await saver.setup()
+        else:
+            # `setup` would write.
+            saver.is_setup = True
+            saver._has_task_path = "task_path" in foreign["writes"]  # noqa: SLF001 - `setup` would have found it out
+        yield saver
+
+
+class StrictSerializer:
+    """A serializer of checkpoints that creates messages and plain values, and no object by its import path.
+
+    Objects of other classes stay the values from which they would be created.
     """
 
-    translated: ClassVar[Callable[[], AbstractContextManager[None]]]
+    def __init__(self) -> None:
+        self._revive = Reviver(allowed_objects="messages")
+        # None allows LangGraph's own list of safe types, whatever the environment says.
+        self._strict = JsonPlusSerializer(allowed_msgpack_modules=None)
 
-    @staticmethod
-    def serializer(types: Sequence[type]) -> JsonPlusSerializer:
-        """Return a serializer that creates LangGraph's list of safe types, and the given ones, from a row.
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        """Return a value as bytes, with the name of their format."""
+        return self._strict.dumps_typed(obj)
 
-        LangGraph's default would import and call any function that a row names, unless the environment says otherwise.
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        """Return the value of bytes in a format.
+
+        Raises:
+            NotImplementedError: the format is unknown, such as that of encrypted checkpoints.
         """
-        return JsonPlusSerializer(allowed_msgpack_modules=list(types) or None)
+        kind, raw = data
+        return json.loads(raw, object_hook=self._from_json) if kind == "json" else self._strict.loads_typed(data)
 
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the newest checkpoint of a thread, or the named one."""
-        with type(self).translated():
-            return await super().aget_tuple(config)
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """Return the writes from which channels without a full checkpoint are rebuilt."""
-        with type(self).translated():
-            return await super().aget_delta_channel_history(config=config, channels=channels)
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """Save a checkpoint."""
-        with type(self).translated():
-            return await super().aput(config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """Save the writes of a step."""
-        with type(self).translated():
-            await super().aput_writes(config, writes, task_id, task_path)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Remove the checkpoints of a thread."""
-        with type(self).translated():
-            await super().adelete_thread(thread_id)
+    def _from_json(self, value: dict[str, Any]) -> Any:
+        if value.get("lc") != 1:
+            return value
+        try:
+            return self._revive(value)
+        except (ValueError, NotImplementedError):
+            return value

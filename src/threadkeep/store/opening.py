@@ -1,4 +1,4 @@
-"""Opening of databases and checkpointers by address; an engine's library is imported only when it is used."""
+"""Opening of databases by address; an engine's library is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from threadkeep.errors import StoreUnavailable
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.private_files import make_private_folder
-
-if TYPE_CHECKING:
-    from langgraph.checkpoint.base import BaseCheckpointSaver
 
 SETUP_SECONDS: Final = 60.0
 """Seconds that a process waits while another one creates LangGraph's tables."""
@@ -54,39 +51,6 @@ async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_
     if not read_only:
         make_folder(address.path)
     return SqliteDriver(address.path, options, read_only=read_only, memory_name=address.memory_name)
-
-
-@asynccontextmanager
-async def open_checkpointer(
-    address: DatabaseAddress, options: StoreOptions, *, types: Sequence[type] = ()
-) -> AsyncIterator[BaseCheckpointSaver[str]]:
-    """Open a LangGraph checkpointer for `graph.compile(checkpointer=…)`. Open one per application.
-
-    While graphs run it raises the store's errors: `StoreUnavailable` if the database does not answer. From a row it
-    creates LangGraph's own list of safe types, such as messages, and `types`; values of other types stay plain data.
-    """
-    if address.dsn is not None:
-        from threadkeep.store.postgres import exclusive, open_dict_pool
-        from threadkeep.store.postgres_checkpointer import PostgresCheckpointer
-
-        async with open_dict_pool(address.dsn, options) as pool:
-            postgres = PostgresCheckpointer(conn=pool, serde=PostgresCheckpointer.serializer(types))
-            async with exclusive(address.dsn, seconds=SETUP_SECONDS):
-                with PostgresCheckpointer.translated():
-                    await postgres.setup()
-            yield postgres
-        return
-    from threadkeep.store.sqlite import open_sqlite
-    from threadkeep.store.sqlite_checkpointer import SqliteCheckpointer
-
-    make_folder(address.path)
-    # The saver commits by itself and relies on implicit transactions.
-    async with open_sqlite(address.path, options, autocommit=False) as raw:
-        saver = SqliteCheckpointer(raw, serde=SqliteCheckpointer.serializer(types))
-        async with one_at_a_time(address.path):
-            with SqliteCheckpointer.translated():
-                await saver.setup()
-        yield saver
 
 
 def make_folder(path: Path | None) -> None:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from threadkeep.store.checkpointers import TranslatingSaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.opening import SETUP_SECONDS
+from threadkeep.store.postgres import exclusive, open_dict_pool
 from threadkeep.store.postgres_connection import translated
+from threadkeep.store.translating_saver import TranslatingSaver
 
 
 class PostgresCheckpointer(TranslatingSaver, AsyncPostgresSaver):
-    """A checkpointer with LangGraph's tables and methods."""
+    """LangGraph's checkpointer on PostgreSQL."""
 
     translated = translated
+
+
+@asynccontextmanager
+async def open_postgres_saver(
+    dsn: str, options: StoreOptions, serde: SerializerProtocol, *, set_up: bool
+) -> AsyncIterator[PostgresCheckpointer]:
+    """Open a checkpointer; with `set_up`, create its tables if they are missing."""
+    async with open_dict_pool(dsn, options) as pool:
+        saver = PostgresCheckpointer(conn=pool, serde=serde)
+        if set_up:
+            async with exclusive(dsn, seconds=SETUP_SECONDS):
+                with translated():
+                    await saver.setup()
+        yield saver

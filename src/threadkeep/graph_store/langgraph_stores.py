@@ -1,0 +1,133 @@
+"""Opening of LangGraph's stores on our databases. Importing this imports LangGraph."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from langgraph.store.base import BaseStore, IndexConfig, Op, PutOp, Result, TTLConfig
+from langgraph.store.memory import InMemoryStore
+from langgraph.store.sqlite.aio import AsyncSqliteStore
+
+from threadkeep.errors import InvalidInput
+from threadkeep.graph_store.foreign import IndexedStore, StoreItems
+from threadkeep.graph_store.items import Items, TabledStore, TableItems
+from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.opening import make_folder, one_at_a_time
+from threadkeep.store.sqlite import SqliteDriver, open_sqlite
+from threadkeep.store.sqlite_connection import translated
+
+if TYPE_CHECKING:
+    from threadkeep.graph_store.postgres_store import PostgresGraphStore
+
+
+class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
+    """LangGraph's store on SQLite with our errors, and with batches that either read or write.
+
+    Concurrent operations arrive as one batch in one transaction. A transaction that has read cannot write if another
+    process has written meanwhile: SQLite refuses it at once, without waiting for its lock.
+    """
+
+    async def set_up(self) -> None:
+        """Create the tables, and the index if one is configured.
+
+        Raises:
+            InvalidInput: this Python's SQLite cannot have an index.
+        """
+        with translated():
+            try:
+                await self.setup()
+            except AttributeError as error:
+                # Some builds of Python do not have `enable_load_extension`.
+                if self.index_config is None:
+                    raise
+                raise InvalidInput(
+                    "The SQLite of this Python loads no extensions, which the index of a graph store needs; keep the "
+                    "graph store in PostgreSQL, or use a Python whose sqlite3 loads them."
+                ) from error
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Read, then write; return the results in the order of the operations."""
+        with translated():
+            return await self._reads_first(list(ops))
+
+    async def _reads_first(self, batch: list[Op]) -> list[Result]:
+        reads = [place for place, op in enumerate(batch) if not isinstance(op, PutOp)]
+        writes = [op for op in batch if isinstance(op, PutOp)]
+        if not reads or not writes:
+            return await super().abatch(batch)
+        results: list[Result] = [None] * len(batch)
+        for place, found in zip(reads, await super().abatch([batch[place] for place in reads]), strict=True):
+            results[place] = found
+        await super().abatch(writes)
+        return results
+
+
+@asynccontextmanager
+async def open_graph_store(
+    address: DatabaseAddress,
+    options: StoreOptions,
+    *,
+    index: IndexConfig | None = None,
+    ttl: TTLConfig | None = None,
+) -> AsyncIterator[BaseStore]:
+    """Open a LangGraph store for `graph.compile(store=…)`. Open one per application, not one per run.
+
+    Expired items are deleted in the background if `ttl` has an interval.
+
+    Raises:
+        InvalidInput: the database cannot have an index.
+    """
+    async with AsyncExitStack() as stack:
+        store, driver = await stack.enter_async_context(_opened(address, options, index=index, ttl=ttl))
+        if driver is not None:
+            store.items = TableItems(driver)
+            store.fingerprint = address.fingerprint
+        if (ttl or {}).get("sweep_interval_minutes"):
+            _ = await store.start_ttl_sweeper()
+            stack.push_async_callback(store.stop_ttl_sweeper)
+        yield store
+
+
+def _opened(
+    address: DatabaseAddress, options: StoreOptions, *, index: IndexConfig | None, ttl: TTLConfig | None
+) -> AbstractAsyncContextManager[tuple[SqliteGraphStore | PostgresGraphStore, Driver | None]]:
+    if address.dsn is None:
+        return _open_sqlite_store(address, options, index=index, ttl=ttl)
+    from threadkeep.graph_store.postgres_store import open_postgres_store  # the extra `postgres`
+
+    return open_postgres_store(address.dsn, options, index=index, ttl=ttl)
+
+
+@asynccontextmanager
+async def _open_sqlite_store(
+    address: DatabaseAddress, options: StoreOptions, *, index: IndexConfig | None, ttl: TTLConfig | None
+) -> AsyncIterator[tuple[SqliteGraphStore, Driver | None]]:
+    make_folder(address.path)
+    async with open_sqlite(address.path, options) as raw:
+        store = SqliteGraphStore(raw, index=index, ttl=ttl)
+        async with store:
+            async with one_at_a_time(address.path):
+                await store.set_up()
+            if address.path is None:
+                yield store, None
+                return
+            driver = SqliteDriver(address.path, options)
+            try:
+                yield store, driver
+            finally:
+                await driver.close()
+
+
+def open_own_store(address: DatabaseAddress, options: StoreOptions) -> AbstractAsyncContextManager[BaseStore]:
+    """Open the store of a memory. A database in memory has LangGraph's own store in memory."""
+    return nullcontext(InMemoryStore()) if address.in_memory else open_graph_store(address, options)
+
+
+def items_of(store: BaseStore) -> Items:
+    """Return the items of a store: by its table for `threadkeep.create_graph_store`, else by its interface."""
+    if isinstance(store, TabledStore) and store.items is not None:
+        return store.items
+    return StoreItems(store)

@@ -1,0 +1,61 @@
+"""LangGraph's checkpointers with our errors, so that runs can tell an outage from a bug."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+)
+
+
+class TranslatingSaver(BaseCheckpointSaver[str]):
+    """A wrapper of a LangGraph checkpointer that translates its driver's errors into ours.
+
+    It translates the methods that a graph calls while it runs, and the removal of threads; all others are unchanged.
+    """
+
+    translated: ClassVar[Callable[[], AbstractContextManager[None]]]
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the newest checkpoint of a thread, or the named one."""
+        with type(self).translated():
+            return await super().aget_tuple(config)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return the writes from which channels without a full checkpoint are rebuilt."""
+        with type(self).translated():
+            return await super().aget_delta_channel_history(config=config, channels=channels)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Save a checkpoint."""
+        with type(self).translated():
+            return await super().aput(config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Save the writes of a step."""
+        with type(self).translated():
+            await super().aput_writes(config, writes, task_id, task_path)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Remove the checkpoints of a thread."""
+        with type(self).translated():
+            await super().adelete_thread(thread_id)
