@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -182,6 +183,32 @@ async def test_a_message_that_was_taken_back_cannot_be_accepted(memory: Memory) 
     with pytest.raises(InvalidInput, match="taken back"):
         await memory.proposals.accept(proposal.id, by="ops")
     await memory.session("room:1", user_id="ada").delete()
+    assert await proposals(memory) == []
+
+
+async def test_of_two_decisions_at_once_one_counts(memory: Memory) -> None:
+    """Another one is told so; what was rejected last is no fact, and what was accepted is one."""
+    texts = [f"I have pet {number}" for number in range(6)]
+    answers = [[found(2 * number + 1, f"pet_{number}", "a dog")] for number in range(6)]
+    await talk(memory, FactLearning(memory, model=answering(*answers)), *texts)
+    for proposal in await proposals(memory):
+        verbs = (memory.proposals.accept, memory.proposals.reject)
+        decided = await asyncio.gather(*(verb(proposal.id, by="ada") for verb in verbs), return_exceptions=True)
+        for one, status in zip(decided, ("accepted", "rejected"), strict=True):
+            assert isinstance(one, InvalidInput) or (isinstance(one, Proposal) and one.status == status)
+        known = await memory.knowledge.facts(ADA, key=proposal.key)
+        assert bool(known) == ((await memory.proposals.proposal(proposal.id)).status == "accepted")
+
+
+async def test_forgetting_leaves_no_proposal(memory: Memory) -> None:
+    """Its value was in the list of proposals; those of other keys stay."""
+    answers = [[found(1, "pet", "a dog"), found(1, "home_city", "Lisbon")], [found(3, "pet", "a cat")], []]
+    await talk(memory, FactLearning(memory, model=answering(*answers)), "My dog and I live in Lisbon", "It is a cat")
+    for proposal in await proposals(memory):
+        await memory.proposals.accept(proposal.id, by="ada")
+    await memory.knowledge.forget(ADA, "Pet")
+    assert [one.key for one in await proposals(memory)] == ["home_city"]
+    await memory.knowledge.forget_all(ADA)
     assert await proposals(memory) == []
 
 

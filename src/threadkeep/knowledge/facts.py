@@ -95,17 +95,25 @@ class Knowledge:
             StoreUnavailable: the database does not answer.
         """
         fact = NewFact(key, value, kind, confidence, evidence)
-        now = self._clock()
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
-            owner = await known_owner(connection, self._sql, scope, now)
-            before = await self._lock(connection, owner, fact.key, now)
-            if before is not None and canonical(before.value) == canonical(fact.value):
-                fact_id = before.id
-                await self._confirm(connection, before, fact, now)
-            else:
-                fact_id = await self._begin(connection, owner, fact, before, now)
-            return await self._find(connection, fact_id, None)
+            return await self.remember_in(connection, scope, fact)
+
+    async def remember_in(self, connection: Connection, scope: Scope, fact: NewFact) -> Fact:
+        """Remember a fact in a transaction, and return the valid fact.
+
+        Raises:
+            SessionNotFound: the scope is a session that does not exist.
+        """
+        now = self._clock()
+        owner = await known_owner(connection, self._sql, scope, now)
+        before = await self._lock(connection, owner, fact.key, now)
+        if before is not None and canonical(before.value) == canonical(fact.value):
+            fact_id = before.id
+            await self._confirm(connection, before, fact, now)
+        else:
+            fact_id = await self._begin(connection, owner, fact, before, now)
+        return await self._find(connection, fact_id, None)
 
     async def fact(self, fact_id: str, *, user_id: str | None = None) -> Fact:
         """Return the fact with an id, also if it is no longer valid.
@@ -226,8 +234,8 @@ class Knowledge:
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
 
-        Episodes of promoted values are given up; those that Graphiti has are deleted there, when the worker serves
-        their group.
+        Proposals of the key are deleted too. Episodes of promoted values are given up; those that Graphiti has are
+        deleted there, when the worker serves their group.
 
         Raises:
             InvalidInput: no fact can have this key.
@@ -267,6 +275,7 @@ class Knowledge:
         same = [one for one in keys if canonical_key(one) == canonical_key(key)]
         gone = 0
         for one in same:
+            await connection.execute(self._sql["forget_proposals"], {**owner, "key": one})
             await self._retract(connection, scope, key=one)
             gone += await connection.execute(self._sql["forget_key"], {**owner, "key": one})
         return gone
@@ -310,15 +319,17 @@ class Knowledge:
             return True
 
     async def forget_all(self, scope: Scope, *, user_id: str | None = None) -> int:
-        """Delete all facts of a scope, and return the number of their values.
+        """Delete all facts of a scope with their proposals, and return the number of their values.
 
         Raises:
             KnowledgeNotFound: the user may not see the scope.
         """
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
+            owner = {"scope": scope.kind, "owner": scope.owner}
+            await connection.execute(self._sql["forget_proposals"], {**owner, "key": None})
             await self._retract(connection, scope)
-            return await connection.execute(self._sql["forget_owner"], {"scope": scope.kind, "owner": scope.owner})
+            return await connection.execute(self._sql["forget_owner"], owner)
 
     async def restore(self, facts: Sequence[Fact]) -> int:
         """Store exported facts with their ids, times and counts, and return the number of new ones.

@@ -161,19 +161,19 @@ class Proposals:
             raise InvalidInput(f"This proposal is {proposal.status} already; only open and rejected ones are accepted.")
         if not said:
             raise InvalidInput("The message that this comes from was taken back; reject the proposal.")
-        # Repeated evidence changes nothing, so another process can retry after a crash between the two writes.
-        fact = await self._knowledge.remember(
-            proposal.scope,
-            proposal.key,
-            proposal.value,
-            kind=proposal.kind,
-            confidence=proposal.confidence,
-            evidence=proposal.evidence,
-        )
-        if proposal.directive is not None:
-            promotion = Promotion(kind_of(proposal.directive), str(proposal.value), proposal.scope.kind, proposal.key)
-            await self._graphiti.send_fact(fact, promotion)
-        return await self._decide(proposal, "accepted", by, fact.id)
+        known = NewFact(proposal.key, proposal.value, proposal.kind, proposal.confidence, proposal.evidence)
+        sends = proposal.directive is not None and await self._graphiti.fact_closure(proposal.scope) is None
+        queued = 0
+        async with self._driver.writing() as connection:
+            accepted = await self._decide(connection, proposal, "accepted", by)
+            fact = await self._knowledge.remember_in(connection, proposal.scope, known)
+            accepted = await self._decide(connection, accepted, "accepted", by, fact.id)
+            if sends and proposal.directive is not None:
+                kind, text = kind_of(proposal.directive), str(proposal.value)
+                promotion = Promotion(kind, text, proposal.scope.kind, proposal.key)
+                queued = await self._graphiti.queue_fact(connection, fact, promotion)
+        self._graphiti.notify_queued(queued)
+        return accepted
 
     async def reject(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
         """Refuse a proposal permanently.
@@ -186,7 +186,8 @@ class Proposals:
         proposal = await self.proposal(proposal_id, user_id=user_id)
         if proposal.status != "open":
             raise InvalidInput(f"This proposal is {proposal.status} already; an accepted one can be undone.")
-        return await self._decide(proposal, "rejected", by)
+        async with self._driver.writing() as connection:
+            return await self._decide(connection, proposal, "rejected", by)
 
     async def undo(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
         """Undo an accepted proposal, here and in the graph as far as the server supports it.
@@ -202,7 +203,8 @@ class Proposals:
         await self._knowledge.take_back(proposal.fact_id, proposal.evidence)
         if proposal.directive is not None:
             await self._graphiti.retract(proposal.fact_id)
-        return await self._decide(proposal, "undone", by)
+        async with self._driver.writing() as connection:
+            return await self._decide(connection, proposal, "undone", by)
 
     async def acceptable(self, session_id: str, kind: LearnerKind, confidence: float) -> list[str]:
         """Return the ids of open proposals in a session with at least this confidence."""
@@ -211,8 +213,14 @@ class Proposals:
             return [found[0] for found in await connection.fetch(self._sql["open_proposals_of"], row)]
 
     async def _decide(
-        self, proposal: Proposal, status: ProposalStatus, by: str, fact_id: str | None = None
+        self, connection: Connection, proposal: Proposal, status: ProposalStatus, by: str, fact_id: str | None = None
     ) -> Proposal:
+        """Store a decision, unless somebody else has decided since the proposal was read.
+
+        Raises:
+            InvalidInput: somebody has.
+            KnowledgeNotFound: the proposal was deleted.
+        """
         row = {
             "proposal_id": proposal.id,
             "status": status,
@@ -221,9 +229,11 @@ class Proposals:
             "by": by,
             "now": time_text(self._clock()),
         }
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["decide_proposal"], row)
-            return await self._find(connection, proposal.id, None)
+        decided = await connection.execute(self._sql["decide_proposal"], row)
+        found = await self._find(connection, proposal.id, None)
+        if not decided:
+            raise InvalidInput(f"This proposal is {found.status} already: somebody else decided at the same time.")
+        return found
 
     async def _find(self, connection: Connection, proposal_id: str, user_id: str | None) -> Proposal:
         check_name("proposal's id", proposal_id, MAX_OWNER_CHARACTERS)

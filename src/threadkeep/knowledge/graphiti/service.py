@@ -34,7 +34,7 @@ from threadkeep.knowledge.promotion import Promotion
 from threadkeep.observe import GraphitiTrouble, Observer
 from threadkeep.records.graphiti import Consent, DataClass, Delivery, DeliveryStatus, GraphitiOptions
 from threadkeep.records.knowledge import Evidence, Fact, Scope
-from threadkeep.store.driver import Driver
+from threadkeep.store.driver import Connection, Driver
 
 _REPO_CLASSES: tuple[DataClass, ...] = ("git_metadata", "promoted_facts")
 
@@ -235,19 +235,34 @@ class Graphiti:
 
     async def send_fact(self, fact: Fact, promotion: Promotion) -> Promoted:
         """Queue the episode of a stored promoted fact, also if it was given up before, if consent covers it."""
-        workspace = fact.scope.owner if promotion.scope == "workspace" else self.workspace
-        closed = await self.consents.closed(workspace, "promoted_facts")
+        closed = await self.fact_closure(fact.scope)
         if closed is not None:
             return Promoted(fact, 0, closed)
-        text = promotion.episode(fact.scope.owner)
+        async with self._driver.writing() as connection:
+            queued = await self.queue_fact(connection, fact, promotion)
+        self.notify_queued(queued)
+        return Promoted(fact, queued, None)
+
+    async def fact_closure(self, scope: Scope) -> GraphitiClosure | None:
+        """Return why promoted facts of a scope may not be sent now; None if they may."""
+        return await self.consents.closed(self._workspace_of(scope), "promoted_facts")
+
+    async def queue_fact(self, connection: Connection, fact: Fact, promotion: Promotion) -> int:
+        """Queue the episode of a promoted fact in a transaction; return the number of queued episodes."""
+        text, workspace = promotion.episode(fact.scope.owner), self._workspace_of(fact.scope)
         name = fact_episode(fact.id)
         outbound = Outbound(fact.id, name, "user", fact.updated_at, len(text), content=text, workspace=workspace)
-        async with self._driver.writing() as connection:
-            queued = await self._turns.add(connection, [fact.scope], [outbound])
-            queued = queued or await self._turns.revive(connection, fact.scope, outbound)
-        self._turns.notify_queued(queued)
-        self.wake()
-        return Promoted(fact, queued, None)
+        queued = await self._turns.add(connection, [fact.scope], [outbound])
+        return queued or await self._turns.revive(connection, fact.scope, outbound)
+
+    def notify_queued(self, count: int) -> None:
+        """Report episodes of facts that were queued, and wake the worker, after the transaction is committed."""
+        if count:
+            self._turns.notify_queued(count)
+            self.wake()
+
+    def _workspace_of(self, scope: Scope) -> str | None:
+        return scope.owner if scope.kind == "workspace" else self.workspace
 
     async def note_repo_state(self) -> Promoted | None:
         """Promote the state of the git folder of the options if it has changed.

@@ -120,9 +120,21 @@ ORDER BY f.updated_at DESC, f.fact_id DESC
 LIMIT :limit
 
 -- name: keys_of
--- The keys of an owner; of a person under any id.
-SELECT DISTINCT key FROM chat_facts
-WHERE scope = :scope
+-- The keys of an owner's facts and proposals; of a person under any id.
+WITH ids (id) AS (
+    SELECT CAST(:owner AS TEXT)
+    UNION
+    SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
+    WHERE g.person_id = :owner AND :scope = 'user'
+)
+SELECT key FROM chat_facts WHERE scope = :scope AND owner IN (SELECT id FROM ids)
+UNION
+SELECT key FROM chat_fact_proposals WHERE scope = :scope AND owner IN (SELECT id FROM ids)
+
+-- name: forget_proposals
+-- Before the facts, in the order in which a proposal is accepted.
+DELETE FROM chat_fact_proposals
+WHERE scope = :scope AND (CAST(:key AS TEXT) IS NULL OR key = :key)
     AND owner IN (
         SELECT CAST(:owner AS TEXT)
         UNION
