@@ -11,9 +11,9 @@ import pytest
 from langchain.agents import create_agent
 
 from tests.recorded_events import RecordedEvents
-from threadkeep import FactLearning, InvalidInput, KnownFacts, Memory, Scope, SessionMemory
-from threadkeep.knowledge.learning import LearningRequest
-from threadkeep.knowledge.proposals import LearnerKind
+from threadkeep import FactLearning, InvalidInput, KnownFacts, Memory, Message, Scope, SessionMemory
+from threadkeep.knowledge.learning import LearningRequest, Record
+from threadkeep.knowledge.proposals import LearnerKind, Proposed
 from threadkeep.observe import FactsProposed
 from threadkeep.records.knowledge import Proposal, ProposalQuery, ProposalStatus
 from threadkeep.testing import ScriptedModel
@@ -130,6 +130,50 @@ async def test_a_model_that_fails_delays_and_loses_nothing(memory: Memory) -> No
     model = answering("no list at all", [found(1, "home_city", "Lisbon"), found(3, "pet", "a dog")])
     await talk(memory, FactLearning(memory, model=model), "I live in Lisbon", "I have a dog")
     assert [one.key for one in await proposals(memory)] == ["home_city", "pet"]
+
+
+class _Noting:
+    """Notes what it may learn from, and fails until it is told to work."""
+
+    kind: LearnerKind = "model"
+    name = "noting"
+
+    def __init__(self) -> None:
+        self.works = False
+        self.read: list[list[int]] = []
+
+    async def learn(self, record: Record) -> list[Proposed]:
+        """Propose one fact of each message."""
+        if not self.works:
+            raise TimeoutError
+        self.read.append(list(record.learnable))
+        return [Proposed(ADA, f"message_{seq}", seq, seq) for seq in list(record.learnable)[:1]]
+
+
+async def test_after_an_outage_everything_is_read_and_nothing_twice(memory: Memory) -> None:
+    """However much was said meanwhile, in portions; of a session that is new to the learner, its last part."""
+    learner = _Noting()
+    session = memory.session("room:1", user_id="ada")
+
+    async def say(count: int) -> None:
+        for number in range(count):
+            said = Message(role="user", content=f"said {number}")
+            await session.append([said, Message(role="assistant", content="yes")])
+
+    await say(50)
+    request = LearningRequest("room:1", learner, {"user": ADA})
+    with pytest.raises(TimeoutError):
+        await memory.learning.learn(request)
+    await session.append([Message(role="assistant", content=f"on its own {number}") for number in range(60)])
+    await say(75)
+    with pytest.raises(TimeoutError):
+        await memory.learning.learn(request)
+    learner.works = True
+    memory.learning.enqueue(request)
+    await memory.learning.idle()
+    assert [seq for read in learner.read for seq in read] == [*range(61, 100, 2), *range(161, 310, 2)]
+    assert max(map(len, learner.read)) <= 22
+    assert await memory.learning.learn(request) == 0
 
 
 async def test_a_secret_is_never_proposed(memory: Memory) -> None:

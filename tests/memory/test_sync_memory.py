@@ -287,7 +287,8 @@ INTERNAL = {
     "Manifests": {"purge", "keep_writing", "close"},
     "Summaries": {"for_export", "merged", "of_messages", "add", "uncovered", "claim", "release"},
     "Compressor": {"close"},
-    "Graphiti": {"close", "delivering", "note_repo_state", "send_fact"},
+    "Graphiti": {"close", "delivering", "note_repo_state", "send_fact", "fact_closure", "queue_fact"},
+    "Knowledge": {"remember_in"},
 }
 
 

@@ -28,6 +28,7 @@ from threadkeep.store.driver import Driver
 
 _MOST_SESSIONS = 1_000
 _REACH = 40
+"""The messages that one call reads, and those of a session that is read for the first time."""
 _CONTEXT_MESSAGES = 4
 _MOST_PROPOSALS = 20
 _CLOSING_SECONDS = 5.0
@@ -110,21 +111,31 @@ class Learning:
         Raises:
             StoreError: the database does not answer.
         """
+        proposed, is_more = await self._learn_some(request)
+        while is_more:
+            more, is_more = await self._learn_some(request)
+            proposed += more
+        return proposed
+
+    async def _learn_some(self, request: LearningRequest) -> tuple[int, bool]:
+        """Read the first unread messages; return the number of new proposals, and whether there are more messages."""
         learner = request.learner
         messages, before_seq = await self._unread(request)
         learnable = {m.seq: m for m in messages if m.role == "user" and m.seq is not None and m.seq > before_seq}
-        if not learnable:
-            return 0
+        is_more = len(messages) == _REACH + _CONTEXT_MESSAGES
+        if not learnable and not is_more:
+            return 0, False
         lines = [quoted_message(message) for message in messages]
         record = Record(lines, learnable, request.scopes, await self._known_keys(request.scopes))
-        found = [one for one in await learner.learn(record) if _is_sound(one, record)][:_MOST_PROPOSALS]
+        learned = await learner.learn(record) if learnable else ()
+        found = [one for one in learned if _is_sound(one, record)][:_MOST_PROPOSALS]
         upto_seq = max(message.seq or 0 for message in messages)
         reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq)
         proposed = await self._proposals.add(reading, found) or 0
         accepted = await self._accept_confident(request)
         if proposed or accepted:
             self._observer.notify(FactsProposed(proposed=proposed, accepted=accepted, session_id=request.session_id))
-        return proposed
+        return proposed, is_more
 
     async def idle(self) -> None:
         """Wait until the queue is empty."""
@@ -143,21 +154,27 @@ class Learning:
 
     async def _work(self) -> None:
         while self._waiting:
-            _, request = self._waiting.popitem(last=False)
-            # The failure of one session does not stop the others.
+            key, request = self._waiting.popitem(last=False)
+            # The failure of one session does not stop the others, and neither does a long one.
             with ErrorBoundary() as attempt:
-                await self.learn(request)
+                if (await self._learn_some(request))[1]:
+                    self._waiting.setdefault(key, request)
             if attempt.error is not None:
                 failed = LearningFailed(error=type(attempt.error).__name__, session_id=request.session_id)
                 self._observer.notify(failed)
         self._idle.set()
 
     async def _unread(self, request: LearningRequest) -> tuple[list[Message], int]:
-        """Return the unread messages with a few earlier ones, and the position in the session."""
+        """Return the first unread messages with a few earlier ones, and the position in the session."""
         asked = {"session_id": request.session_id, "kind": request.learner.kind}
-        reach = {"reach": _REACH, "before": _CONTEXT_MESSAGES}
+        page = {**asked, "before": _CONTEXT_MESSAGES, "limit": _REACH + _CONTEXT_MESSAGES}
         async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["unread_messages"], {**asked, **reach})
+            rows = await connection.fetch(self._sql["unread_messages"], page)
+        if not rows:
+            async with self._driver.writing() as connection:
+                if not await connection.execute(self._sql["begin_learning"], {**asked, "reach": _REACH}):
+                    return [], 0
+                rows = await connection.fetch(self._sql["unread_messages"], page)
         messages = [
             Message(role=role, content=content, seq=seq, author=author, run_id=run_id, created_at=time_of(created_at))
             for seq, role, content, author, run_id, created_at, _ in rows

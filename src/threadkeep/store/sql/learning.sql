@@ -1,15 +1,24 @@
 -- Learning: messages to learn from, and the facts that were proposed.
 
 -- name: unread_messages
--- What was said since a learner last read the session, of the last :reach messages, with what stands before it.
-SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, coalesce(l.upto_seq, 0)
-FROM chat_sessions s
-    JOIN chat_messages m ON m.session_id = s.session_id
-    LEFT JOIN chat_fact_learning l ON l.session_id = s.session_id AND l.learner = :kind
-WHERE s.session_id = :session_id AND s.agent IS NULL AND m.seq > s.last_seq - :reach AND m.seq > s.reset_seq
-    AND m.seq > coalesce(l.upto_seq, 0) - :before
+-- The first :limit messages since a learner last read the session, with what stands before them.
+SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, l.upto_seq
+FROM chat_fact_learning l
+    JOIN chat_sessions s ON s.session_id = l.session_id
+    JOIN chat_messages m ON m.session_id = l.session_id
+WHERE l.session_id = :session_id AND l.learner = :kind AND m.seq > s.reset_seq AND m.seq > l.upto_seq - :before
     AND m.role IN ('user', 'assistant') AND m.status = 'complete' AND m.superseded_at IS NULL
 ORDER BY m.seq
+LIMIT :limit
+
+-- name: begin_learning
+-- Of a session that a learner has never read, the last :reach messages count. The place is stored before they are read:
+-- a learner that fails for a while comes back to it.
+INSERT INTO chat_fact_learning (session_id, learner, upto_seq)
+SELECT s.session_id, :kind, CASE WHEN s.last_seq > :reach THEN s.last_seq - :reach ELSE 0 END
+FROM chat_sessions s
+WHERE s.session_id = :session_id AND s.agent IS NULL
+ON CONFLICT DO NOTHING
 
 -- name: note_read
 -- A row only if nobody has read further meanwhile.
