@@ -345,8 +345,11 @@ class GraphitiError(ThreadkeepError, ConnectionError):
     `kind` says how it failed: unreachable, timeout, broken connection, server error (5xx), too many requests (408,
     429), rejected key (401, 403), rejected request (other 4xx), or a response that Graphiti does not send. `status`
     is the HTTP status, if there was a response. `retry_after` is the number of seconds that the server asks to wait.
-    `uncertain` means that the request may have been executed.
+    `uncertain` means that the request may have been executed. `accepted` is the number of messages that the server took
+    before, if they are sent one by one.
     """
+
+    accepted: int | None = None
 
     def __init__(
         self,

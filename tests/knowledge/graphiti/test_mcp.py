@@ -10,10 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mcp.shared.exceptions import MCPError
 
+from tests.knowledge.graphiti.conftest import Opening, allow, deliver
+from threadkeep import Message
 from threadkeep.errors import GraphitiError, InvalidInput
 from threadkeep.knowledge.graphiti.client import Episode
 from threadkeep.knowledge.graphiti.mcp_server import McpClient
+from threadkeep.testing import SettableClock
 
 EPISODE = Episode(name="n", role="user", speaker="ann", content="the secret", said_at=datetime(2026, 1, 1, tzinfo=UTC))
 
@@ -91,13 +95,66 @@ async def test_each_failure_is_ours_and_says_nothing_of_people(
     assert "secret" not in caplog.text + str(failed.value) + repr(failed.value.__cause__)
 
 
-async def test_after_one_that_was_taken_a_failure_is_uncertain(answered: Callable[[Answer], McpClient]) -> None:
-    """The messages before it are on their way."""
-    answers: list[dict[str, str]] = [{"message": "queued"}, {"error": "full"}]
-    client = answered(lambda *_: answers.pop(0))
-    with pytest.raises(GraphitiError) as failed:
-        await client.send("group", [EPISODE, EPISODE])
-    assert failed.value.uncertain
+class _Tools:
+    """The tools of a server in memory, which refuses or fails at messages with a word."""
+
+    def __init__(self, *, failing: object, times: int) -> None:
+        self.failing = failing
+        self.times = times
+        self.stored: list[str] = []
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> object:
+        """Store a message, or list the stored ones."""
+        if name == "get_episodes":
+            episodes = [{"uuid": str(place), "name": one} for place, one in enumerate(self.stored)]
+            return SimpleNamespace(is_error=False, structured_content={"result": {"episodes": episodes}})
+        if "question 2" in arguments["episode_body"] and self.times:
+            self.times -= 1
+            if isinstance(self.failing, Exception):
+                raise self.failing
+            return self.failing
+        self.stored.append(arguments["name"])
+        return SimpleNamespace(is_error=False, structured_content={"result": {"message": "queued"}})
+
+
+_REFUSED = SimpleNamespace(is_error=True, structured_content=None)
+_ERROR = SimpleNamespace(is_error=False, structured_content={"result": {"error": "no database"}})
+
+
+@pytest.mark.parametrize(
+    ("failing", "times", "dead"),
+    [
+        (_REFUSED, 100, {"refused": 1}),
+        (MCPError(-32602, "invalid"), 100, {"refused": 1}),
+        (_REFUSED, 3, {}),
+        (_ERROR, 8, {}),
+        (ConnectionResetError(), 2, {}),
+    ],
+    ids=["refused", "invalid parameters", "refused for a moment", "failing", "broken"],
+)
+async def test_a_message_that_fails_costs_no_other_and_is_given_up_only_if_it_is_refused(
+    opening: Opening, clock: SettableClock, monkeypatch: pytest.MonkeyPatch, failing: object, times: int, dead: object
+) -> None:
+    """After some attempts; the others arrive once, in order. An outage costs no attempt, however long it is."""
+    server = _Tools(failing=failing, times=times)
+
+    async def connected(_: McpClient) -> object:
+        return server
+
+    monkeypatch.setattr(McpClient, "_connected", connected)
+    async with opening(scopes=("session",), transport="mcp") as memory:
+        await allow(memory)
+        for number in (1, 2, 3):
+            said = [Message(role="user", content=f"question {number}"), Message(role="assistant", content="answer")]
+            await memory.session("room:1", workspace="shop").append(said)
+        for _ in range(30):
+            await deliver(memory, clock, looks=1)
+            clock.advance(300)
+        status = await memory.graphiti.status()
+        assert status.dead == dead
+        assert len(server.stored) == len(set(server.stored)) == 6 - len(status.dead)
+        queued = [one.name for one in await memory.graphiti.deliveries() if one.status == "confirmed"]
+        assert server.stored == queued
 
 
 async def test_nothing_is_searched_without_a_group(answered: Callable[[Answer], McpClient]) -> None:

@@ -170,6 +170,10 @@ class Deliveries:
         """Queue messages again that the server did not accept; this does not count as an attempt."""
         await self._execute_each("take_back", [{"number": number} for number in numbers])
 
+    async def try_again(self, number: int) -> None:
+        """Queue a message again that the server refused; this counts as an attempt."""
+        await self._execute("try_again", {"number": number})
+
     async def repeat(self, numbers: Sequence[int]) -> None:
         """Queue messages again that the server accepted but did not store, and count each as repeated."""
         await self._execute_each("repeat", [{"number": number} for number in numbers])

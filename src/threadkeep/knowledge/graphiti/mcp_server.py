@@ -12,6 +12,7 @@ from contextvars import Context
 import httpx2
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiError
@@ -21,6 +22,8 @@ from threadkeep.records.graphiti import check_group_id
 
 _TOOLS = ("add_memory", "get_episodes", "search_memory_facts", "clear_graph", "get_status")
 _STOP_SECONDS = 5.0
+# JSON-RPC: invalid request, unknown method, invalid parameters.
+_REFUSALS = (-32600, -32601, -32602)
 
 
 class McpClient:
@@ -54,8 +57,7 @@ class McpClient:
             try:
                 await self._call("add_memory", arguments)
             except GraphitiError as error:
-                # The server has accepted the messages before it.
-                error.uncertain = error.uncertain or position > 0
+                error.accepted = position
                 raise
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
@@ -122,7 +124,7 @@ class McpClient:
         """
         answer = await self._request(lambda client: client.call_tool(tool, arguments), seconds=seconds)
         if answer.is_error:
-            raise GraphitiError("server")
+            raise GraphitiError("refused")  # failures of its database or its model are in successful responses
         content = answer.structured_content
         result = content.get("result", content) if isinstance(content, Mapping) else None
         if not isinstance(result, Mapping):
@@ -201,6 +203,8 @@ def _failure_of(error: BaseException) -> GraphitiError:
         return GraphitiError("timeout", uncertain=True)
     if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code in (401, 403):
         return GraphitiError("denied", status=error.response.status_code)
+    if isinstance(error, MCPError) and error.code in _REFUSALS:
+        return GraphitiError("refused")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         return GraphitiError("unreachable")
     return GraphitiError("broken", uncertain=True)

@@ -264,6 +264,9 @@ class DeliveryWorker:
         try:
             await self._client.send(lease.group_id, episodes)
         except GraphitiError as error:
+            if error.accepted is not None:
+                await self._stopped_at(batch[error.accepted], batch[error.accepted + 1 :], error)
+                return
             if error.is_final and len(batch) > 1:
                 await self._send_each(lease, batch, episodes)
                 return
@@ -274,6 +277,24 @@ class DeliveryWorker:
                 await self._deliveries.take_back([one.number for one in batch])
             raise
         self._observer.notify(EpisodesDelivered(result="sent", count=len(batch)))
+
+    async def _stopped_at(self, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
+        """Handle a failure of one message; the server has those before it, and never saw the later ones.
+
+        A tool also refuses what it cannot take at the moment, so a refused message is given up after some attempts.
+
+        Raises:
+            GraphitiError: the message was not given up.
+        """
+        await self._deliveries.take_back([one.number for one in later])
+        if error.is_final and failed.attempts + 1 >= self._options.max_attempts:
+            await self._deliveries.bury([failed.number], "refused")
+            return
+        if error.is_final:
+            await self._deliveries.try_again(failed.number)
+        elif not error.uncertain:
+            await self._deliveries.take_back([failed.number])
+        raise error
 
     async def _send_each(self, lease: Lease, batch: Sequence[Waiting], episodes: Sequence[Episode]) -> None:
         """Send messages one by one: the server refuses one of them, which would block the others."""

@@ -95,6 +95,10 @@ UPDATE chat_graph_groups SET seen_at = :now WHERE group_id = :group_id
 UPDATE chat_graph_deliveries SET status = 'queued', attempts = attempts - 1, sent_at = NULL
 WHERE number = :number AND status = 'sent'
 
+-- name: try_again
+-- The server refused it, maybe for a moment.
+UPDATE chat_graph_deliveries SET status = 'queued', sent_at = NULL WHERE number = :number AND status = 'sent'
+
 -- name: repeat
 -- The server accepted it but never stored it.
 UPDATE chat_graph_deliveries SET status = 'queued', repeats = repeats + 1
