@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from datetime import datetime
 
 from threadkeep.errors import InvalidInput, SessionDamaged, StoreError
 from threadkeep.graph_store.appending import Written
 from threadkeep.graph_store.index import SessionIndex
-from threadkeep.graph_store.items import Locks
+from threadkeep.graph_store.items import ConversationChanged, Items, Locks
 from threadkeep.graph_store.transcripts import GraphTranscripts
-from threadkeep.observe import Backend
-from threadkeep.records import Message, Page, Receipt, Retention, SessionInfo, Turn, View
+from threadkeep.records import Message, Receipt, Retention, SessionInfo, Turn
+from threadkeep.store.codec import Counter
+from threadkeep.store.driver import Driver
 from threadkeep.store.retention import Prunable, RetentionRows
-from threadkeep.store.transcripts import (
-    END,
-    Branching,
-    Recent,
-    SessionChanges,
-    SessionQuery,
-    Superseded,
-    Superseding,
-    Transcripts,
-)
+from threadkeep.store.tables import TableTranscripts
+from threadkeep.store.transcripts import Branching, SessionChanges, SessionQuery, Superseded, Superseding
 
 
-class IndexedTranscripts:
-    """An implementation of `Transcripts`: conversations are in the graph store, lists come from the tables.
+class IndexedTranscripts(GraphTranscripts):
+    """Transcripts of sessions: conversations are in the graph store, lists come from the tables.
 
     A turn is stored when the graph store has it. `catch_up` updates rows that could not follow; `failed` is called with
     the session and the error. The rows of a deleted conversation are deleted with all their derived data.
@@ -34,60 +28,29 @@ class IndexedTranscripts:
 
     def __init__(
         self,
-        conversations: GraphTranscripts,
-        index: SessionIndex,
-        listed: Transcripts,
+        items: Items,
+        driver: Driver,
         *,
+        count: Counter,
+        clock: Callable[[], datetime],
         failed: Callable[[str, StoreError], object],
     ) -> None:
-        self._conversations = conversations
-        self._index = index
-        self._listed = listed
+        super().__init__(
+            items, count=count, clock=clock, conflicted=lambda session_id: failed(session_id, ConversationChanged())
+        )
+        self.index = SessionIndex(driver, self.reader, count=count)
+        self._listed = TableTranscripts(driver, count=count, clock=clock)
         self._failed = failed
         self._behind: set[str] = set()
         self._following = Locks[str]()
         self._compared = False
-
-    @property
-    def backend(self) -> Backend:
-        """The engine's name for metrics."""
-        return self._conversations.backend
+        self.reader.owner_of = self._owner
 
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn."""
-        written = await self._conversations.write(turn)
+        written = await self.write(turn)
         await self._follow(turn.session_id, written)
         return written.receipt
-
-    async def newest(
-        self,
-        session_id: str,
-        *,
-        limit: int,
-        before: int = END,
-        user_id: str | None = None,
-        view: View = "active",
-    ) -> Page:
-        """Return the newest messages before a `seq`, oldest first."""
-        return await self._conversations.newest(session_id, limit=limit, before=before, user_id=user_id, view=view)
-
-    async def recent(
-        self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
-    ) -> Recent:
-        """Return the rows for a window."""
-        return await self._conversations.recent(session_id, limit=limit, before=before, after=after, user_id=user_id)
-
-    async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, superseded or not."""
-        return await self._conversations.find(session_id, message_id)
-
-    async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
-        """Return the existing messages with these ids, superseded or not, in order."""
-        return await self._conversations.with_ids(session_id, message_ids)
-
-    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
-        """Return the existing messages with these `seq` values, superseded or not, in order."""
-        return await self._conversations.at(session_id, places)
 
     async def supersede(self, superseding: Superseding) -> Superseded:
         """Supersede messages, atomically; do nothing if the session does not exist."""
@@ -95,9 +58,9 @@ class IndexedTranscripts:
         first_seq = await self._first_seq(superseding)
         if first_seq is not None:
             # Before the messages: no summary of them stays active in between, even if this process dies there.
-            await self._index.follow(session_id)
-            await self._index.forget_derived(session_id, first_seq)
-        superseded = await self._conversations.supersede(superseding)
+            await self.index.follow(session_id)
+            await self.index.forget_derived(session_id, first_seq)
+        superseded = await super().supersede(superseding)
         await self._follow(session_id)
         return superseded
 
@@ -105,53 +68,41 @@ class IndexedTranscripts:
         """Return the first `seq` that will be superseded, as known now; None if there is nothing to do."""
         session_id, user_id = superseding.session_id, superseding.user_id
         if superseding.message_id is None:
-            page = await self._conversations.newest(session_id, limit=superseding.newest, user_id=user_id)
+            page = await self.newest(session_id, limit=superseding.newest, user_id=user_id)
             return page.messages[0].seq if page.messages else None
-        if await self._conversations.session(session_id, user_id=user_id) is None:
+        if await self.session(session_id, user_id=user_id) is None:
             return None
-        message = await self._conversations.find(session_id, superseding.message_id)
+        message = await self.find(session_id, superseding.message_id)
         return message.seq if message is not None and message.superseded_at is None else None
 
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
         """Turn messages into empty ones, for an erase, and drop what was made of them."""
-        await self._conversations.empty(session_id, seqs)
-        await self._index.forget_derived(session_id, min(seqs))
+        await super().empty(session_id, seqs)
+        await self.index.forget_derived(session_id, min(seqs))
         await self._follow(session_id)
-
-    async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
-        """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
-        return await self._conversations.superseded(session_id, after=after, before=before)
 
     async def branch(self, branching: Branching) -> None:
         """Create a session with copies of another session's messages."""
-        await self._conversations.branch(branching)
+        await super().branch(branching)
         await self._follow(branching.branch_id)
         try:
-            await self._index.copy_summaries(branching)
+            await self.index.copy_summaries(branching)
         except StoreError as error:
             self._failed(branching.branch_id, error)
 
-    async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question, in order; superseded ones only if it is superseded."""
-        return await self._conversations.answers_to(session_id, question)
-
     async def tell(self, session_id: str, message_id: str) -> Message | None:
         """Mark an answer as told to a caller, and return it; or the one that stands in its place by now."""
-        told = await self._conversations.tell(session_id, message_id)
+        told = await super().tell(session_id, message_id)
         if told is not None:
             await self._follow(session_id)
         return told
-
-    async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the info of a session."""
-        return await self._conversations.session(session_id, user_id=user_id)
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         """Return sessions by their rows, newest activity first; without those whose metadata cannot be read."""
         found: list[SessionInfo] = []
         while True:
             page = await self._listed.sessions(query)
-            damaged = await self._conversations.reader.unreadable([info.session_id for info in page])
+            damaged = await self.reader.unreadable([info.session_id for info in page])
             found += [info for info in page if info.session_id not in damaged]
             if len(page) < query.limit or not damaged:
                 return found[: query.limit]
@@ -159,28 +110,28 @@ class IndexedTranscripts:
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
         """Change fields of a session."""
-        await self._conversations.change(session_id, changes)
+        await super().change(session_id, changes)
         await self._follow(session_id)
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
         """Start later windows after the existing messages."""
-        if await self._conversations.session(session_id, user_id=user_id) is None:
+        if await self.session(session_id, user_id=user_id) is None:
             return None
-        await self._index.follow(session_id)
-        await self._index.hide_summaries(session_id)
-        last_seq = await self._conversations.reset(session_id, user_id=user_id)
+        await self.index.follow(session_id)
+        await self.index.hide_summaries(session_id)
+        last_seq = await super().reset(session_id, user_id=user_id)
         await self._follow(session_id)
         return last_seq
 
     async def delete(self, session_id: str) -> bool:
         """Delete a session, its messages and all derived data."""
         # The rows last: the deleting run is among them, and retries if its process dies in between.
-        there = await self._conversations.delete(session_id)
+        there = await super().delete(session_id)
         # A retry may find no conversation: the rest is completed by `catch_up`.
         self._behind.add(session_id)
-        rows = await self._index.delete(session_id)
+        rows = await self.index.delete(session_id)
         # Another process may have written to it in between and created its rows again.
-        await self._index.follow(session_id)
+        await self.index.follow(session_id)
         self._behind.discard(session_id)
         return there or rows
 
@@ -196,7 +147,7 @@ class IndexedTranscripts:
         failure: StoreError | None = None
         for session_id in list(self._behind):
             try:
-                await self._index.follow(session_id)
+                await self.index.follow(session_id)
             except SessionDamaged:
                 continue  # its rows follow after a repair, and do not block others until then
             except StoreError as error:
@@ -208,22 +159,26 @@ class IndexedTranscripts:
 
     async def _differing(self) -> set[str]:
         """Return the sessions whose rows differ from their conversations."""
-        versions = {session_id: version async for session_id, version in self._index.versions()}
+        versions = {session_id: version async for session_id, version in self.index.versions()}
         differing = set(versions)
-        async for conversation in self._conversations.reader.all():
+        async for conversation in self.reader.all():
             if versions.get(conversation.session_id) == conversation.version:
                 differing.discard(conversation.session_id)
             else:
                 differing.add(conversation.session_id)
         return differing
 
+    async def _owner(self, session_id: str) -> str | None:
+        info = await self._listed.session(session_id)
+        return None if info is None else info.user_id
+
     async def _follow(self, session_id: str, written: Written | None = None) -> None:
         """Update the rows of a session, by what was `written` if that is known; a failure does not undo the write."""
         self._behind.add(session_id)
         try:
             async with self._following.of(session_id):
-                if written is None or not await self._index.add(written):
-                    await self._index.follow(session_id)
+                if written is None or not await self.index.add(written):
+                    await self.index.follow(session_id)
         except StoreError as error:
             self._failed(session_id, error)
         else:

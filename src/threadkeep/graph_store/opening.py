@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 
 from threadkeep.errors import InvalidSettings
 from threadkeep.graph_store.archive import IndexedArchive
-from threadkeep.graph_store.index import SessionIndex
 from threadkeep.graph_store.indexed import IndexedTranscripts, UnavailableRetention
-from threadkeep.graph_store.items import ConversationChanged, Items, TableItems
+from threadkeep.graph_store.items import Items, TableItems
 from threadkeep.graph_store.search import ConversationSearch
-from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.backend import VARIABLE, BackendDependencies, TranscriptBackend, first_session
 from threadkeep.store.driver import Driver, StoreOptions
-from threadkeep.store.tables import TableTranscripts
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
@@ -50,26 +47,25 @@ async def open_graph_backend(
         )
     async with AsyncExitStack() as stack:
         items = await stack.enter_async_context(_open_items(dependencies.driver, store, own, options))
-        conversations = GraphTranscripts(
+        transcripts = IndexedTranscripts(
             items,
+            dependencies.driver,
             count=dependencies.count,
             clock=dependencies.clock,
-            conflicted=lambda session_id: dependencies.troubled(items.backend, session_id, ConversationChanged()),
-        )
-        index = SessionIndex(dependencies.driver, conversations.reader, count=dependencies.count)
-        listed = TableTranscripts(dependencies.driver, count=dependencies.count, clock=dependencies.clock)
-        conversations.reader.owner_of = partial(_owner, listed)
-        transcripts = IndexedTranscripts(
-            conversations, index, listed, failed=partial(dependencies.troubled, items.backend)
+            failed=partial(dependencies.troubled, items.backend),
         )
         yield TranscriptBackend(
             transcripts,
-            ConversationSearch(transcripts, conversations.reader),
+            ConversationSearch(transcripts),
             IndexedArchive(
-                dependencies.driver, conversations.writer, index, count=dependencies.count, clock=dependencies.clock
+                dependencies.driver,
+                transcripts.writer,
+                transcripts.index,
+                count=dependencies.count,
+                clock=dependencies.clock,
             ),
             UnavailableRetention(dependencies.driver, clock=dependencies.clock),
-            conversations.reader.damages,
+            transcripts.reader.damages,
         )
 
 
@@ -89,8 +85,3 @@ async def _open_items(
             return
     # LangGraph has created its table; our driver's connections suffice for it.
     yield TableItems(driver)
-
-
-async def _owner(listed: TableTranscripts, session_id: str) -> str | None:
-    info = await listed.session(session_id)
-    return None if info is None else info.user_id

@@ -16,10 +16,10 @@ from itertools import count
 
 from threadkeep.errors import SessionDamaged, StoreUnavailable
 from threadkeep.graph_store.indexed import IndexedTranscripts
-from threadkeep.graph_store.reading import ConversationReader
+from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.records import Message, SearchHit
 from threadkeep.store.codec import clean_text
-from threadkeep.store.transcripts import END, SessionQuery, Transcripts
+from threadkeep.store.transcripts import END, SessionQuery
 
 _SEARCH_SECONDS = 5.0
 _SEARCHES = 2
@@ -28,9 +28,9 @@ _SEARCHES = 2
 class TextSearch:
     """A search over the conversations that a list of sessions names."""
 
-    def __init__(self, transcripts: Transcripts, reader: ConversationReader, *, page_sessions: int = 100) -> None:
+    def __init__(self, transcripts: GraphTranscripts, *, page_sessions: int = 100) -> None:
         self._transcripts = transcripts
-        self._reader = reader
+        self._reader = transcripts.reader
         self._page_sessions = page_sessions
         self._searches = asyncio.Semaphore(_SEARCHES)
 
@@ -106,8 +106,8 @@ class TextSearch:
 class ConversationSearch(TextSearch):
     """A search over transcripts with rows in the tables; its `catch_up` updates these rows."""
 
-    def __init__(self, transcripts: IndexedTranscripts, reader: ConversationReader) -> None:
-        super().__init__(transcripts, reader)
+    def __init__(self, transcripts: IndexedTranscripts) -> None:
+        super().__init__(transcripts)
         self._indexed = transcripts
 
     async def catch_up(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import datetime
 from hashlib import sha256
@@ -13,23 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from threadkeep.context.manifest import ConversationPlace
 from threadkeep.errors import InvalidInput, StoreError
-from threadkeep.graph_store.archive import ConversationArchive
 from threadkeep.graph_store.items import ConversationChanged, TabledStore
 from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
-from threadkeep.graph_store.retention import ConversationRetention
-from threadkeep.graph_store.search import TextSearch
-from threadkeep.graph_store.transcripts import ConversationContexts, GraphTranscripts
+from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.store.archive import Restoring
 from threadkeep.store.codec import Counter
-from threadkeep.store.contexts import Contexts
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.erasing import empty_log
 from threadkeep.store.opening import open_database
-from threadkeep.store.retention import Retaining
-from threadkeep.store.search import Search
 from threadkeep.store.statements import load_statements
 
 if TYPE_CHECKING:
@@ -43,8 +36,6 @@ _STORE_LOG = "the WAL file of the graph store, which a reader keeps: stop other 
 _OWN = "own"
 _NO_SESSION = "\x1f"
 """The first character of names in the order of turns that are no session ids, which have no control characters."""
-
-_ALL_AT_ONCE = 1_000_000  # one page: it reads the metadata of all
 
 
 class Opening(NamedTuple):
@@ -164,24 +155,6 @@ class GraphConversations:
             events.write_failed(ConversationChanged(), "conflict")
 
         return GraphTranscripts(items, layout, count=self._count, clock=self._clock, conflicted=conflicted)
-
-    def contexts(self, transcripts: GraphTranscripts) -> Contexts:
-        """Return the contexts of conversations in a store."""
-        return ConversationContexts(transcripts.items, transcripts.writer)
-
-    def archive(self, transcripts: GraphTranscripts) -> Restoring:
-        """Return the object that restores exported conversations."""
-        return ConversationArchive(transcripts.writer, count=self._count, clock=self._clock)
-
-    def retention(
-        self, transcripts: GraphTranscripts, forget_runs: Callable[[Sequence[str]], Awaitable[object]]
-    ) -> Retaining:
-        """Return the retention interface of conversations."""
-        return ConversationRetention(transcripts, forget_runs=forget_runs)
-
-    def search(self, transcripts: GraphTranscripts) -> Search:
-        """Return the text search of conversations."""
-        return TextSearch(transcripts, transcripts.reader, page_sessions=_ALL_AT_ONCE)
 
 
 def place_in(layout: GraphLayout, key: str) -> ConversationPlace:

@@ -16,9 +16,11 @@ from weakref import WeakSet, WeakValueDictionary
 
 from threadkeep.context.manifest import ConversationPlace
 from threadkeep.errors import SessionDamaged, StoreError, WrongUser
-from threadkeep.graph_store.indexed import IndexedTranscripts
+from threadkeep.graph_store.archive import ConversationArchive
 from threadkeep.graph_store.layout import GraphLayout
-from threadkeep.graph_store.transcripts import GraphTranscripts
+from threadkeep.graph_store.retention import ConversationRetention
+from threadkeep.graph_store.search import TextSearch
+from threadkeep.graph_store.transcripts import ConversationContexts, GraphTranscripts
 from threadkeep.history.blocking import MemoryLoop
 from threadkeep.history.graph_conversations import folder_of
 from threadkeep.history.memory_options import MemoryOptions
@@ -40,6 +42,8 @@ from threadkeep.store.transcripts import SessionQuery, sessions_page
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
+
+_ALL_AT_ONCE = 1_000_000  # one page of sessions: a search reads the metadata of all
 
 
 class Identity:
@@ -168,14 +172,14 @@ class Memory:
                     options = replace(options, folder=options.folder / folder_of(layout))
                 pending = self.pending.of_namespace(transcripts, options, namespace=layout.namespace)
                 await pending.start()
-                rows = self._conversations.retention(transcripts, self.runs.records.forget_runs_at_rest)
+                rows = ConversationRetention(transcripts, forget_runs=self.runs.records.forget_runs_at_rest)
                 self._namespaces[key] = self._at(
                     Backend(
                         transcripts=transcripts,
-                        index=MessageSearch(self._conversations.search(transcripts), self.observers),
-                        archive=self._conversations.archive(transcripts),
+                        index=MessageSearch(TextSearch(transcripts, page_sessions=_ALL_AT_ONCE), self.observers),
+                        archive=ConversationArchive(transcripts.writer, count=self.counter, clock=self.clock),
                         damages=transcripts.reader.damages,
-                        contexts=self._conversations.contexts(transcripts),
+                        contexts=ConversationContexts(transcripts.items, transcripts.writer),
                         older_turns=OlderTurns(transcripts, self.embeddings, self.observers),
                         pending=pending,
                         retention=self.retention.of_namespace(rows, pending),
@@ -208,7 +212,7 @@ class Memory:
     @property
     def in_graph_store(self) -> bool:
         """True if the messages of this memory's sessions are in a graph store."""
-        return isinstance(self._backend.transcripts, GraphTranscripts | IndexedTranscripts)
+        return isinstance(self._backend.transcripts, GraphTranscripts)
 
     def has_namespace(self, store: BaseStore, layout: GraphLayout) -> bool:
         """Return whether this memory's own sessions are the conversations of a layout in a store."""
@@ -217,7 +221,7 @@ class Memory:
     async def empty_messages(self, session_id: str, seqs: Sequence[int]) -> None:
         """Turn messages of a conversation in a graph store into empty ones, for an erase."""
         transcripts = self._backend.transcripts
-        if isinstance(transcripts, GraphTranscripts | IndexedTranscripts):
+        if isinstance(transcripts, GraphTranscripts):
             await transcripts.empty(session_id, seqs)
             self.older_turns.forget(session_id)
             self.session_cache.forget(session_id)
