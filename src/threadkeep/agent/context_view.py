@@ -267,10 +267,9 @@ def _reason(entry: Entry, before: ContextManifest, after: ContextManifest) -> De
 
 
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
-    """Return True if a message of the earlier call belongs to a range that the later one excluded.
+    """Return True if a message of the earlier call is in a range that the later call excluded.
 
-    Only the ends of a range are named; an end that the earlier call did not have is before or after all its
-    messages.
+    A range names its first and last message. If the earlier call has not sent one of them, the range is open there.
     """
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id

@@ -55,7 +55,7 @@ class TurnSteps:
         self._counter: TokenCounter = estimate
 
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
-        """Take the calls and results that stand in the state after the question.
+        """Take the calls and results that follow the question in the state.
 
         Those before an answer that stood there at the agent's first call are other agents'.
         """
@@ -135,7 +135,7 @@ def dump_steps(messages: Sequence[BaseMessage]) -> str | None:
 
 
 def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, counter: TokenCounter) -> EarlierSteps:
-    """Return the kept steps that belong to earlier turns, in so many tokens, the newest turn first."""
+    """Return the stored steps of earlier turns that fit the tokens, the newest turn first."""
     left = room
     messages: dict[int, list[BaseMessage]] = {}
     tokens_before: dict[int, int] = {}
@@ -155,7 +155,7 @@ def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, co
 
 
 def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
-    """Return the place of the question with which the newest so many turns begin; None where there is none."""
+    """Return the `seq` of the question that begins the given number of newest turns; None if there is none."""
     asked: list[int | None] = []
     following: Message | None = None
     for message in reversed(earlier):
@@ -188,7 +188,7 @@ def _reduced(message: BaseMessage) -> BaseMessage:
 
 
 def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> list[BaseMessage]:
-    """The calls and results in so many tokens, cut as those of a turn are; nothing where not even the newest fits."""
+    """Return the calls and results that fit the tokens, cut like those of a current turn; empty if none fits."""
     try:
         # As if they followed a question without a word.
         return [] if room <= 0 else trim([HumanMessage(""), *messages], room, counter=counter)[1:]

@@ -157,7 +157,7 @@ def knowledge_tools(
 
 
 class _KnowledgeTools:
-    """The memory of the tools, and the scopes of their runs. The docstrings are for models."""
+    """The functions behind the tools. Models read their docstrings as the descriptions of the tools."""
 
     def __init__(self, memory: Memory, scopes: RunScopes, embedder: Embedder | None) -> None:
         self._memory = memory

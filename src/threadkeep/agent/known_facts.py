@@ -40,7 +40,7 @@ from threadkeep.records.knowledge import Fact, Scope, ScopeKind
 _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
-# A selection is kept as long as it has these many best facts for an input.
+# A selection is reused for an input if it contains the three best facts for it.
 _DECISIVE = 3
 
 

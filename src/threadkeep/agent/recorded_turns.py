@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
@@ -72,7 +72,7 @@ class GraphTurns:
             return turn
         if options.ordered:
             await order_of(memory).acquire(session.session_id, root, memory.observers)
-        turn.owns = not root.recorded
+        turn.role = "guest" if root.recorded else "owner"
         root.recorded = True
         root.call_begins()
         with OnFailure(lambda: self.leave(turn)):
@@ -81,17 +81,17 @@ class GraphTurns:
             if messages and not part.silent:
                 await part.begin(stored, Caller(run_id_of(config), metadata_of(config)))
                 await turn.find_end()
-                if turn.ended is None and turn.owns and not self._has_saver:
+                if turn.ended is None and turn.role == "owner" and not self._has_saver:
                     await turn.add_history()
         return turn
 
     def leave(self, turn: GraphTurn) -> None:
         """Let the next turn of the session begin, from any thread."""
         part = turn.part
-        if turn.owns is None:
+        if turn.role == "silent":
             return
         part.root.call_ends()
-        if turn.owns:
+        if turn.role == "owner":
             part.root.recorded = False
             order_of(self._memory).release(part.session.session_id, part.root)
 
@@ -104,10 +104,7 @@ class GraphTurns:
 
 
 class GraphTurn:
-    """The turn of one call of a graph.
-
-    It `owns` the session, or takes part in the turn of another graph (False), or in none (None).
-    """
+    """The turn of one call of a graph: it has a turn of its own, is a guest in another graph's turn, or in none."""
 
     def __init__(
         self,
@@ -122,7 +119,7 @@ class GraphTurn:
         self.part = part
         self.control: Any = part.root.control
         self.ended: GraphEnd | None = None
-        self.owns: bool | None = None
+        self.role: Literal["owner", "guest", "silent"] = "silent"
         self._ends = ends
         self._messages = messages
         self.ending = Ending()

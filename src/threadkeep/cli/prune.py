@@ -92,7 +92,7 @@ async def prune_runs(
 ) -> None:
     """Delete old finished runs with their traces; messages stay in the sessions.
 
-    A run goes with all below it, or stays. Repeat an interrupted command to continue it.
+    A run is deleted together with its child runs, or not at all. Repeat an interrupted command to continue it.
     """
     from threadkeep.history.run_retention import PrunedRuns
 

@@ -79,7 +79,7 @@ class WindowRoom:
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
         """Return the sizes to keep so that the next call excludes nothing; empty while there is enough space.
 
-        Part of the tokens is reserved for the next input; of the messages, the two of the next turn are reserved.
+        Some tokens are reserved for the next input, and two messages for the next turn.
         """
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:

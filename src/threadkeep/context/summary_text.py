@@ -16,7 +16,7 @@ from threadkeep.context.tokens import TokenCounter
 _HEADING = re.compile(r"[\s#*_]*facts[\s:：*_]*", re.IGNORECASE)
 _FACT = re.compile(r"\s*[-*•]\s+(\S.*)")
 _MOST_CHARACTERS = 300
-"""A longer line is prose."""
+"""The maximum number of characters of a fact; a longer line is read as prose."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SummaryText:
 
 
 def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
-    """Return the facts of texts, oldest first; a repeated one has the wording and the place of its last time."""
+    """Return the facts of texts, oldest first; of a repeated fact, the last occurrence counts."""
     found: dict[str, str] = {}
     for fact in (fact for text in texts for fact in text.facts):
         key = "".join(filter(str.isalnum, fact)).casefold()

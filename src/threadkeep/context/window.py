@@ -109,7 +109,7 @@ def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Wi
 
 
 def _without(gap: Exclusion, first_seq: int, last_seq: int) -> Iterator[Exclusion]:
-    """Yield the parts of a gap outside two positions, both included."""
+    """Yield the parts of a gap that lie before `first_seq` or after `last_seq`."""
     if gap.last_seq < first_seq or gap.first_seq > last_seq:
         yield gap
         return

@@ -27,9 +27,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Appended:
-    """A conversation with an appended turn, the other items that change, and the columns of the new messages.
+    """A conversation with an appended turn.
 
-    There are none of both if nothing was new.
+    `items` are the other items that change, `rows` the columns of the new messages; both are empty if nothing was new.
     """
 
     conversation: Conversation

@@ -140,7 +140,7 @@ class SessionIndex:
             if seen is not None and not begun:
                 await delete_session(connection, self._deletion, session_id)
             if begun and seen is not None and seen.revision != conversation.revision:
-                # First: a new answer may have the place of one that is superseded.
+                # Before the new rows: a new answer may have the question, author and number of a superseded one.
                 await self._mark(connection, conversation, upto)
             former = seen.version if begun and seen is not None else None
             if not await self._write(connection, conversation, messages, upto, former=former):

@@ -91,7 +91,7 @@ class IndexedTranscripts(GraphTranscripts):
             self._failed(branching.branch_id, error)
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer as told to a caller, and return it; or the one that stands in its place by now."""
+        """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
         told = await super().tell(session_id, message_id)
         if told is not None:
             await self._follow(session_id)

@@ -67,14 +67,14 @@ class HeldChunks:
             self.items[self.layout.chunk(self.conversation.session_id, number)] = {**chunk, "messages": messages}
 
     async def message(self, seq: int) -> Message:
-        """Return the message at a place that is known to be there."""
+        """Return the message with a `seq` that is known to exist."""
         found = await self.messages(chunk_of(seq, self.conversation.chunk_size))
         return next(message for message in found if message.seq == seq)
 
     async def mark(
         self, chunk: int, places: tuple[int, int], mark: Value, successors: dict[str | None, str | None]
     ) -> list[Message]:
-        """Mark the messages of a chunk between two places, both included; return them as they were."""
+        """Mark the messages of a chunk between two `seq` values, both included; return them as they were before."""
         value = await self.get(chunk)
         if value is None:
             return []
@@ -207,7 +207,7 @@ class ConversationReader:
             error.user_id = await self.owner_of(error.session_id)
 
     async def places_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
-        """Return the noted `seq` values of message ids; search for those whose note is damaged."""
+        """Return the `seq` values of messages from their notes; search the transcript if a note is damaged."""
         keys = [self._layout.message_id(conversation.session_id, message_id) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
         places = {message_id: noted_seq(note) for message_id, note in notes if note is not None}

@@ -97,7 +97,7 @@ class ConversationRetention:
         return _removed(upto, going)
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a conversation whose messages are all gone, unless new ones came since."""
+        """Delete a conversation whose messages are all deleted, unless new ones have arrived since."""
         return await self._writer.delete(session_id, idle_before=idle_before)
 
     async def forget_ids(self) -> None:

@@ -176,7 +176,7 @@ class GraphTranscripts:
         return found[::-1] or of_run[:1]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer as told to a caller, and return it; or the one that stands in its place by now."""
+        """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:

@@ -388,7 +388,7 @@ class ConversationWriter:
         return found
 
     def _notes(self, session_id: str, messages: Sequence[Value]) -> list[ItemKey]:
-        """Return the keys of the notes for messages: of their ids, and of answers."""
+        """Return the keys of the notes for messages: one for each id, and one for each answer."""
         names = [name for message in messages for name in (message.get("id"), answer_note(message)) if name]
         return [self.layout.message_id(session_id, name) for name in names]
 

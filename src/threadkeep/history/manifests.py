@@ -86,7 +86,7 @@ class Manifests:
         return self._rows.joined(entry)
 
     def has_earlier(self, entry: NotedManifest) -> bool:
-        """Return whether records of earlier calls of the same run may not be stored yet: they get lower numbers."""
+        """Return whether records of earlier calls of the run may still wait; they have to be stored first."""
         return self._writing.locked() or any(earlier.run_id == entry.run_id for earlier in self._waiting)
 
     def queue(self, entry: NotedManifest) -> None:

@@ -281,7 +281,7 @@ class WindowReader:
 class _Pages:
     """The rows of a session from a `seq` on, page by page from the newest: known ones first, then stored ones.
 
-    `known` grows by what is read, as long as it belongs together.
+    Rows that are read are added to `known`, as long as they are contiguous with it.
     """
 
     def __init__(

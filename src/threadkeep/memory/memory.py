@@ -187,9 +187,9 @@ async def open_memory_at(
 class Lifetime[T](AbstractAsyncContextManager[T]):
     """A context manager that enters and leaves another one in a separate task, so that any task may open and close it.
 
-    At the end of an event loop asyncio closes all async generators at the same time. Context managers made of
-    generators that stand in each other would each be closed twice, and fail ("asynchronous generator is already
-    running"). Before that it cancels all tasks and waits for them: this one leaves its context in order.
+    When an event loop ends, asyncio closes all async generators at once. Nested context managers that are made of
+    generators would then be closed twice and fail ("asynchronous generator is already running"). But asyncio cancels
+    all tasks first and waits for them, so the task of this class leaves its context in order.
     """
 
     def __init__(self, context: AbstractAsyncContextManager[T], name: str) -> None:

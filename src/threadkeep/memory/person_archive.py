@@ -61,9 +61,9 @@ class _Sink:
 
 
 async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[bytes]:
-    """Yield a ZIP archive with the lines of an export and a page of them, as the lines come.
+    """Yield a ZIP archive with the lines of an export, and a page that shows them; parts are yielded early.
 
-    The lines are also written into a file without a name, from which the page is made; it goes with the process.
+    The lines are also written to an anonymous temporary file, from which the page is made.
     """
     sink = _Sink()
     with TemporaryFile() as copy, ZipFile(sink, "w") as archived:

@@ -278,7 +278,7 @@ class ChatAnswers:
     ) -> ChatAnswer:
         """Return the answer of a recorded run or of its outcome, and mark the answer as delivered.
 
-        An answer that was stored for this caller is marked already; the hold of its stream run names it.
+        An answer that was stored for this caller is marked already; the hold of its stream names it.
 
         Raises:
             ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: it has no answer.
@@ -293,7 +293,7 @@ class ChatAnswers:
                     ended = await with_own_answer(self._memory, ended, turn.message_id)
             answer_id = (ended.result or {}).get("message_id")
             if isinstance(answer_id, str) and (hold is None or hold.told_id != answer_id):
-                # Also while the database is down: then the answer waits in this process to be written.
+                # This also works while the database is down: the answer is then pending in this process.
                 async with self._optional(turn):
                     stands = await self._memory.session(turn.session_id).tell(answer_id)
             if stands is not None and stands.id == answer_id:
@@ -326,7 +326,7 @@ class ChatAnswers:
 
     @contextlib.asynccontextmanager
     async def _optional(self, turn: ChatTurn) -> AsyncIterator[None]:
-        """Give up what the database does not return in time, and what went with its session."""
+        """Leave out data that the database does not return in time, or that was deleted with its session."""
         with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
             async with self._memory.session(turn.session_id).timeout():
                 yield

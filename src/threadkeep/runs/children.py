@@ -46,7 +46,7 @@ class RunChildren:
         parent = self._worker.active.of(request.parent_run_id)
         if parent is None:
             raise ChildFailed(
-                f"{request.workflow!r} was asked for by a run that is not active out here; start that one first.",
+                f"{request.workflow!r} was requested by a run that is not active here; start that run first.",
                 workflow=request.workflow,
                 status="refused",
             )

@@ -55,7 +55,7 @@ class OfflineRuns:
         self._contexts.close()
 
     async def execute(self, request: RunRequest, stream: RunStream, session_id: str) -> tuple[Outcome, OfflineLedger]:
-        """Execute a request under the id of the stream run; return its outcome and the ledger with its usage.
+        """Execute a request under the run id of the stream; return its outcome and the ledger with its usage.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.

@@ -76,7 +76,7 @@ class RunRequest:
 class Submitted:
     """The run that answers a request: a `new` one, one that it `joined`, or one that was `known` before.
 
-    The `stream` run receives the run's events for as long as it is referenced. `over` is true if the run had already
+    `stream` receives the events of the run for as long as it is referenced. `over` is true if the run had already
     ended.
     """
 

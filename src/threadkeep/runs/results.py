@@ -36,7 +36,7 @@ class RunFollowing:
         """Return the run when it is over or waits for a person.
 
         Raises:
-            RunNotFound: there is none that the user may see, or it went with its session meanwhile.
+            RunNotFound: there is none that the user may see, or it was deleted with its session.
         """
         stream = self._worker.streams.of(run_id)
         stream.waiting += 1
@@ -62,7 +62,7 @@ class RunFollowing:
         """Yield the events of a run after a number and the tokens of its answer, until it is over or waits.
 
         Raises:
-            RunNotFound: there is none that the user may see, or it went with its session meanwhile.
+            RunNotFound: there is none that the user may see, or it was deleted with its session.
         """
         stream = self._worker.streams.of(run_id)
         stream.wants_pieces = True

@@ -35,7 +35,7 @@ _PASSING_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 RUN_ERRORS: Final[Mapping[str, str]] = {
     "BudgetSpent": "It used up its budget; retry it with a larger max_tokens or max_cost.",
     "DeadlinePassed": "It took longer than its deadline_seconds; retried, it has that time once more.",
-    "GaveUp": "The processes that active it out died at it; see their logs, then retry it.",
+    "GaveUp": "The processes that executed it died; see their logs, then retry it.",
     "ParentCancelled": "The run that asked for it was to stop.",
     "ParentOver": "The run that asked for it ended without it.",
     "WorkflowGone": "No workflow of its name is registered where it was to go on; register it, then retry the run.",

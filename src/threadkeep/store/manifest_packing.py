@@ -59,7 +59,7 @@ def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = No
 
 
 def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
-    """Return the manifest with the omitted ids, as far as the transcript still has these messages."""
+    """Return the manifest with its omitted ids restored, for the messages that the transcript still has."""
 
     def whole(entry: Json) -> Json:
         if not isinstance(entry, Mapping) or entry.get("id") is not _AT_ITS_PLACE:
@@ -101,7 +101,7 @@ def _together(group: Sequence[Mapping[str, Json]]) -> Iterable[Json]:
 
 
 def _same(values: list[Json]) -> bool:
-    """Return whether all values have the same JSON; 1 and true are equal, but do not."""
+    """Return whether all values have the same JSON: 1 and True are equal in Python, but not in JSON."""
     first = values[0]
     return (
         values.count(first) == len(values) and len(set(map(type, values))) == 1 and not isinstance(first, list | dict)

@@ -146,7 +146,7 @@ class Outbox:
         return await self._execute("note_partial", {"number": number, "partial": clean_text(text)}) > 0
 
     async def note_fetched(self, number: int, *, is_all: bool) -> bool:
-        """Record that the platform fetched an answer, or its first part; return False if it is sent or over."""
+        """Record that the platform fetched an answer, or its first part; return False if it was not ready."""
         statement = "end_fetched" if is_all else "note_fetched"
         return await self._execute(statement, {"number": number, "now": self._now()}) > 0
 

@@ -136,7 +136,7 @@ async def _state(connection: Connection) -> PartitionState:
 
 
 async def _lock(connection: Connection) -> bool:
-    """Take turns with other callers; return False if one of them has replaced the tables by now."""
+    """Wait for other callers; return False if one of them has already replaced the tables."""
     await connection.fetch(_SQL["lock"], {})
     return not (await _state(connection)).partitions
 

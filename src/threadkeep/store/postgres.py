@@ -150,7 +150,7 @@ class PostgresDriver:
         """Read times in UTC, and JSON columns as text: one codec for both engines parses it."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
-        # Not connection options, which would replace those of the DSN. Poolers restore this one for each client.
+        # Not connection options, which would replace those of the DSN. A pooler keeps the time zone of each client.
         await raw.execute("SELECT set_config('TimeZone', 'UTC', FALSE)")
         if await negotiate_pooler(raw):
             self._is_pooled = True

@@ -34,7 +34,7 @@ def make_private_database(path: Path) -> None:
     A file that exists is not opened: closing it would release the locks of all connections of this process, and another
     process would delete the WAL under them.
     """
-    with contextlib.suppress(OSError):  # it exists, or SQLite reports it, with its cure
+    with contextlib.suppress(OSError):  # the file exists, or SQLite will report the error
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
     for ending in _BESIDE:
         tighten(path.with_name(path.name + ending))

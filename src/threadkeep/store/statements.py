@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z][a-z0-9_]*)")
 _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
@@ -15,13 +16,13 @@ _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
 @cache
 def load_statements(*paths: str) -> Mapping[str, str]:
-    """Return all statements of the given files below `sql/`, by name."""
+    """Return all statements of the given files below `sql/`, by name. `-- include: x` inserts the earlier text `x`."""
     found: dict[str, str] = {}
     for path in paths:
         text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
         parts = _NAME.split(text)
         for name, body in zip(parts[1::2], parts[2::2], strict=True):
-            found[name] = _COMMENT.sub("", body).strip()
+            found[name] = _COMMENT.sub("", _INCLUDE.sub(lambda include: found[include[1]], body)).strip()
     return found
 
 

@@ -152,7 +152,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["name_branch"], known)
 
     async def _superseded_at(self, connection: Connection, place: dict[str, object]) -> str | None:
-        """Return when the message at a place was superseded. Raises `InvalidInput` if there is no message."""
+        """Return when the message with a `seq` was superseded. Raises `InvalidInput` if there is no message."""
         places = await connection.fetch(self._sql["place_at"], place)
         if not places:
             raise no_message_at(place["session_id"], place["at"])
@@ -169,7 +169,7 @@ class SupersedingWriter:
         return None if first_seq is None else _Span(int(first_seq), int(last_seq))
 
     async def _named(self, connection: Connection, superseding: Superseding, last_seq: int) -> _Span | Superseded:
-        """Return the range that a message id selects, or the result of the same call before."""
+        """Return the range that a message id selects, or the earlier result if the same call was made before."""
         session_id, message_id = superseding.session_id, str(superseding.message_id)
         message = await self._message(connection, session_id, message_id)
         if message is None:
@@ -236,5 +236,5 @@ def check_branch(branching: Branching, parent: Sequence[object]) -> None:
 
 
 def no_message_at(session_id: object, place: object) -> InvalidInput:
-    """Return the error of a branch at a place where there is no message."""
+    """Return the error of a branch at a `seq` that no message has."""
     return InvalidInput(f"Session {session_id!r} has no message at place {place}; branch at one that it has.")

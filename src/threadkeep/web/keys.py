@@ -49,7 +49,7 @@ class KeyRing:
 
     @property
     def in_use(self) -> bool:
-        """Return whether there are keys, or were ever any."""
+        """Return whether keys exist or have ever existed."""
         return bool(self._configured or self._known)
 
     async def refresh(self) -> bool:

@@ -147,7 +147,7 @@ def _unknown(value: Json, path: Path) -> str:
 
 
 def _known_names(value: Json, path: Path) -> list[str]:
-    """Return the names that the schema allows at a path, as far as it says."""
+    """Return the names that the schema allows at a path; empty if it does not restrict them."""
     if not path:
         return _names(WorkflowDocument)
     if path == ("options",):

@@ -122,7 +122,7 @@ class RunQueue:
             self._process.end(attempt.id)
 
     def _remove_finished(self) -> None:
-        """Remove finished attempts: at once, because a short-lived command is often the only worker, and repeatedly."""
+        """Remove finished attempts repeatedly. The first time is at once: a short command is often the only worker."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
             # A failure is tried again as long as the process lives.

@@ -52,7 +52,7 @@ def shortened(value: Values, said: Texts) -> dict[str, Json]:
 
 
 def restored(value: Values, said: Texts) -> dict[str, Json]:
-    """Return an event's data with the omitted texts, as far as the transcript still has them."""
+    """Return an event's data with its omitted texts restored, if the transcript still has them."""
 
     def put_in(one: Values, name: str, text: str) -> dict[str, Json]:
         known = said.get(str(one.get(name)))
@@ -73,7 +73,7 @@ def short_result(result: Values) -> dict[str, Json] | None:
 
 
 def whole_result(result: Values, said: Texts) -> dict[str, Json]:
-    """Return a run's result with the omitted text, if the transcript still has it."""
+    """Return a run's result with its omitted text restored, if the transcript still has it."""
     whole = restored(result, said)
     if "text" in whole and "text" not in result and "output" not in whole:
         whole["output"] = {"text": whole["text"]}

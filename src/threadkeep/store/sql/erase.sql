@@ -7,31 +7,8 @@
 SELECT p.person_id FROM chat_persons p
 WHERE p.canonical_id = (SELECT o.canonical_id FROM chat_persons o WHERE o.person_id = :id)
 
--- name: own_sessions_of
-WITH RECURSIVE ids (id) AS (
-VALUES (:id)
-), own (session_id) AS (
-    SELECT s.session_id FROM chat_sessions s
-    WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
-    UNION
-    SELECT n.name FROM chat_channel_state n
-    WHERE n.scope = CAST(:noted AS TEXT) AND NOT EXISTS (
-        SELECT 1 FROM chat_sessions s WHERE s.session_id = n.name AND s.user_id NOT IN (SELECT id FROM ids)
-    )
-    UNION
-    SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
-)
-SELECT session_id FROM own ORDER BY session_id
-
--- name: note_session
-INSERT INTO chat_channel_state (scope, name, value) VALUES (:noted, :session_id, '')
-ON CONFLICT (scope, name) DO NOTHING
-
--- name: forget_notes
-DELETE FROM chat_channel_state WHERE scope = :noted
-
--- name: counts
--- The rows of each table that belong to the person or the session.
+-- name: selection
+-- Included by other statements: the ids of the person, the sessions that are deleted whole, and the runs that go.
 WITH RECURSIVE ids (id) AS (
 VALUES (:id)
 ), own (session_id) AS (
@@ -49,7 +26,23 @@ VALUES (:id)
     WHERE r.session_id IN (SELECT session_id FROM own) OR r.user_id IN (SELECT id FROM ids)
     UNION
     SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
-), people (person_id) AS (
+)
+
+-- name: own_sessions_of
+-- include: selection
+SELECT session_id FROM own ORDER BY session_id
+
+-- name: note_session
+INSERT INTO chat_channel_state (scope, name, value) VALUES (:noted, :session_id, '')
+ON CONFLICT (scope, name) DO NOTHING
+
+-- name: forget_notes
+DELETE FROM chat_channel_state WHERE scope = :noted
+
+-- name: counts
+-- The rows of each table that belong to the person or the session.
+-- include: selection
+, people (person_id) AS (
     SELECT p.person_id FROM chat_persons p WHERE p.person_id IN (SELECT id FROM ids)
 ), known_groups (group_key, group_id) AS (
     SELECT g.group_key, g.group_id FROM chat_graph_groups g
@@ -112,24 +105,7 @@ UNION ALL SELECT 'chat_api_keys', count(*) FROM chat_api_keys WHERE user_id IN (
 
 -- name: threads
 -- The threads of LangGraph's checkpoints: of the sessions, of runs, and of runs that were deleted.
-WITH RECURSIVE ids (id) AS (
-VALUES (:id)
-), own (session_id) AS (
-    SELECT s.session_id FROM chat_sessions s
-    WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
-    UNION
-    SELECT n.name FROM chat_channel_state n
-    WHERE n.scope = CAST(:noted AS TEXT) AND NOT EXISTS (
-        SELECT 1 FROM chat_sessions s WHERE s.session_id = n.name AND s.user_id NOT IN (SELECT id FROM ids)
-    )
-    UNION
-    SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
-), gone (run_id) AS (
-    SELECT r.run_id FROM chat_runs r
-    WHERE r.session_id IN (SELECT session_id FROM own) OR r.user_id IN (SELECT id FROM ids)
-    UNION
-    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
-)
+-- include: selection
 SELECT session_id FROM own
 UNION SELECT CAST(:session_id AS TEXT) WHERE CAST(:session_id AS TEXT) IS NOT NULL
 UNION SELECT run_id FROM gone
@@ -227,43 +203,14 @@ DELETE FROM chat_facts WHERE fact_id IN (
 
 -- name: drop_facts_of_runs
 -- Before the runs go: evidence may name a run alone.
-WITH RECURSIVE ids (id) AS (
-VALUES (:id)
-), own (session_id) AS (
-    SELECT s.session_id FROM chat_sessions s
-    WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
-    UNION
-    SELECT n.name FROM chat_channel_state n
-    WHERE n.scope = CAST(:noted AS TEXT) AND NOT EXISTS (
-        SELECT 1 FROM chat_sessions s WHERE s.session_id = n.name AND s.user_id NOT IN (SELECT id FROM ids)
-    )
-    UNION
-    SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
-), gone (run_id) AS (
-    SELECT r.run_id FROM chat_runs r
-    WHERE r.session_id IN (SELECT session_id FROM own) OR r.user_id IN (SELECT id FROM ids)
-    UNION
-    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
-)
+-- include: selection
 DELETE FROM chat_facts WHERE fact_id IN (
     SELECT e.fact_id FROM chat_fact_evidence e WHERE e.run_id IN (SELECT run_id FROM gone)
 )
 
 -- name: facts_of_sessions
 -- Facts in scopes of others that rest on messages in the sessions, or on runs of the person.
-WITH RECURSIVE ids (id) AS (
-VALUES (:id)
-), own (session_id) AS (
-    SELECT s.session_id FROM chat_sessions s
-    WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
-    UNION
-    SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
-), gone (run_id) AS (
-    SELECT r.run_id FROM chat_runs r
-    WHERE r.session_id IN (SELECT session_id FROM own) OR r.user_id IN (SELECT id FROM ids)
-    UNION
-    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
-)
+-- include: selection
 SELECT DISTINCT f.fact_id FROM chat_fact_evidence e JOIN chat_facts f ON f.fact_id = e.fact_id
 WHERE (e.session_id IN (SELECT session_id FROM own) OR e.run_id IN (SELECT run_id FROM gone))
     AND (f.session_id IS NULL OR f.session_id NOT IN (SELECT session_id FROM own))

@@ -218,9 +218,9 @@ async def _is_turn(memory: Memory, run_id: str, name: str) -> bool:
 
 
 async def store_conversation(step: Step, layout: GraphLayout, key: str) -> Conversation:
-    """Return a conversation in the graph's store, or the run itself if there is no store.
+    """Wait until no earlier run has a turn in a conversation of the graph's store, and return the conversation.
 
-    On return it is this run's turn there.
+    Without a store, return the conversation of the run itself.
     """
     context = step.context
     store = step.store
