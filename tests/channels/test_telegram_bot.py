@@ -6,6 +6,7 @@ import asyncio
 from datetime import timedelta
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,9 @@ from tests.channels.desk import SESSION, BotDesk, opened_bot, update
 from tests.channels.fake_telegram import FakeTelegram
 from tests.channels.platforms import SENT_AT
 from tests.web.services import until
+from threadkeep import Message
 from threadkeep.channels.delivery import DeliveryOptions
+from threadkeep.records.runs import RunQuery
 from threadkeep.testing import Gate, ScriptedModel
 
 GROUP = {"id": -100123, "type": "supergroup"}
@@ -218,6 +221,25 @@ async def test_a_group_that_becomes_a_supergroup_goes_on(tmp_path: Path, telegra
     assert [call["chat_id"] for call in telegram.calls()] == [-100123, -100123]
 
 
+async def test_who_pressed_start_alone_owns_the_conversation(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """A message that is sent to them, which is no reply, begins their session; they are answered in it."""
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["Fine."])) as desk:
+        await desk.say("/start", 1)
+        await desk.answered(1)
+        recipient = await desk.memory.channels.outbox.recipient(SESSION)
+        assert recipient is not None
+        assert (recipient.user_id, recipient.address["chat_id"]) == ("telegram:7", "7")
+        session = desk.memory.session(SESSION, user_id=recipient.user_id)
+        await session.append([Message(role="assistant", content="News!", id="news")])
+        await desk.memory.channels.outbox.send(SESSION, "news", "News!")
+        await desk.answered(2)
+        await desk.say("How are you?", 2)
+        assert (await desk.answered(3))[1:] == ["News!", "Fine."]
+    assert ["reply_parameters" in call for call in telegram.calls()] == [True, False, True]
+
+
 async def test_commands_are_answered_and_are_no_turns(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
     """A new conversation sees nothing of the one before, which stays in the transcript."""
     model = ScriptedModel(repeat("ok"))
@@ -256,6 +278,33 @@ async def test_a_person_has_their_conversation_deleted(shared_url: str, tmp_path
         assert await desk.transcript() == []
         await desk.say("/forget yes", 4, chat=GROUP)
         assert "group" in (await desk.answered(4))[3]
+
+
+ASKING = """
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+graph = StateGraph(MessagesState)
+graph.add_node("ask", lambda state: {"messages": [AIMessage(f"You said {interrupt({'question': 'Ship it?'})}.")]})
+graph.add_edge(START, "ask")
+"""
+
+
+async def test_the_answer_of_a_run_that_asked_reaches_the_person(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question at once, and the answer when somebody has answered the question."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given: dict[str, Any] = {"environment": {"workflows": "asking=asking:graph"}, "workflow": "asking"}
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([]), **given) as desk:
+        await desk.say("Order it.")
+        assert await desk.answered() == ["Ship it?"]
+        runs = await desk.app.runs.service()
+        [waiting], _ = await runs.list(RunQuery(status="waiting"))
+        await runs.resume(waiting.run_id, "yes")
+        assert await desk.answered(2) == ["Ship it?", "You said yes."]
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ def test_a_message_that_was_taken_back_is_named(kind: str) -> None:
     """The ids of an event are inside of it."""
     event = {"event_type": kind, "open_kfid": DESK, "external_userid": "wm1", "recall_msgid": "m1"}
     item = {"msgid": "e1", "send_time": SENT_AT, "origin": 4, "msgtype": "event", "event": event}
-    assert page(item).updates == (MessageRecalled(KEY, "m1"),)
+    assert page(item).updates == (MessageRecalled(KEY, "m1", "wecom_cs:wm1"),)
     del event["external_userid"]
     assert page(item).updates == (Ignored("incomplete"),)
 

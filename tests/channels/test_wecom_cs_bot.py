@@ -172,6 +172,20 @@ async def test_a_message_that_is_taken_back_is_noted_and_not_answered(tmp_path: 
     assert len(model.calls) == 1
 
 
+async def test_a_picture_that_is_taken_back_first_locks_nobody_out(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """A recall of what was never taken is no message; the customer's first words are answered."""
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["Hello."])) as desk:
+        recall = {"event_type": "user_recall_msg", "open_kfid": DESK, "external_userid": "wm1", "recall_msgid": "m0"}
+        event = {"msgid": "e1", "send_time": int(time.time()), "origin": 4, "msgtype": "event", "event": recall}
+        wecom.write(event)
+        await desk.say("")
+        await fetched(desk)
+        wecom.write(item("a", 1))
+        await desk.say("")
+        assert await desk.answered() == ["Hello."]
+        assert await desk.transcript(FIRST) == [("user", "a"), ("assistant", "Hello.")]
+
+
 def failures(desk: WeComDesk, reason: str) -> float | None:
     """How many answers were counted as refused for good."""
     labels = {"channel": KIND, "reason": reason}

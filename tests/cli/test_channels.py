@@ -30,7 +30,8 @@ def fill(cli: CommandLine) -> None:
 
     async def fill(memory: Memory) -> None:
         outbox = memory.channels.outbox
-        await outbox.add("support", SESSION, "m1", address={"chat_id": "7"})
+        address = {"chat_id": "7", "message_id": "1"}
+        await outbox.add("support", SESSION, "m1", address=address, user_id="telegram:7")
         await outbox.add("support", "telegram:1:8", "m2", address={"chat_id": "8"}, content="canary words", waits=False)
         [number] = await outbox.due("support", limit=1)
         assert await outbox.claim(number, "a", seconds=60)
@@ -111,14 +112,16 @@ def test_a_failed_answer_is_tried_again_or_dropped(cli: CommandLine) -> None:
 
 
 def test_a_message_that_nobody_asked_for_is_sent_and_kept(cli: CommandLine) -> None:
-    """Once for an id; to a person who was heard."""
+    """Once for an id; to a person who was heard, and who owns the session that it begins."""
     assert cli("channels", "send", "support", SESSION, "News!").exit_code == 1
     fill(cli)
+    assert cli("channels", "send", "support", SESSION, " ").exit_code == 2
     for _ in range(2):
         assert cli("channels", "send", "support", SESSION, "News!", "--id", "news-1").exit_code == 0
 
     async def look(memory: Memory) -> None:
-        [message] = await memory.session(SESSION).tail(10)
+        [message] = await memory.session(SESSION, user_id="telegram:7").tail(10)
+        assert (await memory.session(SESSION).info()).user_id == "telegram:7"
         assert (message.role, message.content, message.id) == ("assistant", "News!", "news-1")
         ready = await memory.channels.outbox.entries(status="ready")
         assert [(entry.message_id, entry.content, entry.address) for entry in ready] == [

@@ -127,10 +127,11 @@ class DeskNotified:
 
 @dataclass(frozen=True)
 class MessageRecalled:
-    """A message that its sender took back."""
+    """A message that its sender took back. `user_id` is the owner of the session."""
 
     session_id: str
     message_id: str
+    user_id: str
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,8 @@ async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
 
 
 def _key(message: Outgoing, index: int) -> str:
-    return f"{message.session_id}\n{message.message_id}\n{index}"
+    # A run that asked a person, and was answered, has two texts for one message, at different times.
+    return f"{message.session_id}\n{message.message_id}\n{message.created_at.isoformat()}\n{index}"
 
 
 def _notify(
@@ -238,6 +239,7 @@ def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
 
 
 def _question(result: RunResult) -> str:
-    """Return a run's question to a person, if it is a text."""
+    """Return a run's question to a person, if it is a text or has one as its `question`."""
     asked = [one.get("value") for one in result.interrupts]
-    return "\n".join(value for value in asked if isinstance(value, str))
+    texts = [value.get("question") if isinstance(value, Mapping) else value for value in asked]
+    return "\n".join(text for text in texts if isinstance(text, str))

@@ -248,6 +248,7 @@ class Intake:
             content=content,
             waits=waits,
             after=after,
+            user_id=message.user_id,
         )
 
     async def _store(self, message: IncomingMessage, session_id: str) -> None:
@@ -263,7 +264,10 @@ class Intake:
 
     async def _note_recall(self, recalled: MessageRecalled) -> None:
         """Note in the transcript that a message was taken back; cancel its run if it has not begun."""
+        session = self._memory.session(recalled.session_id, user_id=recalled.user_id)
         run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
+        if run_id is None and await session.find(recalled.message_id) is None:
+            return  # it was not taken, such as a picture
         run = None if run_id is None else await self._memory.runs.run(run_id)
         if run is not None and run.status == "queued" and len(run.inputs) == 1:
             await (await self._runs.service()).cancel(run.run_id)
@@ -273,7 +277,7 @@ class Intake:
             id=f"recall:{recalled.message_id}",
             metadata={"recalled": recalled.message_id},
         )
-        await self._memory.session(recalled.session_id).append([note])
+        await session.append([note])
 
     async def _until_ready(self, bot: Bot, started: Started) -> None:
         """Show that the bot is working until the run ends, then send its answer."""

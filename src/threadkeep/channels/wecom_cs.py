@@ -150,7 +150,7 @@ class WeComServiceChannel:
             return Ignored("not_for_us")
         results: dict[str, Json] = {PARSER: {"open_kf_id": desk, "external_userid": customer}}
         if text_in(item, "msgtype") == "event":
-            return _event(event, resolve_key(KEY_CANDIDATES, {"results": results}).key)
+            return _event(event, resolve_key(KEY_CANDIDATES, {"results": results}).key, customer)
         origin = number_in(item, "origin")
         if origin not in (_CUSTOMER, _SERVICER):
             return Ignored("kind")
@@ -294,11 +294,11 @@ class DeskFetching:
         return text_in(fields, "token") or None if is_valid else None
 
 
-def _event(event: Mapping[str, Json], session_id: str | None) -> Update:
+def _event(event: Mapping[str, Json], session_id: str | None, customer: str) -> Update:
     recalled, failed = id_in(event, "recall_msgid"), id_in(event, "fail_msgid")
     match text_in(event, "event_type"):
         case "user_recall_msg" | "servicer_recall_msg" if session_id and recalled:
-            return MessageRecalled(session_id, recalled)
+            return MessageRecalled(session_id, recalled, f"wecom_cs:{customer}")
         case "msg_send_fail" if session_id and failed:
             error = _FAILURES.get(number_in(event, "fail_type"), "NotDelivered")
             address = {"open_kfid": id_in(event, "open_kfid"), "touser": id_in(event, "external_userid")}

@@ -317,6 +317,8 @@ async def _send(name: str, session_id: str, text: str, message_id: str) -> str:
 
     from threadkeep.records import Message
 
+    if not text.strip():
+        raise WrongUse("A message has text; write some.")
     async with opened_memory() as memory:
         outbox = memory.channels.outbox
         recipient = await outbox.recipient(session_id)
@@ -325,7 +327,7 @@ async def _send(name: str, session_id: str, text: str, message_id: str) -> str:
         if recipient.channel != name:
             raise NotDone(f"The person of this conversation writes to {recipient.channel!r}; send it through that bot.")
         sent_id = message_id or str(uuid7())
-        session = memory.session(session_id)
+        session = memory.session(session_id, user_id=recipient.user_id)
         # Store the message first, so that the agent knows it.
         await session.append([Message(role="assistant", content=text, id=sent_id)])
         await outbox.send(session_id, sent_id, text)

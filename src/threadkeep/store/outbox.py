@@ -16,6 +16,9 @@ from threadkeep.store.statements import load_statements
 
 type Address = Mapping[str, Json]
 
+_USER = "user_id"
+_OF_A_REPLY = ("message_id", "callback_query_id")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
@@ -44,10 +47,11 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Recipient:
-    """The person of a session: the channel and the address of their last message."""
+    """The person of a session: the channel and the address of their last message, and the owner of the session."""
 
     channel: str
     address: Address = field(repr=False)
+    user_id: str | None = None
 
 
 class Outbox:
@@ -78,19 +82,22 @@ class Outbox:
         waits: bool = True,
         after: timedelta = timedelta(),
         remember: bool = True,
+        user_id: str | None = None,
     ) -> bool:
         """Add the answer to a message; return False if it exists already.
 
         Without a `content` it is the answer of the run. If it `waits`, it is ready when the run is over, else at once.
         It is not sent before the time `after`, within which the platform may fetch it. With `remember` its address
-        becomes the one of the session's person.
+        becomes the one of the session's person, with the `user_id` of the session, which may not be stored yet.
         """
         now = self._now()
-        heard = {"session_id": session_id, "channel": channel, "address": json_text(address), "now": now}
+        person = {**address, _USER: user_id} if user_id is not None else address
+        heard = {"session_id": session_id, "channel": channel, "address": json_text(person), "now": now}
         status: OutboxStatus = "waiting" if waits else "ready"
         text = None if content is None else clean_text(content)
         first_try_at = time_text(self._clock() + after)
-        row = {**heard, "message_id": message_id, "status": status, "content": text, "first_try_at": first_try_at}
+        answer = {"message_id": message_id, "status": status, "content": text, "first_try_at": first_try_at}
+        row = {**heard, **answer, "address": json_text(address)}
         async with self._driver.writing() as connection:
             if not await connection.fetch(self._sql["add"], row):
                 return False
@@ -99,17 +106,21 @@ class Outbox:
         return True
 
     async def send(self, session_id: str, message_id: str, content: str) -> bool:
-        """Add an unsolicited text; return False if it exists already, or the session has no known address."""
+        """Add an unsolicited text; return False if it exists already, or the session has no known address.
+
+        It is no reply to the person's last message.
+        """
         recipient = await self.recipient(session_id)
         if recipient is None:
             return False
+        address = {name: value for name, value in recipient.address.items() if name not in _OF_A_REPLY}
         row = {
             "channel": recipient.channel,
             "session_id": session_id,
             "message_id": message_id,
             "status": "ready",
             "content": clean_text(content),
-            "address": json_text(recipient.address),
+            "address": json_text(address),
             "now": self._now(),
             "first_try_at": self._now(),
         }
@@ -120,7 +131,11 @@ class Outbox:
         """Return the person of a session; None if no channel has a message of it."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["recipient"], {"session_id": session_id})
-        return Recipient(rows[0][0], _address(rows[0][1])) if rows else None
+        if not rows:
+            return None
+        address = dict(_address(rows[0][1]))
+        user_id = address.pop(_USER, None)
+        return Recipient(rows[0][0], address, user_id if isinstance(user_id, str) else None)
 
     async def answer(self, channel: str, session_id: str, message_id: str, content: str) -> bool:
         """Answer a message without a run with a text; return False if its answer is not waiting."""

@@ -229,7 +229,9 @@ class Runs:
             await self._locks.hold_orders_of(connection, str(parameters["run_id"]))
             changed = await connection.execute(self._sql[statement], parameters) > 0
             if changed:
+                again = {"run_id": parameters["run_id"], "now": self._now()}
                 await connection.execute(self._sql["arrive_again"], {"run_id": parameters["run_id"]})
+                await connection.execute(self._sql["owe_again"], again)
         return changed
 
     def _end_parameters(self, run_id: str, owner: str, ending: RunEnding) -> dict[str, object]:

@@ -114,6 +114,27 @@ WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requ
 UPDATE chat_runs SET status = 'queued', owner = NULL, heartbeat_at = NULL, attempts = attempts - 1
 WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requested_at IS NULL
 
+-- name: owe_again
+-- A channel that delivered the question of a run, or its failure, owes the answer as well, to the person's last address.
+UPDATE chat_outbox SET
+    status = 'waiting', owner = NULL, owned_until = NULL, content = NULL, partial = NULL, parts_sent = 0, tries = 0,
+    uncertain = FALSE, error = NULL, ended_at = NULL, next_try_at = :now, created_at = :now,
+    address = (
+        SELECT s.address FROM chat_channel_sessions s
+        WHERE s.session_id = chat_outbox.session_id AND s.channel = chat_outbox.channel
+    )
+WHERE status IN ('ready', 'failed', 'delivered', 'nothing')
+    AND session_id = (SELECT r.session_id FROM chat_runs r WHERE r.run_id = :run_id)
+    AND message_id IN (
+        SELECT r.message_id FROM chat_runs r WHERE r.run_id = :run_id
+        UNION ALL
+        SELECT m.message_id FROM chat_run_messages m WHERE m.run_id = :run_id
+    )
+    AND EXISTS (
+        SELECT 1 FROM chat_channel_sessions s
+        WHERE s.session_id = chat_outbox.session_id AND s.channel = chat_outbox.channel
+    )
+
 -- name: resume
 UPDATE chat_runs SET
     status = 'queued', resume_value = :resume_value, attempts = 0,

@@ -193,8 +193,11 @@ class AppendMessageNode(Node, ConversationFields):
         """
         context = step.context
         if not self.use_graph_chat_history:
+            session_id, memory = self._session_id(step, state), context.resources.memory
             user_id = context.user_id if self.session is None else None
-            return context.resources.memory.session(self._session_id(step, state), user_id=user_id)
+            if self.deliver and (recipient := await memory.channels.outbox.recipient(session_id)) is not None:
+                user_id = recipient.user_id  # the session may not be stored yet
+            return memory.session(session_id, user_id=user_id)
         resolution = self.resolve_in(state, context, config)
         if resolution.key is None:
             raise _no_key(step, resolution.reason or "empty")
