@@ -21,6 +21,7 @@ from threadkeep import (
     Memory,
     MemoryOptions,
     Message,
+    Procedure,
     Scope,
     SessionNotFound,
     open_memory,
@@ -198,6 +199,21 @@ async def test_facts_of_old_spellings_are_read_and_forgotten(memory: Memory, dat
     assert [fact.value for fact in await memory.knowledge.valid([ADA])] == ["Porto"]
     assert await memory.knowledge.forget(ADA, "home_city") == 2
     assert await memory.knowledge.valid([ADA]) == []
+
+
+async def test_text_is_found_in_any_case_of_any_script(memory: Memory) -> None:
+    """As on each database, in facts, procedures, persons and sessions."""
+    await memory.knowledge.remember(ADA, "note", "Drei \u00c4rzte in \u041c\u043e\u0441\u043a\u0432\u0430")
+    await memory.procedures.teach(Procedure(scope=SHOP, name="\u00c4rzte", content="x"))
+    await memory.persons.resolve("telegram:1", name="\u00c4nne")
+    await begin(memory)
+    await memory.session("room:1").update(title="\u00c4rzte")
+    for text in ("\u00e4rzte", "\u00c4RZTE", "\u043c\u041e\u0421\u043a\u0432"):
+        assert [fact.key for fact in await memory.knowledge.facts(text=text)] == ["note"]
+        assert [fact.key for fact in await memory.knowledge.facts(ADA, text=text)] == ["note"]
+    assert len(await memory.procedures.all(text="\u00e4RZTE")) == 1
+    assert [person.id for person in await memory.persons.all(text="\u00e4NN")] == ["telegram:1"]
+    assert [info.session_id async for info in memory.sessions(query="\u00e4rzte")] == ["room:1"]
 
 
 async def test_forgetting_a_key_leaves_nothing_of_it(memory: Memory, database_url: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from tests.recorded_events import RecordedEvents
 from threadkeep import Memory
 from threadkeep.knowledge.recall import take_of_each
 from threadkeep.observe import ExtraNotFound
+from threadkeep.testing import SettableClock
 
 
 def test_no_scope_starves_and_no_statement_comes_twice() -> None:
@@ -33,6 +36,16 @@ def test_each_scope_gets_its_part(found: list[list[int]], limit: int) -> None:
     assert len(taken) == len(set(taken)) == min(limit, len(everything))
     if limit >= len(found):
         assert all(numbers[0] in taken for numbers in found if numbers)
+
+
+@pytest.mark.slow
+async def test_an_old_fact_is_found_behind_thousands_of_newer_ones(memory: Memory, clock: SettableClock) -> None:
+    """Of its scope; a page of the database has 1,000."""
+    old = await memory.knowledge.remember(ADA, "home_city", "Lisbon")
+    newer = [replace(old, id=f"fact {n}", key=f"key {n}", evidence=(), value=f"word {n}") for n in range(2_500)]
+    await memory.knowledge.restore([replace(fact, updated_at=clock() + timedelta(1)) for fact in newer])
+    found = await memory.knowledge.recall("Which town do I live in?", [ADA])
+    assert [fact.id for fact in found] == [old.id]
 
 
 async def test_facts_are_found_by_other_words_than_their_own(memory: Memory) -> None:

@@ -37,10 +37,11 @@ _EMBEDDING_SECONDS = 2.0
 
 
 class _FactWords(NamedTuple):
-    """The index terms of a fact, separately for key and value."""
+    """The index terms of a fact, separately for key and value, and the beginnings of all of them."""
 
     key: frozenset[str]
     value: frozenset[str]
+    beginnings: frozenset[str]
 
 
 def _attributes() -> dict[str, frozenset[str]]:
@@ -127,20 +128,17 @@ def _worth(term: str, others: Sequence[tuple[float, frozenset[str], bool]], fact
         for worth, terms, in_value in others
         if not terms.isdisjoint(fact.key) or (in_value and not terms.isdisjoint(fact.value))
     ]
-    if any(_alike(term, other) for other in (*fact.key, *fact.value)):
+    if len(term) >= _BEGINNING and term.isascii() and term[:_BEGINNING] in fact.beginnings:
         found.append(_ALIKE)
     return max(found, default=0.0)
-
-
-def _alike(term: str, other: str) -> bool:
-    return len(term) >= _BEGINNING and term.isascii() and other.startswith(term[:_BEGINNING])
 
 
 @lru_cache(maxsize=20_000)
 def words_of_fact(key: str, value: str) -> _FactWords:
     """Return the index terms of a fact; of the key `editor.fontSize` they are those of `editor font Size`."""
-    keys = terms_of(words_of(_PARTS_OF_KEY.sub(" ", key)))
-    return _FactWords(frozenset(keys), frozenset(terms_of(words_of(value[:_READ_CHARACTERS]))))
+    keys = frozenset(terms_of(words_of(_PARTS_OF_KEY.sub(" ", key))))
+    values = frozenset(terms_of(words_of(value[:_READ_CHARACTERS])))
+    return _FactWords(keys, values, frozenset(term[:_BEGINNING] for term in keys | values))
 
 
 class FactVectors:

@@ -261,6 +261,10 @@ async def _open(
     )
     async with AsyncOnFailure(raw.close):
         await raw.create_function(RELEVANCE, 2, relevance, deterministic=True)
+        # SQLite's own knows the letters of ASCII only.
+        await raw.create_function(
+            "lower", 1, lambda text: None if text is None else str(text).lower(), deterministic=True
+        )
         if read_only:
             return raw
         await raw.execute("PRAGMA foreign_keys = ON")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import pytest
 from langchain.agents import create_agent
@@ -194,10 +195,13 @@ async def test_the_record_says_what_the_graph_cannot_know_yet(
         assert (session.queued, session.unconfirmed) == (2, 2)
 
 
-async def test_other_programs_groups_are_asked_if_they_are_named(recalling: Opening, graphiti: FakeGraphiti) -> None:
-    """With the workspace."""
+@pytest.mark.parametrize("scopes", [("auto",), ("user",)])
+async def test_other_programs_groups_are_asked_if_they_are_named(
+    recalling: Opening, graphiti: FakeGraphiti, scopes: Any
+) -> None:
+    """With the workspace, or in its place where its own group is not asked."""
     graphiti.add_fact("team-wiki", "The tea is at four")
-    async with recalling(recall_extra_group_ids=("team-wiki",)) as memory:
+    async with recalling(recall_extra_group_ids=("team-wiki",), recall_scopes=scopes) as memory:
         await allow(memory)
         assert "four" in await ask(memory, "When is tea?")
 

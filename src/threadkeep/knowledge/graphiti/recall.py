@@ -115,8 +115,8 @@ class GraphRecaller:
             StoreUnavailable: the database does not answer.
         """
         started = time.monotonic()
-        kinds = [kind for kind in SCOPE_KINDS if kind in scopes_asked(question.text, self._options)]
-        scopes = {kind: question.scopes.get(kind) for kind in kinds}
+        kinds = scopes_asked(question.text, self._options)
+        scopes = {kind: question.scopes.get(kind) if kind in kinds else None for kind in SCOPE_KINDS}
         asked = {kind: scope for kind, scope in scopes.items() if scope is not None or self._extra(kind)}
         if not asked:
             return GraphRecall()
@@ -146,7 +146,7 @@ class GraphRecaller:
     ) -> _Groups | GraphitiClosure:
         """Return the groups to search, or why nothing may be searched; in one visit of the database.
 
-        A person has the groups of all ids. Groups of other programs are searched with the workspace.
+        A person has the groups of all ids. Groups of other programs are searched with the workspace, or in its place.
         """
         consent = self._consents.statements(workspace)
         owned = {kind: scope for kind, scope in asked.items() if scope is not None}
