@@ -55,7 +55,8 @@ _QUEUE = "threadkeep-runs"
 # Runs whose processes died repeatedly are tried one at a time: no other run is blamed for the one that kills.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
-_POOL = 8
+# While dbos migrates its tables it holds a second connection; nothing else needs two at once.
+_POOL = 2
 _STOP_SECONDS = 5.0
 _PAGE = 500
 # dbos requires a database address although it is given the connections; nothing connects to this one.

@@ -135,9 +135,8 @@ class Heartbeats:
     itself, declares no other process dead.
     """
 
-    def __init__(self, connections: Connections, name: str, dead_seconds: float) -> None:
-        # A separate pool: heartbeats never wait for other users of connections.
-        self._pool = connections.pool(1)
+    def __init__(self, pool: sqlalchemy.Engine, name: str, dead_seconds: float) -> None:
+        self._pool = pool
         self._name = name
         self._dead_seconds = dead_seconds
         self._shown_at = 0.0
@@ -235,11 +234,12 @@ class Lease:
         self._lost = lost
         self._troubled = troubled
         self._path = address.path
-        self._records = self._connections.pool(1)
+        # A pool apart from that of dbos: heartbeats wait for nothing but one short look at its records.
+        self._pool = self._connections.pool(1)
         self._table = _RECORDS if address.path is not None else f"{SCHEMA}.{_RECORDS}"
         self._is_made = False
         self._presence: Presence = (
-            Heartbeats(self._connections, self.name, options.dead_seconds)
+            Heartbeats(self._pool, self.name, options.dead_seconds)
             if address.path is None
             else LockedFiles(engine_path(address.path), self.name)
         )
@@ -271,7 +271,7 @@ class Lease:
     def _has_records(self) -> bool:
         if self._path is not None and not engine_path(self._path).exists():
             return False
-        with self._records.connect() as connection:
+        with self._pool.connect() as connection:
             if not self._is_made:
                 # Asked every two seconds by a worker without a queue: one statement, not an inspection of the schema.
                 made = (
@@ -304,7 +304,7 @@ class Lease:
         else:
             await asyncio.to_thread(self._presence.abandon)
         self._connections.close()
-        self._records.dispose()
+        self._pool.dispose()
 
     def _dead(self, names: Set[str]) -> Set[str]:
         with self._checking:
