@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import ormsgpack
+import psycopg
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langgraph.channels.delta import DeltaChannel
@@ -291,26 +292,46 @@ def test_no_code_that_a_checkpoint_names_is_run(cli: CommandLine, tmp_path: Path
 
 
 def test_a_thread_that_cannot_be_read_is_named_and_the_rest_is_stored(cli: CommandLine, tmp_path: Path) -> None:
-    """Damaged bytes, encrypted ones, and an id that no session can have."""
+    """Damaged bytes, metadata that is no JSON, encrypted bytes, and an id that no session can have."""
     file = tmp_path / "checkpoints.sqlite"
 
     async def saying(saver: BaseCheckpointSaver[str]) -> None:
         graph = _state_graph(saver, MessagesState)
-        for thread in ("damaged", "encrypted", "good", "x" * 300):
+        for thread in ("damaged", "encrypted", "good", "metadata", "x" * 300):
             await graph.ainvoke({"messages": [HumanMessage("hi", id="h")]}, config_of(thread))
 
     save(str(file), saying)
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("UPDATE checkpoints SET checkpoint = x'c1' WHERE thread_id = 'damaged'")
         database.execute("UPDATE checkpoints SET type = 'msgpack+aes' WHERE thread_id = 'encrypted'")
+        database.execute("UPDATE checkpoints SET metadata = '{' WHERE thread_id = 'metadata'")
     outcome = cli("import", "langgraph", str(file), "--json")
     assert outcome.exit_code == 1
-    assert (outcome.json["stored"], outcome.json["refused"]) == (1, 3)
-    assert [error["conversation"] for error in outcome.json["errors"]] == ["damaged", "encrypted", "x" * 300]
+    assert (outcome.json["stored"], outcome.json["refused"]) == (1, 4)
+    assert [error["conversation"] for error in outcome.json["errors"]] == [
+        "damaged",
+        "encrypted",
+        "metadata",
+        "x" * 300,
+    ]
     assert contents(cli, "good") == [("user", "hi")]
     told = cli("import", "langgraph", str(file))
     assert "damaged: Its newest checkpoint cannot be read" in told.err
-    assert "Conversations that were not read or not stored: 3." in told.out
+    assert "Conversations that were not read or not stored: 4." in told.out
+
+
+def test_checkpoints_without_their_writes_are_refused_with_the_cure(cli: CommandLine, source: str) -> None:
+    """Both savers keep a second table, from which some states are put together."""
+    save(source, talk)
+    if "://" in source:
+        with psycopg.connect(source) as connection:
+            connection.execute("DROP TABLE checkpoint_writes")
+    else:
+        with closing(sqlite3.connect(source)) as database:
+            database.execute("DROP TABLE writes")
+    outcome = cli("import", "langgraph", source)
+    assert outcome.exit_code == 1
+    assert "call `setup()` of" in outcome.err
 
 
 def test_a_checkpointer_in_the_database_of_threadkeep_is_read(any_cli: CommandLine) -> None:

@@ -43,8 +43,8 @@ async def open_threads(source: str, *, channel: str, user_id: str | None) -> Asy
 def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
     if "checkpoint_id" not in columns["checkpoints"]:
         raise NotDone("A shallow saver wrote these checkpoints; write the lines of an import from its states instead.")
-    if writes == "checkpoint_writes" and "task_path" not in columns.get(writes, ()):
-        raise NotDone("An older LangGraph wrote these tables; call `setup()` of the current PostgreSQL saver once.")
+    if writes not in columns or (writes == "checkpoint_writes" and "task_path" not in columns[writes]):
+        raise NotDone(f"`{writes}` is missing or of an older LangGraph; call `setup()` of the current saver once.")
 
 
 class LangGraphThreads:

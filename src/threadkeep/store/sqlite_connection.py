@@ -246,8 +246,8 @@ class translated:  # noqa: N801 - used like a function, as those of contextlib
         """Raise our error for SQLite's."""
         if isinstance(error, sqlite_errors()):
             raise _translation(error) from error
-        # aiosqlite's message for a connection whose thread has ended.
-        if isinstance(error, ValueError) and ("closed" in str(error) or "no active connection" in str(error)):
+        # aiosqlite's messages for a connection whose thread has ended; other code raises ValueError too.
+        if isinstance(error, ValueError) and str(error) in ("Connection closed", "no active connection"):
             raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
 
 
