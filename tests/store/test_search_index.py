@@ -22,7 +22,7 @@ from threadkeep.history.pending import PendingOptions
 from threadkeep.observe import IndexingBegan, IndexingDone
 from threadkeep.records import Turn
 from threadkeep.store.address import parse_address
-from threadkeep.store.driver import Connection, Driver, Parameters
+from threadkeep.store.driver import Connection, Driver, Parameters, Row
 from threadkeep.store.postgres_connection import PostgresConnection
 from threadkeep.store.search import SearchIndex
 from threadkeep.store.statements import load_statements
@@ -307,6 +307,7 @@ class BeforeWriting:
         self._happens: Callable[[], Awaitable[None]] | None = happens
         self.backend = driver.backend
         self.reading = driver.reading
+        self.fetch = driver.fetch
         self.append = driver.append
         self.write = driver.write
         self.check_file = driver.check_file
@@ -335,6 +336,11 @@ class BeforeEach(BeforeWriting):
         self._uses = 0
         self._next = next_one
         self.reading = self._reading
+        self.fetch = self._fetch
+
+    async def _fetch(self, sql: str, parameters: Parameters) -> list[Row]:
+        await self._next()
+        return await self._driver.fetch(sql, parameters)
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[Connection]:

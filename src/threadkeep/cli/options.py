@@ -58,9 +58,8 @@ async def _session_ids(beginning: str) -> list[str]:
     async with (
         asyncio.timeout(_COMPLETION_SECONDS),
         open_database(command_settings().database, options, read_only=True) as driver,
-        driver.reading() as connection,
     ):
-        rows = await connection.fetch(sql["session_ids"], {"beginning": beginning})
+        rows = await driver.fetch(sql["session_ids"], {"beginning": beginning})
     return [str(session_id) for (session_id,) in rows]
 
 

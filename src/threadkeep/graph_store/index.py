@@ -75,16 +75,14 @@ class SessionIndex:
         after: str | None = ""
         while after is not None:
             parameters = {"after": after, "limit": _PAGE_SESSIONS}
-            async with self._driver.reading() as connection:
-                rows = await connection.fetch(self._sql["all_indexed"], parameters)
+            rows = await self._driver.fetch(self._sql["all_indexed"], parameters)
             for session_id, version in rows:
                 yield session_id, int(version)
             after = rows[-1][0] if len(rows) == _PAGE_SESSIONS else None
 
     async def hide_summaries(self, session_id: str) -> None:
         """Deactivate all summaries of the current messages."""
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["hide_before"], {"session_id": session_id})
+        await self._driver.write([(self._sql["hide_before"], {"session_id": session_id})])
 
     async def forget_derived(self, session_id: str, first_seq: int) -> None:
         """Deactivate summaries, anchors and vectors that were made of messages from `first_seq` on."""
@@ -117,8 +115,7 @@ class SessionIndex:
     async def _step(self, session_id: str) -> bool:
         """Index the next messages of a conversation; return True if there is more to do."""
         place = {"session_id": session_id}
-        async with self._driver.reading() as connection:
-            seen = _indexed(await connection.fetch(self._sql["indexed"], place))
+        seen = _indexed(await self._driver.fetch(self._sql["indexed"], place))
         # Read after the row, so it is at least as new as the version that the row follows.
         conversation = await self._reader.conversation(session_id)
         if seen is not None and seen.version is None:

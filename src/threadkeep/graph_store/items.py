@@ -149,8 +149,7 @@ class TableItems:
         place = {"prefix": _text(layout.namespace), "pattern": pattern, "limit": _PAGE_ITEMS}
         after: str | None = ""
         while after is not None:
-            async with self._driver.reading() as connection:
-                rows = await connection.fetch(self._sql["conversations"], {**place, "after": after})
+            rows = await self._driver.fetch(self._sql["conversations"], {**place, "after": after})
             for key, value in rows:
                 if session_id := layout.session_of(key):
                     yield session_id, _value(value)

@@ -238,13 +238,11 @@ class ConversationLayouts:
             "value_field": layout.value_field,
             "now": time_text(self._clock()),
         }
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["add_layout"], row)
+        await self._driver.write([(self._sql["add_layout"], row)])
 
     async def all(self) -> list[GraphLayout]:
         """Return all registered layouts, in a fixed order."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["layouts"], {})
+        rows = await self._driver.fetch(self._sql["layouts"], {})
         return [
             GraphLayout(tuple(namespace.split(".")), suffix, value_field=field) for namespace, suffix, field in rows
         ]

@@ -86,8 +86,8 @@ class GraphConversations:
         if address.in_memory or (address.path is not None and not address.path.exists()):
             return False
         options, sql = self._to_open.options, load_statements("foreign.sql")
-        async with open_database(address, options, read_only=True) as driver, driver.reading() as connection:
-            rows = await connection.fetch(sql[f"columns_{driver.backend}"], {})
+        async with open_database(address, options, read_only=True) as driver:
+            rows = await driver.fetch(sql[f"columns_{driver.backend}"], {})
         return any(table == "store" for table, _ in rows)
 
     async def overwrite(self, own: DatabaseAddress, *, vacuum: bool) -> str | None:

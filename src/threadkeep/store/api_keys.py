@@ -37,8 +37,7 @@ class ApiKeys:
 
     async def all(self) -> list[ApiKey]:
         """Return all keys, oldest first, revoked ones included."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["all"], {})
+        rows = await self._driver.fetch(self._sql["all"], {})
         return [ApiKey(*row[:5], *(time_of(moment) for moment in row[5:])) for row in rows]
 
     async def add(
@@ -89,8 +88,7 @@ class ApiKeys:
 
     async def note_use(self, key_id: str, moment: datetime) -> None:
         """Store the time of the last use of a key."""
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["note_use"], {"key_id": key_id, "used_at": time_text(moment)})
+        await self._driver.write([(self._sql["note_use"], {"key_id": key_id, "used_at": time_text(moment)})])
 
     async def _insert(self, connection: Connection, key: NewKey, now: datetime) -> None:
         row = {

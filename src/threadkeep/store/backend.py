@@ -107,6 +107,5 @@ async def open_table_backend(dependencies: BackendDependencies) -> AsyncIterator
 
 async def first_session(driver: Driver, statement: str) -> str | None:
     """Return the id of a session that a statement of `graph_index.sql` finds; None if there is none."""
-    async with driver.reading() as connection:
-        rows = await connection.fetch(load_statements("graph_index.sql")[statement], {})
+    rows = await driver.fetch(load_statements("graph_index.sql")[statement], {})
     return rows[0][0] if rows else None

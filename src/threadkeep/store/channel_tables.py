@@ -28,21 +28,18 @@ class ChannelState:
     async def value(self, scope: str, name: str) -> str | None:
         """Return a value that has not expired."""
         parameters = {"scope": scope, "name": name, "now": time_text(self._clock())}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["value"], parameters)
+        rows = await self._driver.fetch(self._sql["value"], parameters)
         return str(rows[0][0]) if rows else None
 
     async def values_of(self, scope: str, prefix: str) -> dict[str, str]:
         """Return the values of a scope whose names begin with a prefix, by name."""
         parameters = {"scope": scope, "prefix": prefix, "now": time_text(self._clock())}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["values_of"], parameters)
+        rows = await self._driver.fetch(self._sql["values_of"], parameters)
         return {str(name): str(value) for name, value in rows}
 
     async def keep(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> None:
         """Store a value, replacing the previous one."""
-        async with self._driver.writing() as connection:
-            await connection.execute(*self.keep_statement(scope, name, value, expires_at=expires_at))
+        await self._driver.write([self.keep_statement(scope, name, value, expires_at=expires_at)])
 
     def keep_statement(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> Statement:
         """Return the statement of `keep`, for a transaction of the caller."""

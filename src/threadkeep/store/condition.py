@@ -189,8 +189,7 @@ async def check_integrity(driver: Driver, *, transcripts: bool) -> Integrity:
 
 async def _damage_of(driver: Driver, sql: str, index: int, name: str) -> list[str]:
     try:
-        async with driver.reading() as connection:
-            await connection.fetch(sql, {"index": index})
+        await driver.fetch(sql, {"index": index})
     except StoreUnavailable:
         raise
     except StoreError as error:

@@ -25,8 +25,7 @@ class TokenFactors:
 
     async def all(self) -> dict[str, tuple[float, int]]:
         """Return the factor of each model, with its number of samples."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["all"], {})
+        rows = await self._driver.fetch(self._sql["all"], {})
         return {str(model): (float(factor), int(samples)) for model, factor, samples in rows}
 
     async def save(self, model: str, factor: float, samples: int) -> None:
@@ -37,8 +36,7 @@ class TokenFactors:
             "samples": samples,
             "now": time_text(self._clock()),
         }
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["save"], row)
+        await self._driver.write([(self._sql["save"], row)])
 
 
 class EmbeddingRows:
@@ -51,8 +49,7 @@ class EmbeddingRows:
     async def of_session(self, session_id: str, model: str, after_seq: int = 0) -> list[tuple[int, bytes]]:
         """Return the `seq` and vector of embedded messages after a `seq`, in order."""
         parameters = {"session_id": session_id, "model": model, "after_seq": after_seq}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["of_session"], parameters)
+        rows = await self._driver.fetch(self._sql["of_session"], parameters)
         return [(int(seq), bytes(vector)) for seq, vector in rows]
 
     async def add(

@@ -50,8 +50,7 @@ class Contexts:
         A summary is active if it was not merged into another one and covers messages since the last reset.
         """
         sql, parameters = self.state_statement(session_id, profile, user_id=user_id)
-        async with self._driver.reading() as connection:
-            return state_of(await connection.fetch(sql, parameters))
+        return state_of(await self._driver.fetch(sql, parameters))
 
     def state_statement(self, session_id: str, profile: str, *, user_id: str | None = None) -> Statement:
         """Return the statement whose rows `state_of` takes."""
@@ -78,8 +77,7 @@ class Contexts:
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
         """Return the steps of an agent's turns from a question on, oldest first."""
         parameters = {"session_id": session_id, "author": author, "since": since}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["steps"], parameters)
+        rows = await self._driver.fetch(self._sql["steps"], parameters)
         return [Steps(int(seq), expanded(body)) for seq, body in rows]
 
     async def keep_steps(

@@ -125,6 +125,10 @@ class Driver(Protocol):
         """Lend a connection inside a write transaction."""
         ...
 
+    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
+        """Return all rows of a single statement that reads."""
+        ...
+
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one write transaction with one round trip; return all rows of each."""
         ...

@@ -68,8 +68,7 @@ class TableErasing:
 
     async def same_person(self, user_id: str) -> tuple[str, ...]:
         """Return all ids of the person with an id."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["same_person"], {"id": user_id})
+        rows = await self._driver.fetch(self._sql["same_person"], {"id": user_id})
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
@@ -85,8 +84,7 @@ class TableErasing:
 
     async def forget_notes(self, wanted: Erasable) -> None:
         """Delete the notes of a complete erase."""
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["forget_notes"], {"noted": wanted.noted})
+        await self._driver.write([(self._sql["forget_notes"], {"noted": wanted.noted})])
 
     async def counts(self, wanted: Erasable) -> dict[str, int]:
         """Return the number of rows by table, and of checkpoints of the sessions and runs."""
@@ -146,8 +144,7 @@ class TableErasing:
 
     async def values(self, ids: Sequence[str]) -> list[tuple[str, str, str]]:
         """Return the scope, name and value of each value that a front end or framework keeps for a person, sorted."""
-        async with self._driver.reading() as connection:
-            rows = [row for id_ in ids for row in await connection.fetch(self._sql["values_of_person"], {"id": id_})]
+        rows = [row for id_ in ids for row in await self._driver.fetch(self._sql["values_of_person"], {"id": id_})]
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
@@ -157,8 +154,7 @@ class TableErasing:
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
         """Return the steps of a session's turns: the agent, the `seq` of the question, and the calls and results."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["steps_of_session"], {"session_id": session_id})
+        rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
             {"author": author, "seq": seq, "ordinal": ordinal, "steps": json.loads(expanded(body))}
             for author, seq, ordinal, body in rows
@@ -166,8 +162,7 @@ class TableErasing:
 
     async def keys(self, ids: Sequence[str]) -> list[dict[str, object]]:
         """Return the keys of a person, in the order of their ids."""
-        async with self._driver.reading() as connection:
-            rows = [row for id_ in ids for row in await connection.fetch(self._sql["keys_of_person"], {"id": id_})]
+        rows = [row for id_ in ids for row in await self._driver.fetch(self._sql["keys_of_person"], {"id": id_})]
         return [dict(zip(_KEY_FIELDS, row, strict=True)) for row in sorted(rows, key=lambda row: str(row[0]))]
 
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
@@ -179,8 +174,7 @@ class TableErasing:
 
     async def forget_runs(self, wanted: Erasable) -> None:
         """Delete facts of all scopes that rest on runs of the person or session; call it while the runs are there."""
-        async with self._driver.writing() as connection:
-            await connection.execute(*self._selecting("drop_facts_of_runs", wanted))
+        await self._driver.write([self._selecting("drop_facts_of_runs", wanted)])
 
     async def delete_checkpoints(self, wanted: Erasable) -> None:
         """Delete the checkpoints of the sessions, of the runs, and of all runs that were deleted."""
@@ -215,8 +209,7 @@ class TableErasing:
             if vacuum:
                 await self._rewrite_tables()
             return True
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["optimize_search"], {})
+        await self._driver.write([(self._sql["optimize_search"], {})])
         return await empty_log(self._driver, vacuum=vacuum)
 
     async def _rewrite_tables(self) -> None:

@@ -23,8 +23,7 @@ class ForeignDatabase:
 
     async def rows(self, statement: str, **parameters: object) -> list[Row]:
         """Return the rows of a statement of `foreign.sql`."""
-        async with self._driver.reading() as connection:
-            return await connection.fetch(self._sql[statement], parameters)
+        return await self._driver.fetch(self._sql[statement], parameters)
 
 
 @asynccontextmanager
@@ -35,8 +34,7 @@ async def open_foreign(address: DatabaseAddress) -> AsyncIterator[ForeignDatabas
         StoreUnavailable: the database does not answer, or the file is no database.
     """
     async with open_database(address, FOREIGN_OPTIONS, read_only=True) as driver:
-        async with driver.reading() as connection:
-            rows = await connection.fetch(load_statements("foreign.sql")[f"columns_{driver.backend}"], {})
+        rows = await driver.fetch(load_statements("foreign.sql")[f"columns_{driver.backend}"], {})
         tables: dict[str, set[str]] = {}
         for table, column in rows:
             tables.setdefault(table, set()).add(column)

@@ -182,8 +182,7 @@ class ManifestRows:
         if not wanted:
             return {}
         parameters = {**_digest_parameters(wanted), "session_id": session_id, "run_id": run_id}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(for_rows(self._sql["texts"], len(wanted)), parameters)
+        rows = await self._driver.fetch(for_rows(self._sql["texts"], len(wanted)), parameters)
         return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
 
     async def purge(self, before: datetime, limit: int) -> int:

@@ -129,8 +129,7 @@ class Outbox:
 
     async def recipient(self, session_id: str) -> Recipient | None:
         """Return the person of a session; None if no channel has a message of it."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["recipient"], {"session_id": session_id})
+        rows = await self._driver.fetch(self._sql["recipient"], {"session_id": session_id})
         if not rows:
             return None
         address = dict(_address(rows[0][1]))
@@ -145,8 +144,7 @@ class Outbox:
     async def waits(self, channel: str, session_id: str, message_id: str) -> bool:
         """Return whether the answer to a message waits for its run."""
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
-        async with self._driver.reading() as connection:
-            return bool(await connection.fetch(self._sql["waits"], key))
+        return bool(await self._driver.fetch(self._sql["waits"], key))
 
     async def find(self, channel: str, session_id: str, message_id: str) -> Outgoing | None:
         """Return the answer to a message; None if there is none."""
@@ -168,8 +166,7 @@ class Outbox:
     async def run_of(self, session_id: str, message_id: str) -> str | None:
         """Return the id of the run that answers a message; None if there is none."""
         key = {"session_id": session_id, "message_id": message_id}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["run_of"], key)
+        rows = await self._driver.fetch(self._sql["run_of"], key)
         return str(rows[0][0]) if rows else None
 
     async def make_ready(self, session_id: str | None = None) -> int:
@@ -187,8 +184,7 @@ class Outbox:
     async def due(self, channel: str, *, limit: int) -> list[int]:
         """Return the numbers of a channel's messages that may be sent now, the longest wait first."""
         parameters = {"channel": channel, "now": self._now(), "limit": limit}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["due"], parameters)
+        rows = await self._driver.fetch(self._sql["due"], parameters)
         return [number for (number,) in rows]
 
     async def claim(self, number: int, owner: str, *, seconds: float) -> Outgoing | None:
@@ -231,8 +227,7 @@ class Outbox:
     async def sent(self, channel: str, session_id: str, *, limit: int = 50) -> list[Outgoing]:
         """Return the answers of a session of which a part has arrived, newest first."""
         parameters = {"channel": channel, "session_id": session_id, "limit": limit}
-        async with self._driver.reading() as connection:
-            return [_outgoing(row) for row in await connection.fetch(self._sql["sent"], parameters)]
+        return [_outgoing(row) for row in await self._driver.fetch(self._sql["sent"], parameters)]
 
     async def fail_sent(self, number: int, error: str, *, parts: int, address: Address) -> bool:
         """Mark an answer as failed after `parts` of its parts, to be retried at an address; return False if it is over.
@@ -255,19 +250,16 @@ class Outbox:
     ) -> list[Outgoing]:
         """Return messages after a number, in order."""
         parameters = {"status": status, "channel": channel, "after": after, "limit": limit}
-        async with self._driver.reading() as connection:
-            return [_outgoing(row) for row in await connection.fetch(self._sql["entries"], parameters)]
+        return [_outgoing(row) for row in await self._driver.fetch(self._sql["entries"], parameters)]
 
     async def counts(self) -> dict[tuple[str, OutboxStatus], int]:
         """Return the number of messages by channel and status."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["counts"], {})
+        rows = await self._driver.fetch(self._sql["counts"], {})
         return {(channel, status): count for channel, status, count in rows}
 
     async def times(self) -> dict[str, tuple[datetime | None, datetime | None]]:
         """Return by channel when the oldest open answer was added, and when a person wrote last."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["times"], {})
+        rows = await self._driver.fetch(self._sql["times"], {})
         return {
             channel: (None if oldest is None else time_of(oldest), None if heard is None else time_of(heard))
             for channel, oldest, heard in rows
@@ -281,8 +273,7 @@ class Outbox:
         self, channel: str, *, number: int | None = None, session_id: str | None = None, message_id: str | None = None
     ) -> Outgoing | None:
         key = {"channel": channel, "number": number, "session_id": session_id, "message_id": message_id}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["find"], key)
+        rows = await self._driver.fetch(self._sql["find"], key)
         if not rows:
             return None
         *row, partial = rows[0]

@@ -104,8 +104,7 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
     if not state.copied_into:
         await _briefly(driver, partial(_run_in_turn, name="begin"))
         await _briefly(driver, partial(_create, partitions=partitions))
-    async with driver.reading() as connection:
-        [(total,)] = await connection.fetch(_SQL["left"], {})
+    [(total,)] = await driver.fetch(_SQL["left"], {})
     done = copied = 0
     for is_indexed in (False, True):
         ranges = _RANGES

@@ -101,6 +101,11 @@ class PostgresDriver:
             finally:
                 await loan.give_back()
 
+    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
+        """Return all rows of a single statement that reads."""
+        async with self.reading() as connection:
+            return await connection.fetch(sql, parameters)
+
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[PostgresConnection]:
         """Lend a connection inside a write transaction."""

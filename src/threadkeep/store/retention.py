@@ -102,35 +102,30 @@ class RetentionRows:
         """Return sessions in the order of their ids; `with_own` only sessions with their own limits."""
         parameters = {"after": after, "limit": limit, "user_id": user_id}
         statement = self._sql["sessions_with_own" if with_own else "sessions"]
-        async with self._driver.reading() as connection:
-            return [_prunable(row) for row in await connection.fetch(statement, parameters)]
+        return [_prunable(row) for row in await self._driver.fetch(statement, parameters)]
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
         """Return one session; None if it does not exist (or is not this user's)."""
         parameters = {"session_id": session_id, "user_id": user_id}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["session"], parameters)
+        rows = await self._driver.fetch(self._sql["session"], parameters)
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
         """Return the last `seq` of the messages after `after` that were all stored before a time."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["first_since"], parameters)
+        rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
         """Return the last `seq` before the newest active messages; 0 if there are no more than these."""
         parameters = {"session_id": session.session_id, "after": session.deleted_seq, "others": messages - 1}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["first_of_newest"], parameters)
+        rows = await self._driver.fetch(self._sql["first_of_newest"], parameters)
         return int(rows[0][0]) - 1 if rows else 0
 
     async def extent(self, removal: Removal) -> Removed:
         """Return how much a removal would take now."""
         between = {"session_id": removal.session_id, "after": removal.after_seq, "upto": removal.upto_seq}
-        async with self._driver.reading() as connection:
-            [(messages, tokens)] = await connection.fetch(self._sql["extent"], between)
+        [(messages, tokens)] = await self._driver.fetch(self._sql["extent"], between)
         return Removed(removal.upto_seq, int(messages), int(tokens))
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
@@ -142,8 +137,7 @@ class RetentionRows:
         # Only one step is queried: there are no gaps, and no query plan then reads the whole session.
         upto = min(removal.upto_seq, removal.after_seq + messages)
         place = {"session_id": removal.session_id, "after": removal.after_seq, "upto": upto}
-        async with self._driver.reading() as connection:
-            rows = _of_one_step(await connection.fetch(self._sql["sizes"], place))
+        rows = _of_one_step(await self._driver.fetch(self._sql["sizes"], place))
         if not rows:
             return None
         upto, id_, _, _, created_at, _ = rows[-1]
@@ -178,8 +172,7 @@ class RetentionRows:
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
         """Return whether a session exists (for this user), and its own limits."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
+        rows = await self._driver.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
         return bool(rows), retention_of(rows[0][0]) if rows else None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
@@ -193,8 +186,7 @@ class RetentionRows:
         """Shrink the file while no process can write; return False on PostgreSQL, which uses autovacuum."""
         if "vacuum" not in self._sql:
             return False
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["optimize_search"], {})
+        await self._driver.write([(self._sql["optimize_search"], {})])
         async with self._driver.reading() as connection:
             await connection.execute(self._sql["vacuum"], {})
             await connection.fetch(self._sql["shorten_log"], {})

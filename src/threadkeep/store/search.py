@@ -94,8 +94,7 @@ class SearchIndex:
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         locked: set[str] = set()
         while True:
-            async with self._driver.reading() as connection:
-                behind = await connection.fetch(self._sql["to_index"], place)
+            behind = await self._driver.fetch(self._sql["to_index"], place)
             behind = [row for row in behind if row[0] not in locked]
             if not behind:
                 return not locked

@@ -87,6 +87,11 @@ class SqliteDriver:
                 await _to_its_end(_stop(connection.raw))
                 raise
 
+    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
+        """Return all rows of a single statement that reads."""
+        async with self.reading() as connection:
+            return await connection.fetch(sql, parameters)
+
     async def take_reader(self) -> SqliteConnection:
         """Return a connection for reading that nobody else uses until `give_reader`."""
         await self._reader_slots.acquire()

@@ -62,15 +62,13 @@ class Summaries:
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
         """Return the first summaries of messages in a range, also those that were merged."""
         parameters = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq, "limit": limit}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["of_messages"], parameters)
+        rows = await self._driver.fetch(self._sql["of_messages"], parameters)
         return [summary_of(row) for row in rows]
 
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
         """Return the newest merged summaries up to a message, by the id of the one that they were merged into."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["merged"], parameters)
+        rows = await self._driver.fetch(self._sql["merged"], parameters)
         found: dict[str, list[Summary]] = {}
         for row in reversed(rows):
             found.setdefault(row[10], []).append(summary_of(row[:10]))
@@ -79,8 +77,7 @@ class Summaries:
     async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
         """Return the active summaries for an export with the messages of a view."""
         parameters = {"session_id": session_id, "history": view == "history"}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["for_export"], parameters)
+        rows = await self._driver.fetch(self._sql["for_export"], parameters)
         return [ArchivedSummary(summary_of(row[:10]), *row[10:]) for row in rows]
 
     async def add(
@@ -114,8 +111,7 @@ class Summaries:
 
     async def uncovered(self, session_id: str) -> Uncovered:
         """Return the range without a summary since the last reset; read only that part of the transcript."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["uncovered"], {"session_id": session_id})
+        rows = await self._driver.fetch(self._sql["uncovered"], {"session_id": session_id})
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
@@ -136,12 +132,10 @@ class Summaries:
     async def release(self, session_id: str, purpose: str, owner: str) -> None:
         """Release a claim; do nothing if another process has it."""
         parameters = {"session_id": session_id, "purpose": purpose, "owner": owner}
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["release"], parameters)
+        await self._driver.write([(self._sql["release"], parameters)])
 
     async def _fetch(self, statement: str, session_id: str, user_id: str | None) -> list[Summary]:
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql[statement], {"session_id": session_id, "user_id": user_id})
+        rows = await self._driver.fetch(self._sql[statement], {"session_id": session_id, "user_id": user_id})
         return [summary_of(row) for row in rows]
 
 

@@ -112,8 +112,7 @@ class TableTranscripts:
         # One extra row shows whether there is an older page: the first message is not always number 1.
         place = {"session_id": session_id, "before": min(before, END), "limit": limit + 1, "user_id": user_id}
         statement, read = ("newest", message_of) if view == "active" else ("newest_of_history", marked_message_of)
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql[statement], place)
+        rows = await self._driver.fetch(self._sql[statement], place)
         is_end = len(rows) <= limit
         rows = rows[:limit]
         rows.reverse()
@@ -209,11 +208,9 @@ class TableTranscripts:
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
         """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
         between = {"session_id": session_id, "after": after, "before": min(before, END)}
-        async with self._driver.reading() as connection:
-            return [
-                (int(first), int(last))
-                for first, last in await connection.fetch(self._sql["superseded_ranges"], between)
-            ]
+        return [
+            (int(first), int(last)) for first, last in await self._driver.fetch(self._sql["superseded_ranges"], between)
+        ]
 
     async def branch(self, branching: Branching) -> None:
         """Create a session with copies of another session's messages, in one transaction."""
@@ -222,8 +219,7 @@ class TableTranscripts:
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
         """Return the info of a session."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
+        rows = await self._driver.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
         return session_of(rows[0]) if rows else None
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
@@ -270,8 +266,7 @@ class TableTranscripts:
         return PreparedTurn(turn, ready.messages, ready.columns, now, ready.cleaned)
 
     async def _one_message(self, statement: str, parameters: Parameters) -> Message | None:
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql[statement], parameters)
+        rows = await self._driver.fetch(self._sql[statement], parameters)
         return marked_message_of(rows[0]) if rows else None
 
     async def _messages(self, statement: str, session_id: str, keys: Sequence[Parameters]) -> list[Message]:

@@ -59,14 +59,12 @@ class TableSessions:
             "limit": query.limit,
         }
         sql = load_statements("transcripts.sql")["sessions" if query.user_id is None else "sessions_of_user"]
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(sql, parameters)
+        rows = await self._driver.fetch(sql, parameters)
         return [session_of(row) for row in rows]
 
     async def are_all(self) -> bool:
         """Return whether no agent keeps conversations of its own in a graph store."""
-        async with self._driver.reading() as connection:
-            return not await connection.fetch(load_statements("conversation_layouts.sql")["layouts"], {})
+        return not await self._driver.fetch(load_statements("conversation_layouts.sql")["layouts"], {})
 
 
 async def sessions_page(sessions: Sessions, query: SessionQuery) -> tuple[list[SessionInfo], Cursor | None]:

@@ -97,8 +97,7 @@ class RunPlaces:
 
     async def of(self, run_id: str) -> list[str]:
         """Return the conversations in whose order a run is, besides its session."""
-        async with self._driver.reading() as connection:
-            return [place for (place,) in await connection.fetch(self._sql["places_of"], {"run_id": run_id})]
+        return [place for (place,) in await self._driver.fetch(self._sql["places_of"], {"run_id": run_id})]
 
     async def forget(self, place: str) -> None:
         """Remove runs that are over from the order of a conversation that is erased."""
@@ -106,8 +105,7 @@ class RunPlaces:
 
     async def leave(self, run_id: str, place: str) -> None:
         """Remove a run from the order of a conversation."""
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["leave_place"], {"run_id": run_id, "place": place})
+        await self._driver.write([(self._sql["leave_place"], {"run_id": run_id, "place": place})])
 
     async def is_first(self, run_id: str, place: str) -> bool:
         """Return whether no earlier run is queued or running in a conversation."""
@@ -139,8 +137,7 @@ class RunPlaces:
                 await self._freed.wait()
 
     async def _is(self, statement: str, **parameters: object) -> bool:
-        async with self._driver.reading() as connection:
-            return bool(await connection.fetch(self._sql[statement], parameters))
+        return bool(await self._driver.fetch(self._sql[statement], parameters))
 
 
 INTERRUPTED = "interrupted_by_message"

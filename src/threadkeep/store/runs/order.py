@@ -124,8 +124,7 @@ class RunOrder:
             wanted = [(self._sql[name], parameters) for name in ("following", "places_of")]
             following, places = await connection.fetch_each(wanted)
         if places:
-            async with self._driver.writing() as connection:
-                await connection.execute(self._sql["forget_places"], parameters)
+            await self._driver.write([(self._sql["forget_places"], parameters)])
         return list(dict.fromkeys(run_id for (run_id,) in following))
 
     async def is_beside_others(self, run_id: str) -> bool:
@@ -279,8 +278,7 @@ class RunOrder:
 
     async def _ids(self, statement: str, **parameters: object) -> list[str]:
         """Return the runs that a statement finds, by its first column."""
-        async with self._driver.reading() as connection:
-            return [row[0] for row in await connection.fetch(self._sql[statement], parameters)]
+        return [row[0] for row in await self._driver.fetch(self._sql[statement], parameters)]
 
 
 def _arrived_at(statements: Sequence[Statement]) -> int:

@@ -68,8 +68,7 @@ class RunRecords:
 
     async def counts(self, *, limit: int = 10_000) -> RunCounts:
         """Return the numbers of runs for operators, each counted up to a limit."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["counts"], {"limit": limit})
+        rows = await self._driver.fetch(self._sql["counts"], {"limit": limit})
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_user(self, user_id: str) -> int:
@@ -118,8 +117,7 @@ class RunRecords:
             )
 
     async def _ids(self, statement: str, parameters: Parameters) -> list[str]:
-        async with self._driver.reading() as connection:
-            return [run_id for (run_id,) in await connection.fetch(self._sql[statement], parameters)]
+        return [run_id for (run_id,) in await self._driver.fetch(self._sql[statement], parameters)]
 
     async def _fetch(self, statement: str, parameters: Parameters) -> list[Run]:
         async with self._driver.reading() as connection:

@@ -63,8 +63,7 @@ class FinishedRuns:
         """Return expired trees, the oldest first."""
         created_at, run_id = after or (None, "")
         place = {"created_at": time_text(created_at) if created_at else _NEVER, "run_id": run_id, "limit": limit}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["over_for_long"], {**place, **_times(cutoffs)})
+        rows = await self._driver.fetch(self._sql["over_for_long"], {**place, **_times(cutoffs)})
         return [_tree_of(row) for row in rows]
 
     async def delete(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs) -> RemovedRuns:
@@ -143,25 +142,21 @@ class WorkflowVersions:
             "definition": None if definition is None else json_text(dict(definition)),
             "now": time_text(self._clock()),
         }
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["keep_workflow"], parameters)
+        await self._driver.write([(self._sql["keep_workflow"], parameters)])
 
     async def version(self, name: str, version: str) -> WorkflowVersion | None:
         """Return one version of a workflow."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["workflow"], {"name": name, "version": version})
+        rows = await self._driver.fetch(self._sql["workflow"], {"name": name, "version": version})
         return _version_of(rows[0]) if rows else None
 
     async def versions(self, name: str, *, limit: int = 50) -> list[WorkflowVersion]:
         """Return the versions of a workflow with which runs began, the newest first."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["workflow_versions"], {"name": name, "limit": limit})
+        rows = await self._driver.fetch(self._sql["workflow_versions"], {"name": name, "limit": limit})
         return [_version_of(row) for row in rows]
 
     async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
         """Return names and versions that are old and without runs, except the newest version of each workflow."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})
+        rows = await self._driver.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})
         return [(name, version) for name, version in rows]
 
     async def forget(self, unused: Sequence[tuple[str, str]]) -> int:

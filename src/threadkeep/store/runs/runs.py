@@ -80,8 +80,7 @@ class Runs:
 
     async def owners(self) -> set[str]:
         """Return the processes that have active runs, except disowned ones."""
-        async with self._driver.reading() as connection:
-            return {owner for (owner,) in await connection.fetch(self._sql["owners"], {"disowned": DISOWNED})}
+        return {owner for (owner,) in await self._driver.fetch(self._sql["owners"], {"disowned": DISOWNED})}
 
     async def take_lock(self) -> None:
         """Acquire and release the database's write lock, to check that it can be written. Raises `StoreUnavailable`."""
@@ -93,8 +92,7 @@ class Runs:
 
         A missing run is not the owner's any more: another process has it, or it was deleted with its session.
         """
-        async with self._driver.reading() as connection:
-            return dict(await connection.fetch(self._sql["held"], {"owner": owner}))
+        return dict(await self._driver.fetch(self._sql["held"], {"owner": owner}))
 
     async def disown(self, owner: str) -> list[str]:
         """Let any process begin the runs of a dead one; return those runs, each to one caller only."""

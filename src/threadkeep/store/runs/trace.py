@@ -209,15 +209,13 @@ class RunTrace:
 
     async def last_number(self, run_id: str) -> int:
         """Return the number of a run's newest event; 0 if there is none."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["last_number"], {"run_id": run_id})
+        rows = await self._driver.fetch(self._sql["last_number"], {"run_id": run_id})
         return int(rows[0][0]) if rows else 0
 
     async def usage(self, run_id: str, *, with_children: bool = True) -> list[TokenUsage]:
         """Return the usage of a run by model; with all runs below it, each counted once."""
         statement = self._sql["usage_with_children" if with_children else "usage"]
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(statement, {"run_id": run_id})
+        rows = await self._driver.fetch(statement, {"run_id": run_id})
         return added(used for *row, packed in rows for used in (stored_usage(packed) if packed else [usage_of(row)]))
 
     async def begin_tool(self, run_id: str, call_id: str, tool: str) -> ToolCall:
