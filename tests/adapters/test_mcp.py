@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from typing import Any
 
 import httpx2
+import jwt
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -124,6 +126,36 @@ async def test_over_http_the_user_is_that_of_the_key(sqlite_memory: Memory) -> N
 
         assert await refused(reads.secret)
         assert not await refused(writes.secret)
+
+
+async def test_over_http_the_user_is_that_of_a_signed_token(sqlite_memory: Memory) -> None:
+    """The tokens that the service takes; one of another issuer reaches nothing."""
+    await fill(sqlite_memory)
+    signs = {
+        "jwt_issuer": "https://login",
+        "jwt_audience": "threadkeep",
+        "jwt_key": "a-secret-of-32-characters-at-least",
+    }
+    settings = load_settings(database_url="sqlite://", **signs)
+    server = await keyed_server(sqlite_memory, settings, "http://127.0.0.1", writes=False)
+    app = server.streamable_http_app(stateless_http=True, json_response=True)
+    url = "http://127.0.0.1:8000/mcp"
+
+    def caller(issuer: str) -> httpx2.AsyncClient:
+        claims = {"iss": issuer, "aud": "threadkeep", "sub": "ann", "exp": time.time() + 60}
+        headers = {"Authorization": f"Bearer {jwt.encode(claims, signs['jwt_key'], 'HS256')}"}
+        return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), headers=headers)
+
+    async with server.session_manager.run():
+        async with caller("https://other") as http:
+            assert (await http.post(url, json={})).status_code == 401
+        async with (
+            caller("https://login") as http,
+            Client(streamable_http_client(url, http_client=http)) as client,
+        ):
+            listed = text_of(await client.call_tool("list_sessions", {}))
+    assert "secret" not in listed
+    assert '"a ' in listed
 
 
 async def test_over_http_it_has_the_doors_of_the_service(sqlite_memory: Memory) -> None:

@@ -83,7 +83,7 @@ async def test_the_newest_items_are_returned_and_taken_back(memory: Memory) -> N
 
 
 async def test_messages_of_others_are_items_and_a_reset_hides_them(memory: Memory) -> None:
-    """A session that an agent of another framework wrote goes on here, until it is reset."""
+    """A session that an agent of another framework wrote goes on here, until it is reset; its notes do not count."""
     stored = memory.session(ROOM)
     await stored.append([Message("user", "hi"), Message("system", "a note"), Message("assistant", "hello")])
     session = AgentsSession(memory, ROOM)
@@ -91,6 +91,12 @@ async def test_messages_of_others_are_items_and_a_reset_hides_them(memory: Memor
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "hello"},
     ]
+    await stored.append([Message("system", "another note"), Message("system", "and another")])
+    assert await session.get_items(1) == [{"role": "assistant", "content": "hello"}]
+    assert await session.pop_item() == {"role": "assistant", "content": "hello"}
+    assert await session.pop_item() == {"role": "user", "content": "hi"}
+    assert await session.pop_item() is None
+    await stored.append([Message("user", "hi again")])
     await stored.reset()
     assert (await session.get_items(), await session.pop_item()) == ([], None)
 

@@ -234,6 +234,8 @@ async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(memo
         ("bob", "z", {"name": "z"}, []),
         ("ann", "x", {"name": "x"}, []),
     ]
+    for odd in ("not:adk", "not_zz"):  # other sessions whose names begin so
+        await memory.session(f"adk:{keys.escape_key(app)}:bob:{odd}", user_id="bob").append([Message("user", "hi")])
     assert [one.id for one in (await service.list_sessions(app_name=app, user_id="bob")).sessions] == ["z"]
     for most, count in ((0, 0), (3, 3), (9, 5)):
         got = await read(service, app, name="x", num_recent_events=most)

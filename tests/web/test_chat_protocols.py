@@ -99,6 +99,56 @@ async def test_openais_client_without_a_session_begins_one_with_its_history(tmp_
     assert sessions[0] != new.headers["x-session-id"]
 
 
+@pytest.mark.parametrize("session_id", ["Zürich", "room 😀"])
+async def test_openais_client_names_sessions_in_every_script(tmp_path: Path, session_id: str) -> None:
+    """Headers are UTF-8, in the request and in the response, also for a session that another client began."""
+    async with service(tmp_path, ScriptedModel(["one", "two", "three"])) as client:
+        await client.post("/api/v1/chat", json={"message": "a", "session_id": session_id, "user_id": "u1"})
+        body: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "b"}], "user": "u1"}
+        continued = await client.post("/v1/chat/completions", json=body)
+        named = {b"X-Session-Id": session_id.encode()}
+        streamed = await client.post("/v1/chat/completions", json={**body, "stream": True}, headers=named)
+        stored = await history(client, session_id)
+    for response in (continued, streamed):
+        assert (response.status_code, response.headers["x-session-id"]) == (200, session_id)
+    assert [text for _, text, _ in said(stored)] == ["a", "one", "b", "two", "b", "three"]
+
+
+async def test_openais_client_shows_what_is_wrong(tmp_path: Path) -> None:
+    """The sentence of the problem document, also of fields, and of a missing key."""
+    asked: list[Any] = [{"role": "user", "content": "hi"}]
+    async with service(tmp_path, ScriptedModel([])) as client, openai_client(client) as given:
+        with pytest.raises(openai.NotFoundError, match="There is no such workflow"):
+            await given.chat.completions.create(model="gpt-9", messages=asked)
+        with pytest.raises(openai.UnprocessableEntityError, match="/messages: List should have at least 1 item"):
+            await given.chat.completions.create(model="chat", messages=[])
+    async with service(tmp_path, ScriptedModel([]), api_keys="one:k-one") as client, openai_client(client) as given:
+        with pytest.raises(openai.AuthenticationError, match="Send an API key"):
+            await given.chat.completions.create(model="chat", messages=asked)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"model": "chat", "messages": [{"role": "user", "content": "a" * 100_001}]}),
+        (
+            "/api/v1/ai-sdk/chat",
+            {"id": "s", "message": {"role": "user", "parts": [{"type": "text", "text": "a" * 100_001}]}},
+        ),
+        ("/api/v1/ag-ui", {"threadId": "s", "runId": "r", "messages": [{"role": "user", "content": "a" * 100_001}]}),
+        (
+            "/threads/s/runs/wait",
+            {"assistant_id": "chat", "input": {"messages": [{"role": "user", "content": "a" * 100_001}]}},
+        ),
+    ],
+)
+async def test_a_message_has_the_same_limit_in_each_protocol(tmp_path: Path, path: str, body: Any) -> None:
+    """Which the document of the error says."""
+    async with service(tmp_path, ScriptedModel([])) as client:
+        refused = await client.post(path, json=body)
+    assert (refused.status_code, "100,000 characters" in refused.json()["detail"]) == (422, True)
+
+
 async def test_what_openais_client_cannot_have_is_refused(tmp_path: Path) -> None:
     """Tools of its own, several answers, and a model that is no workflow."""
     async with service(tmp_path, ScriptedModel([])) as client, openai_client(client) as given:

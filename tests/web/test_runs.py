@@ -119,6 +119,8 @@ async def test_a_run_is_read_as_it_happens_and_again_from_an_event_on(tmp_path: 
         rest = events_of((await client.get(path, headers={"Last-Event-ID": "2"})).text)
         assert [number for _, number, _ in rest if number] == [str(number) for number in numbers[2:]]
         assert rest[-1][0] == "end"
+        whole = await client.get(path, headers={"Last-Event-ID": "9" * 30})  # no event has such a number
+        assert [number for _, number, _ in events_of(whole.text) if number] == [str(number) for number in numbers]
 
 
 async def test_a_message_that_is_refused_names_the_run_in_its_way(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ _PREFIXES: Mapping[StoreItemType, str] = {
     "attachment": "atc",
     "sdk_hidden_context": "shcx",
 }
+_PAGE = 1000
 _ITEM: TypeAdapter[ThreadItem] = TypeAdapter(ThreadItem)
 _ATTACHMENT: TypeAdapter[Attachment] = TypeAdapter(Attachment)
 
@@ -102,7 +103,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
             return _page([_thread(info) for info in infos], after, limit)
         last = await self._info(self.session(after, context)) if after else None
         cursor = (last.updated_at, last.session_id) if last else None
-        found, more = await self.memory.sessions_page(SessionQuery(user_id, limit=limit, cursor=cursor))
+        found, more = await self.memory.sessions_page(SessionQuery(user_id, limit=min(limit, _PAGE), cursor=cursor))
         threads = [_thread(info) for info in found]
         return Page(data=threads, has_more=more is not None, after=threads[-1].id if more and threads else None)
 

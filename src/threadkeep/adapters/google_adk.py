@@ -26,7 +26,7 @@ from langchain_core.utils.uuid import uuid7
 from pydantic_core import to_jsonable_python
 
 from threadkeep.adapters.items import append_once, item_message, messages_after, stored_item
-from threadkeep.errors import InvalidInput, SessionNotFound
+from threadkeep.errors import InvalidInput, InvalidKey, SessionNotFound
 from threadkeep.history import keys
 from threadkeep.history.session import Session as StoredSession
 from threadkeep.memory import Memory
@@ -96,12 +96,15 @@ class SessionService(BaseSessionService):
         """Return the sessions of an app, or of one of its users, oldest activity first; every session is read."""
         prefix = f"adk:{keys.escape_key(app_name)}:" if user_id is None else _prefix(app_name, user_id)
         sessions: list[Session] = []
+        shared: dict[str, dict[str, object]] = {}
         names = [info.session_id async for info in self._memory.sessions(user_id)]
-        for name in names:
-            if name.startswith(prefix):
-                owner, session_id = (keys.unescape_key(part) for part in name.split(":")[2:])
-                if session := await self.get_session(app_name=app_name, user_id=owner, session_id=session_id):
-                    sessions.append(session.model_copy(update={"events": []}))
+        for owner, session_id in (named for name in names if name.startswith(prefix) and (named := _named(name))):
+            session = await self._read(app_name, owner, session_id)
+            if session is not None:
+                if owner not in shared:
+                    shared[owner] = await self._shared_state(app_name, owner)
+                state = {**session.state, **shared[owner]}
+                sessions.append(session.model_copy(update={"events": [], "state": state}))
         return ListSessionsResponse(sessions=sorted(sessions, key=lambda one: (one.last_update_time, one.id)))
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
@@ -260,6 +263,15 @@ class MemoryService(BaseMemoryService):
 
 def _prefix(app_name: str, user_id: str) -> str:
     return f"adk:{keys.escape_key(app_name)}:{keys.escape_key(user_id)}:"
+
+
+def _named(name: str) -> tuple[str, str] | None:
+    """Return the user and the id of a session of ADK; None for another session whose name begins so."""
+    try:
+        _, _, owner, session_id = map(keys.unescape_key, name.split(":"))
+    except (ValueError, InvalidKey):
+        return None
+    return owner, session_id
 
 
 def _app_scope(app_name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from langchain_core.utils.uuid import uuid7
 
@@ -35,17 +35,27 @@ def stored_item(framework: str, message: Message) -> Json:
     return message.original.get(framework)
 
 
-async def read_messages(session: Session, limit: int | None = None) -> list[Message]:
-    """Return the newest active messages since the last reset, oldest first; `limit` None means all of them."""
+async def read_messages(
+    session: Session, limit: int | None = None, *, keep: Callable[[Message], bool] | None = None
+) -> list[Message]:
+    """Return the newest active messages since the last reset, oldest first; `limit` None means all of them.
+
+    With `keep` only messages for which it is true are counted and returned.
+    """
     try:
         after = (await session.info()).reset_seq
     except SessionNotFound:
         return []
-    return await messages_after(session, after, limit)
+    return await messages_after(session, after, limit, keep=keep)
 
 
 async def messages_after(
-    session: Session, after: int, limit: int | None = None, *, view: View = "active"
+    session: Session,
+    after: int,
+    limit: int | None = None,
+    *,
+    view: View = "active",
+    keep: Callable[[Message], bool] | None = None,
 ) -> list[Message]:
     """Return the newest messages of a view with a `seq` above `after`, oldest first; `limit` None means all of them."""
     found: list[Message] = []
@@ -53,19 +63,23 @@ async def messages_after(
     while (missing := LONGEST_PAGE if limit is None else limit - len(found)) > 0:
         page = await session.page(before, min(missing, LONGEST_PAGE), view=view)
         wanted = [message for message in page.messages if (message.seq or 0) > after]
-        found = [*wanted, *found]
+        found = [*(wanted if keep is None else filter(keep, wanted)), *found]
         before = page.next_before
         if before is None or len(wanted) < len(page.messages):
             break
     return found
 
 
-async def take_back_newest(session: Session) -> Message | None:
-    """Take back the newest active message since the last reset and return it; None if there is none."""
-    if not await read_messages(session, 1):
-        return None
-    taken = await session.take_back()
-    return taken[0] if taken else None
+async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
+    """Take back the newest active message since the last reset for which `keep` is true; None if there is none.
+
+    Notes of others behind it are taken back with it.
+    """
+    while await read_messages(session, 1, keep=keep):
+        taken = await session.take_back()
+        if taken and keep(taken[0]):
+            return taken[0]
+    return None
 
 
 async def append_once(session: Session, messages: Sequence[Message], joined: Joined) -> bool:

@@ -48,7 +48,8 @@ class ChatMemory(BaseMemory):
 
     def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name
         """Return the newest messages since the last reset, oldest first, from a user's message on."""
-        return _from_a_user(_items(self._session.wait_for(lambda one: read_messages(one, self.max_messages))))
+        newest = self._session.wait_for(lambda one: read_messages(one, self.max_messages, keep=_is_item))
+        return _from_a_user(_items(newest))
 
     def get_all(self) -> list[ChatMessage]:
         """Return all messages since the last reset, oldest first."""
@@ -82,6 +83,10 @@ def _message(message: ChatMessage) -> Message:
     role = None if calls else _ROLES.get(message.role)
     utterance = role is not None and bool(text)
     return item_message(_NAME, item, role=role, text=text if utterance else f"[{message.role.value}]")
+
+
+def _is_item(message: Message) -> bool:
+    return message.role != "system" or stored_item(_NAME, message) is not None
 
 
 def _items(messages: Sequence[Message]) -> list[ChatMessage]:

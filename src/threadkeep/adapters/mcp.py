@@ -115,8 +115,8 @@ class _Tools:
     async def read_messages(
         self,
         session_id: SessionId,
-        from_seq: Annotated[int, Field(ge=1, description="The number of the first message.")],
-        to_seq: Annotated[int, Field(ge=1, description="The number of the last one; at most 50 are shown.")],
+        from_seq: Annotated[int, Field(ge=1, lt=2**53, description="The number of the first message.")],
+        to_seq: Annotated[int, Field(ge=1, lt=2**53, description="The number of the last one; at most 50 are shown.")],
     ) -> str:
         """Return messages of a session word for word, by their numbers; the first one of a session is 1."""
         last = min(to_seq, from_seq + 49)

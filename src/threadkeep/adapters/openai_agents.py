@@ -49,7 +49,7 @@ class AgentsSession:
         """
         if limit is None and self.session_settings is not None:
             limit = self.session_settings.limit
-        messages = await self._session.call(lambda session: read_messages(session, limit))
+        messages = await self._session.call(lambda session: read_messages(session, limit, keep=_is_item))
         return [item for message in messages if (item := _item(message)) is not None]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
@@ -66,7 +66,7 @@ class AgentsSession:
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Take back the newest item and return it; None if there is none. It stays in the history of the session."""
-        message = await self._session.call(take_back_newest)
+        message = await self._session.call(lambda session: take_back_newest(session, _is_item))
         return None if message is None else _item(message)
 
     async def clear_session(self) -> None:
@@ -101,6 +101,10 @@ def _message(item: Mapping[str, Json]) -> Message:
     text = item_text(item.get("content")) if role else ""
     mark = f"[{item.get('type') or item.get('role') or 'item'}]"
     return item_message(_NAME, dict(item), role=role if text else None, text=text or mark)
+
+
+def _is_item(message: Message) -> bool:
+    return _item(message) is not None
 
 
 def _item(message: Message) -> TResponseInputItem | None:

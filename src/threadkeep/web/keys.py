@@ -15,6 +15,7 @@ import jwt
 
 from threadkeep.errors import StoreError
 from threadkeep.records.api_keys import ApiKey, KeyScope
+from threadkeep.settings import Settings
 from threadkeep.store.api_keys import ApiKeys, digest_of
 from threadkeep.web.callers import Caller
 from threadkeep.web.problems import ProblemRaised, make_problem
@@ -167,6 +168,20 @@ class UserTokens:
             leeway=_LEEWAY_SECONDS,
             options={"require": ["exp", "iss", "aud", options.user_claim]},
         )
+
+
+def tokens_of(settings: Settings) -> UserTokens | None:
+    """Return the check of users' tokens; None if the settings name no issuer."""
+    if settings.jwt_key is None:
+        return None
+    options = TokenOptions(
+        settings.jwt_issuer,
+        settings.jwt_audience,
+        settings.jwt_key.get_secret_value(),
+        user_claim=settings.jwt_user_claim,
+        scope=settings.jwt_scope,
+    )
+    return UserTokens(options)
 
 
 def _refusal() -> ProblemRaised:

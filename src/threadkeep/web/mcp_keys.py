@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from socket import socket
 
 from mcp.server import MCPServer
@@ -17,27 +18,28 @@ from threadkeep.errors import InvalidSettings
 from threadkeep.memory import Memory
 from threadkeep.records.api_keys import KEY_SCOPES
 from threadkeep.settings import Settings
-from threadkeep.web.keys import KeyRing
+from threadkeep.web.callers import Caller
+from threadkeep.web.keys import KeyRing, UserTokens, tokens_of
 from threadkeep.web.problems import ProblemRaised, problem_response
 from threadkeep.web.rate_limits import Buckets, RateLimits
 from threadkeep.web.server import ConnectionLimits, Server
 
 
 class KeyVerifier:
-    """A verifier of bearer tokens that accepts the keys of the service."""
+    """A verifier of bearer tokens that accepts the keys of the service, and the signed tokens of its users."""
 
-    def __init__(self, keys: KeyRing, limits: RateLimits) -> None:
+    def __init__(self, keys: KeyRing, tokens: UserTokens | None, limits: RateLimits) -> None:
         self._keys = keys
+        self._tokens = tokens
         self._limits = limits
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the owner of a key; None if it is no valid key.
+        """Return the owner of a key or of a user's token; None if it is no valid one.
 
         Raises:
-            ProblemRaised: the key or its user has sent too many requests (429).
+            ProblemRaised: the key or its user has sent too many requests (429), or a token's issuer is away (503).
         """
-        await self._keys.refresh()
-        caller = self._keys.caller(token.encode("utf-8", "surrogateescape"), self._limits)
+        caller = await self._caller(token.encode("utf-8", "surrogateescape"))
         if caller is None:
             return None
         self._limits.count_key(caller.name)
@@ -46,22 +48,34 @@ class KeyVerifier:
         scopes: list[str] = [*KEY_SCOPES[: KEY_SCOPES.index(caller.scope) + 1]]
         return AccessToken(token="", client_id=caller.name, scopes=scopes, subject=caller.user_id)
 
+    async def _caller(self, given: bytes) -> Caller | None:
+        if self._tokens is None or not self._tokens.is_token(given):
+            await self._keys.refresh()
+            return self._keys.caller(given, self._limits)
+        try:
+            return await self._tokens.caller(given, self._limits)
+        except ProblemRaised as refused:
+            if refused.problem.status == HTTPStatus.UNAUTHORIZED:
+                return None
+            raise
+
 
 async def keyed_server(memory: Memory, settings: Settings, address: str, *, writes: bool) -> MCPServer[object]:
-    """Return an MCP server whose clients send a key of the service as their bearer token.
+    """Return an MCP server whose clients send a key of the service, or the token of a user, as their bearer token.
 
     Raises:
-        InvalidSettings: there are no keys.
+        InvalidSettings: there are no keys, and no issuer of tokens.
     """
     configured = {name: key.get_secret_value() for name, key in settings.api_keys.items()}
     keys = KeyRing(memory.api_keys, configured, clock=memory.clock)
     await keys.refresh()
-    if not keys.in_use:
+    tokens = tokens_of(settings)
+    if not keys.in_use and tokens is None:
         sentence = "Over HTTP each client needs a key; make one with `threadkeep keys add NAME --user ID`."
         raise InvalidSettings(sentence, variable="THREADKEEP_API_KEYS")
     auth = AuthSettings(issuer_url=AnyHttpUrl(address), resource_server_url=None)
     per_key, per_user = settings.requests_per_minute()
-    verifier = KeyVerifier(keys, RateLimits(Buckets(per_key), Buckets(per_user)))
+    verifier = KeyVerifier(keys, tokens, RateLimits(Buckets(per_key), Buckets(per_user)))
     return memory_server(memory, _caller, writes=writes, auth=auth, verifier=verifier)
 
 

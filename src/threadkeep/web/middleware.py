@@ -80,7 +80,8 @@ class Access:
                 scope.setdefault("state", {})["caller"] = caller
         except ProblemRaised as refused:
             page = refusal_page(scope, refused)
-            await (page or problem_response(refused.problem, refused.headers))(scope, receive, send)
+            refusal = page or problem_response(refused.problem, refused.headers, path=scope["path"])
+            await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -189,7 +190,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         if _declared_length(scope) > self._limit:
-            await problem_response(problem_of(self._too_large()))(scope, receive, send)
+            await problem_response(problem_of(self._too_large()), path=scope["path"])(scope, receive, send)
             return
         received = 0
 

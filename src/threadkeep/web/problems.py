@@ -41,6 +41,7 @@ from threadkeep.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
+_OPENAI = "/v1/"
 
 _logger = logging.getLogger("threadkeep.web")
 
@@ -205,12 +206,16 @@ def problem_of(error: Exception) -> Problem:
     return _http_problem(HTTPException(500))
 
 
-def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return the response for a problem."""
+def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
+    """Return the response for a problem; below `/v1/` it also has the `error` that clients of OpenAI show."""
     more = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **(headers or {})}
     if problem.status == 503:
         more["Retry-After"] = str(RETRY_SECONDS)
     body = problem.model_dump(exclude_none=True)
+    if path.startswith(_OPENAI):
+        places = [f"{error.pointer or error.parameter or 'body'}: {error.detail}" for error in problem.errors or ()]
+        message = "; ".join(places) or problem.detail
+        body["error"] = {"message": message, "type": problem.type, "param": None, "code": problem.type}
     return JSONResponse(body, status_code=problem.status, headers=more, media_type=MEDIA_TYPE)
 
 
@@ -236,7 +241,7 @@ async def _respond(request: Request, error: Exception) -> JSONResponse:
     problem = problem_of(error)
     if problem.status == 500:
         log_failure("a request failed", error)
-    return problem_response(problem, headers)
+    return problem_response(problem, headers, path=request.url.path)
 
 
 def _place(error: Exception) -> str:

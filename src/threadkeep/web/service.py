@@ -33,7 +33,7 @@ from threadkeep.web.api import (
 from threadkeep.web.chat_protocols import ag_ui, ai_sdk, openai
 from threadkeep.web.console.mounting import mount_console
 from threadkeep.web.description import describe
-from threadkeep.web.keys import KeyRing, TokenOptions, UserTokens
+from threadkeep.web.keys import KeyRing, tokens_of
 from threadkeep.web.langgraph import assistants, commands, store, threads
 from threadkeep.web.langgraph import runs as thread_runs
 from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS, Access, BodyLimit, CrossOrigin, SafeHeaders
@@ -123,7 +123,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     service.add_middleware(
         Access,
         keys=keys,
-        tokens=_tokens(settings),
+        tokens=tokens_of(settings),
         needed=settings.needs_keys,
         limits=limits,
         routes=service.router.routes,
@@ -134,20 +134,6 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         service.add_middleware(CrossOrigin, origins=settings.cors_origins)
     service.add_middleware(SafeHeaders)
     return service
-
-
-def _tokens(settings: Settings) -> UserTokens | None:
-    """Return the check of users' tokens; None if the settings name no issuer."""
-    if settings.jwt_key is None:
-        return None
-    options = TokenOptions(
-        settings.jwt_issuer,
-        settings.jwt_audience,
-        settings.jwt_key.get_secret_value(),
-        user_claim=settings.jwt_user_claim,
-        scope=settings.jwt_scope,
-    )
-    return UserTokens(options)
 
 
 async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:

@@ -90,7 +90,7 @@ async def test_a_wrong_key_and_a_form_of_another_site_sign_nobody_in(browser: ht
 
 
 @pytest.mark.parametrize(
-    "to", ["https://evil.example/", "//evil.example/", "/\\evil.example", "/api/v1/sessions", "/console/%2e"]
+    "to", ["https://evil.example/", "//evil.example/", "/\\evil.example", "/api/v1/sessions", "/console/%2e", "//["]
 )
 async def test_sign_in_leads_to_no_other_site(browser: httpx2.AsyncClient, to: str) -> None:
     """Only to pages of the console."""

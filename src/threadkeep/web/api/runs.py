@@ -157,7 +157,7 @@ async def get_events(
     The id of each trace event is its number; with `Last-Event-ID` a client resumes after that event.
     """
     known = last_event_id or ""
-    after = int(known) if known.isascii() and known.isdigit() else 0
+    after = int(known) if known.isascii() and known.isdigit() and len(known) < 19 else 0
     runs = await app.runs.service()
     heartbeat = request.app.state.heartbeat_seconds
     return await open_run_stream(runs, run_id, after=after, user_id=user_id, heartbeat_seconds=heartbeat)

@@ -179,7 +179,9 @@ async def complete(
     caller: CallerInUse,
     request: Request,
     response: Response,
-    session: Annotated[str | None, Header(alias=SESSION_HEADER, max_length=256, description="The session.")] = None,
+    session: Annotated[
+        str | None, Header(alias=SESSION_HEADER, max_length=1024, description="The session, in UTF-8.")
+    ] = None,
 ) -> Completion | EventStream:
     """Answer the new messages of a conversation with the memory of its session.
 
@@ -188,7 +190,7 @@ async def complete(
     """
     body.check()
     user_id = caller.user(body.user)
-    named = session if session is not None or user_id is not None else str(uuid7())
+    named = _from_header(session) if session is not None else None if user_id is not None else str(uuid7())
     sent = Sent(messages_of(body.messages), named, user_id, body.model)
     turn = await sent.begin(app, stream=body.stream)
     if body.stream:
@@ -196,10 +198,10 @@ async def complete(
         stream = await open_stream(
             turn, _Chunks(body.model, include_usage=usage), heartbeat_seconds=request.app.state.heartbeat_seconds
         )
-        stream.headers[SESSION_HEADER] = turn.session_id
+        stream.headers[SESSION_HEADER] = _as_header(turn.session_id)
         return stream
     answer = await answer_of(turn)
-    response.headers[SESSION_HEADER] = answer.session_id
+    response.headers[SESSION_HEADER] = _as_header(answer.session_id)
     return Completion(
         id=answer.run_id,
         created=int(time.time()),
@@ -207,6 +209,19 @@ async def complete(
         choices=[CompletionChoice(message=CompletionMessage(content=answer.response))],
         usage=_usage(answer.usage),
     )
+
+
+def _from_header(value: str) -> str:
+    """Return a session id from a header; servers decode headers as Latin-1, and clients send UTF-8."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def _as_header(session_id: str) -> str:
+    """Return a session id for a header, which servers encode as Latin-1."""
+    return session_id.encode().decode("latin-1")
 
 
 def _usage(usage: ChatUsage | Usage) -> CompletionUsage:

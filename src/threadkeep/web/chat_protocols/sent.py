@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 
 from langchain_core.messages import BaseMessage
 
-from threadkeep.agent.conversion import from_langchain, transcript_text
+from threadkeep.agent.conversion import from_langchain
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json, Message
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
-from threadkeep.store.codec import clean_text
-from threadkeep.web.langgraph.messages import new_messages
+from threadkeep.web.langgraph.messages import asked_text, new_messages
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Sent:
             InvalidKey, WorkflowNotFound, WrongUser, StoreUnavailable: as for any turn.
         """
         asked = new_messages(self.messages)
-        text = clean_text("\n".join(transcript_text(one) for one in asked))
+        text = asked_text(asked)
         if not text.strip():
             raise InvalidInput("The last message is the user's, and has text.")
         app.workflows.get(self.workflow)

@@ -70,6 +70,9 @@ def refusal_page(scope: Scope, refused: ProblemRaised) -> Response | None:
 
 def _within(address: str) -> str:
     """Return an address of the console; any other becomes the first page, so that sign-in leads to no other site."""
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return _HOME
     inside = not parts.scheme and not parts.netloc and "\\" not in address and is_page(parts.path)
     return address if inside and not address.startswith("//") else _HOME

@@ -11,6 +11,7 @@ from threadkeep.agent.conversion import as_data, id_of, to_langchain, transcript
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json, Message
 from threadkeep.store.codec import clean_text
+from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS
 
 MESSAGES = "messages"
 
@@ -44,9 +45,21 @@ def question_of(given: object) -> Question:
     if not isinstance(given, Mapping):
         raise InvalidInput('The input is an object, such as {"messages": [{"role": "user", "content": "Hello"}]}.')
     asked = new_messages(messages_of(given.get(MESSAGES)))
-    text = clean_text("\n".join(transcript_text(one) for one in asked))
+    text = asked_text(asked)
     inputs = {str(name): value for name, value in given.items() if name != MESSAGES}
     return Question(text, id_of(asked[-1]) if asked else None, inputs)
+
+
+def asked_text(asked: Sequence[BaseMessage]) -> str:
+    """Return the text of new messages.
+
+    Raises:
+        InvalidInput: it is too long.
+    """
+    text = clean_text("\n".join(transcript_text(one) for one in asked))
+    if len(text) > MAX_MESSAGE_CHARACTERS:
+        raise InvalidInput(f"A message has at most {MAX_MESSAGE_CHARACTERS:,} characters; send a shorter one.")
+    return text
 
 
 def messages_of(given: object) -> Sequence[BaseMessage]:
