@@ -26,7 +26,7 @@ from threadkeep import (
     open_memory,
     rebuild,
 )
-from threadkeep.context.manifest import Entry, FactReference, TurnReference
+from threadkeep.context.manifest import Entry, FactReference, FactsLeftOut, TurnReference
 from threadkeep.context.quotation import FACTS_HEADER
 from threadkeep.observe import ExtraNotFound
 from threadkeep.testing import ScriptedModel, SettableClock
@@ -60,10 +60,13 @@ class Talk:
         assert len(blocks) < 2
         return blocks[0].splitlines()[2:] if blocks else []
 
+    async def manifest(self) -> ContextManifest:
+        """The record of the newest call."""
+        return ContextManifest.from_dict((await self.memory.manifests.of_session(ROOM))[0].manifest)
+
     async def entry(self) -> Entry:
         """The entry of the facts in the record of the newest call."""
-        manifest = ContextManifest.from_dict((await self.memory.manifests.of_session(ROOM))[0].manifest)
-        [entry] = [entry for entry in manifest.entries if entry.section == "facts"]
+        [entry] = [entry for entry in (await self.manifest()).entries if entry.section == "facts"]
         return entry
 
 
@@ -147,6 +150,10 @@ async def test_of_too_many_facts_those_are_sent_that_matter(memory: Memory) -> N
     lines = await talk.facts("What is my dog called?")
     assert any("Rex" in line for line in lines)
     assert 5 < len(lines) < 40
+    no_room, others = (await talk.manifest()).facts_left_out
+    assert (no_room.scope, no_room.reason, len(no_room.ids)) == ("user", "no_room", 20)
+    assert no_room.count >= 60 - len(lines)
+    assert others == FactsLeftOut("user", "over_limit")
     assert (await talk.entry()).tokens <= 400
     assert lines == sorted(lines)
 
@@ -165,11 +172,20 @@ async def test_a_selection_stays_until_an_input_needs_another(memory: Memory) ->
     assert any("Lisbon" in line for line in with_city)
 
 
-async def test_a_fact_that_fits_nowhere_is_left_out(sqlite_memory: Memory) -> None:
-    """The others are sent."""
-    await sqlite_memory.knowledge.remember(ANN, "a", "x " * 4_000)
-    await sqlite_memory.knowledge.remember(ANN, "b", "short")
-    assert await Talk(sqlite_memory).facts("Hi") == ['> b: "short" (user, 2026-01-01)']
+async def test_a_fact_that_fits_nowhere_is_left_out(memory: Memory) -> None:
+    """The others are sent, and the record names it, as one whose key a more specific scope has."""
+    long = await memory.knowledge.remember(ANN, "a", "x " * 4_000)
+    hidden = await memory.knowledge.remember(ANN, "b", "hidden")
+    await memory.knowledge.remember(SHOP, "B", "short")
+    talk = Talk(memory)
+    assert await talk.facts("Hi") == ['> b: "short" (workspace, 2026-01-01)']
+    assert (await talk.manifest()).facts_left_out == (
+        FactsLeftOut("user", "no_room", 1, (long.id,)),
+        FactsLeftOut("user", "same_key", 1, (hidden.id,)),
+    )
+    await memory.knowledge.forget_all(ANN)
+    await talk.facts("Hi")
+    assert (await talk.manifest()).facts_left_out == ()
 
 
 async def test_a_changed_fact_is_sent_as_it_is_now(memory: Memory) -> None:

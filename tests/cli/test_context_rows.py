@@ -75,6 +75,24 @@ def test_it_is_said_where_facts_come_from(cli: CommandLine) -> None:
     assert entry["facts"][1]["evidence"] == [{"session_id": "room:9", "seq": 1}]
 
 
+def test_it_is_said_which_facts_are_left_out_and_why(cli: CommandLine) -> None:
+    """By their ids: the record has no text."""
+    ids: list[str] = []
+
+    async def talking(memory: Memory) -> None:
+        ann, shop = Scope("user", "ann"), Scope("workspace", "shop")
+        for scope, key, value in ((ann, "days", "30"), (shop, "days", "30"), (shop, "long", "x " * 4_900)):
+            fact = await memory.knowledge.remember(scope, key, value)
+            ids.append(fact.id)
+        agent = make_agent(ScriptedModel(["ok"]), [SessionMemory(memory, sources=[KnownFacts(memory)])])
+        await agent.ainvoke(input_of("Hi"), config_of("a", user_id="ann", workspace="shop"))
+
+    cli.remember(talking)
+    shown = cli(*SHOW).out
+    assert f"user: 1 are hidden by another fact under their key ({ids[0]})" in shown
+    assert f"workspace: 1 had no room ({ids[2]})" in shown
+
+
 def test_it_is_said_which_messages_are_quoted_and_summarised(asked: CommandLine) -> None:
     """By their places; those of another session with its id."""
     shown = asked(*SHOW, "--call", "2").out

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from threadkeep.context.manifest import ContextManifest, Entry, Exclusion, ExclusionReason, GraphOutcome, ScopeRecall
+from threadkeep.context.manifest import (
+    ContextManifest,
+    Entry,
+    Exclusion,
+    ExclusionReason,
+    FactExclusion,
+    FactsLeftOut,
+    GraphOutcome,
+    ScopeRecall,
+)
 from threadkeep.records import Message, SessionInfo, Summary
 
 _REASONS: Mapping[ExclusionReason, str] = {
@@ -40,6 +49,12 @@ _COUNTS = {
     "no_room": "had no room",
     "queued": "messages are not sent yet",
     "unconfirmed": "messages were sent and not seen there yet",
+    "dead": "messages were given up; see `threadkeep knowledge deliveries`",
+}
+_LEFT_OUT: Mapping[FactExclusion, str] = {
+    "no_room": "had no room",
+    "same_key": "are hidden by another fact under their key",
+    "over_limit": "further facts do not bear on the input",
 }
 
 
@@ -53,6 +68,13 @@ def recall_in_words(one: ScopeRecall) -> str:
     outcome = f"{one.shown} of {one.found} facts are shown" if one.outcome == "ok" else _OUTCOMES[one.outcome]
     counts = {words: int(getattr(one, name)) for name, words in _COUNTS.items()}
     return "; ".join([f"{one.scope}: {outcome}", *(f"{count} {words}" for words, count in counts.items() if count)])
+
+
+def left_out_in_words(one: FactsLeftOut) -> str:
+    """Return the reason why facts of a scope were not sent, with the ids of the first ones."""
+    count = f"{one.count} " if one.count else ""
+    ids = f" ({', '.join(one.ids)}{', …' if one.count > len(one.ids) else ''})" if one.ids else ""
+    return f"{one.scope}: {count}{_LEFT_OUT[one.reason]}{ids}"
 
 
 def join_ranges(gaps: Sequence[Exclusion]) -> list[Exclusion]:

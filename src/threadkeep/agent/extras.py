@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from threadkeep.agent.conversion import text_of
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.context.manifest import Entry, ScopeRecall, Section
+from threadkeep.context.manifest import Entry, FactsLeftOut, ScopeRecall, Section
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreClosed
 from threadkeep.history.session import Session
@@ -37,7 +37,8 @@ class ExtraRequest:
     """The input to search for, and the messages before it.
 
     `earlier` are the messages before the input, oldest first; `known_ids` are in the prompt already; `question_seq` is
-    the `seq` of the input, None before it has one. A source that queries Graphiti adds the outcome to `graph`.
+    the `seq` of the input, None before it has one. A source that queries Graphiti adds the outcome to `graph`,
+    and a source of facts those that it leaves out to `facts_left_out`.
     """
 
     session: Session
@@ -48,6 +49,7 @@ class ExtraRequest:
     counter: TokenCounter
     now: datetime
     graph: list[ScopeRecall] = field(default_factory=list)
+    facts_left_out: list[FactsLeftOut] = field(default_factory=list)
 
     @property
     def text(self) -> str:

@@ -18,7 +18,14 @@ from threadkeep.agent.knowledge_tools import ALL_SCOPES, RunScopes
 from threadkeep.agent.quoted_sections import section_message
 from threadkeep.agent.recalled_turns import embedder_of
 from threadkeep.agent.turn_options import IdOf
-from threadkeep.context.manifest import Entry, FactReference, ScopeRecall, TurnReference
+from threadkeep.context.manifest import (
+    Entry,
+    FactExclusion,
+    FactReference,
+    FactsLeftOut,
+    ScopeRecall,
+    TurnReference,
+)
 from threadkeep.context.quotation import (
     day_of,
     fact_line,
@@ -31,7 +38,7 @@ from threadkeep.context.quotation import (
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.graphiti.recall import GraphRecall, RecalledFact, RecallQuestion
 from threadkeep.knowledge.promotion import accepted_directives
-from threadkeep.knowledge.recall import normalised
+from threadkeep.knowledge.recall import normalised, without_shadowed
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.observe import ExtraSection
@@ -40,6 +47,7 @@ from threadkeep.records.knowledge import Fact, Scope, ScopeKind
 _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
+_MOST_NAMED = 20
 # A selection is reused for an input if it contains the three best facts for it.
 _DECISIVE = 3
 
@@ -118,19 +126,27 @@ class KnownFacts:
     ) -> list[Fact]:
         """Return the facts of this database that fit, in their stable order."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            known = await knowledge.valid(scopes, limit=_MOST_FACTS)
-            if len(known) >= _MOST_FACTS:
-                found = await knowledge.recall(
-                    request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
-                )
-                return self._choose(scopes, found, known, request, room)
-            kept = fitting_facts(in_stable_order(known), room, request.counter)
-            if len(kept) == len(known):
-                return kept
-            found = await knowledge.rank(
-                request.text, known, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
+            loaded = await knowledge.valid(scopes, limit=_MOST_FACTS, shadowed=True)
+            kept = await self._fitting(knowledge, scopes, without_shadowed(loaded), request, room)
+        request.facts_left_out[:] = _left_out(loaded, kept)
+        return kept
+
+    async def _fitting(
+        self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: list[Fact], request: ExtraRequest, room: int
+    ) -> list[Fact]:
+        """Return the known facts that fit, or those that matter for the input, in their stable order."""
+        if len(known) >= _MOST_FACTS:
+            found = await knowledge.recall(
+                request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
             )
             return self._choose(scopes, found, known, request, room)
+        kept = fitting_facts(in_stable_order(known), room, request.counter)
+        if len(kept) == len(known):
+            return kept
+        found = await knowledge.rank(
+            request.text, known, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
+        )
+        return self._choose(scopes, found, known, request, room)
 
     def _choose(
         self,
@@ -153,6 +169,21 @@ class KnownFacts:
         while len(self._chosen) > _MOST_SELECTIONS:
             self._chosen.popitem(last=False)
         return in_stable_order(kept)
+
+
+def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut]:
+    """Return the facts that are not shown, by scope and reason."""
+    shown, visible = {fact.id for fact in kept}, {fact.id for fact in without_shadowed(loaded)}
+    found: list[FactsLeftOut] = []
+    for kind in ALL_SCOPES:
+        of_scope = [fact.id for fact in loaded if fact.scope.kind == kind]
+        no_room = [one for one in of_scope if one in visible - shown]
+        hidden = [one for one in of_scope if one not in visible]
+        reasons: tuple[tuple[FactExclusion, list[str]], ...] = (("no_room", no_room), ("same_key", hidden))
+        found += [FactsLeftOut(kind, why, len(ids), tuple(ids[:_MOST_NAMED])) for why, ids in reasons if ids]
+        if len(of_scope) >= _MOST_FACTS:
+            found.append(FactsLeftOut(kind, "over_limit"))
+    return found
 
 
 async def _recall(memory: Memory, scopes: Mapping[ScopeKind, Scope], request: ExtraRequest) -> GraphRecall:

@@ -20,7 +20,7 @@ from threadkeep.agent.questions import digest_for, in_order, known_messages
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.context.compression import WindowRoom
-from threadkeep.context.manifest import ContextManifest, Exclusion, ScopeRecall, Section
+from threadkeep.context.manifest import ContextManifest, Exclusion, FactsLeftOut, ScopeRecall, Section
 from threadkeep.context.tokens import name_of
 from threadkeep.context.window import Limits
 from threadkeep.errors import StoreClosed, StoreError
@@ -65,6 +65,7 @@ class TurnContext:
         self._recollection = Recollection(())
         self._extras: list[Extra] | None = None
         self._graph: tuple[ScopeRecall, ...] = ()
+        self._facts_left_out: tuple[FactsLeftOut, ...] = ()
         self._use = ModelUse()
         self._budget: int | None = None
         self._room: WindowRoom | None = None
@@ -330,7 +331,7 @@ class TurnContext:
             now=self._memory.clock(),
         )
         self._extras = await find_all(sources, request, draft.rooms, self._memory.observers)
-        self._graph = tuple(request.graph)
+        self._graph, self._facts_left_out = tuple(request.graph), tuple(request.facts_left_out)
         return replace(draft, extras=tuple(self._extras))
 
     def _wants(self, section: Section) -> bool:
@@ -371,6 +372,7 @@ class TurnContext:
             digest=sent.digest,
             notes=("history_unavailable",) if self._recollection.failed else (),
             graph=self._graph,
+            facts_left_out=self._facts_left_out,
         )
 
     def _tell(self, sent: Assembled, run_id: str) -> None:

@@ -88,6 +88,7 @@ type Section = Literal[
 ]
 type Source = Literal["transcript", "summaries", "turns", "text"]
 type FactSource = Literal["memory", "graphiti"]
+type FactExclusion = Literal["no_room", "same_key", "over_limit"]
 type GraphOutcome = Literal["ok", "deadline", "failed", "breaker_open", "off", "no_consent", "untrusted"]
 
 
@@ -127,7 +128,7 @@ class ScopeRecall:
 
     Of the facts `found`, some are `shown`; the others are `superseded`, a `duplicate` of a shown fact, `over_quota`,
     or did not fit (`no_room`). `queued` messages of the scope wait to be sent; `unconfirmed` messages were sent but
-    not yet seen there.
+    not yet seen there; `dead` messages were given up.
     """
 
     scope: ScopeKind
@@ -140,6 +141,21 @@ class ScopeRecall:
     no_room: int = 0
     queued: int = 0
     unconfirmed: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True)
+class FactsLeftOut:
+    """Known facts of a scope that are not in a context, and the reason; `ids` are the first 20 of them.
+
+    They had `no_room`, or a more specific scope or a newer fact has their key (`same_key`). If a scope has so many
+    facts that they are searched, others that do not bear on the input are `over_limit`; they are not counted.
+    """
+
+    scope: ScopeKind
+    reason: FactExclusion
+    count: int = 0
+    ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -220,7 +236,7 @@ class ContextManifest:
     them; `reported` is by the provider. `digest` is a hash of all messages, which `threadkeep.rebuild` verifies. The
     window began at `anchor_seq` (0: nothing was cut yet). `call` numbers the calls of a run from 1 (0 before it is
     stored). `notes` name missing parts, such as `history_unavailable`. `graph` is the outcome of the Graphiti query
-    for each scope.
+    for each scope. `facts_left_out` are known facts of the database that were not sent.
     """
 
     session_id: str | None = None
@@ -246,6 +262,7 @@ class ContextManifest:
     reported: ReportedUsage | None = None
     notes: tuple[str, ...] = ()
     graph: tuple[ScopeRecall, ...] = ()
+    facts_left_out: tuple[FactsLeftOut, ...] = ()
 
     @property
     def sections(self) -> dict[Section, int]:

@@ -206,7 +206,7 @@ class Knowledge:
             StoreUnavailable: the database does not answer.
         """
         async with self._driver.reading() as connection:
-            known = await self._valid(connection, scopes, most=_MOST_RANKED)
+            known = without_shadowed(await self._valid(connection, scopes, most=_MOST_RANKED))
         found = await self.rank(query, known, recent=recent, limit=limit, embedder=embedder)
         async with self._driver.reading() as connection:
             return await self._with_evidence(connection, found)
@@ -230,16 +230,18 @@ class Knowledge:
             ranked = [rank(group) for group in by_scope]
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
-    async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE) -> list[Fact]:
+    async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE, shadowed: bool = False) -> list[Fact]:
         """Return the valid facts of scopes, the most specific scope first, each key of its most specific scope only.
 
-        Of each scope there are up to `limit` (1,000 at most), the last changed first.
+        Of each scope there are up to `limit` (1,000 at most), the last changed first. `shadowed` includes facts whose
+        key a more specific scope has.
 
         Raises:
             StoreUnavailable: the database does not answer.
         """
         async with self._driver.reading() as connection:
-            return await self._with_evidence(connection, await self._valid(connection, scopes, limit))
+            found = await self._valid(connection, scopes, limit)
+            return await self._with_evidence(connection, found if shadowed else without_shadowed(found))
 
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
@@ -392,7 +394,7 @@ class Knowledge:
                 after = {"updated_at": rows[-1][-1], "fact_id": rows[-1][0]}
                 following = await connection.fetch(sql, {**parameters, **after})
                 rows.extend(following)
-        return without_shadowed([fact_of(row) for rows in pages for row in rows])
+        return [fact_of(row) for rows in pages for row in rows]
 
     async def _find(self, connection: Connection, fact_id: str, user_id: str | None) -> Fact:
         check_name("fact's id", fact_id, MAX_OWNER_CHARACTERS)

@@ -14,6 +14,7 @@ from tests.knowledge.graphiti.conftest import Opening, allow, deliver
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import KnownFacts, Memory, Message, SessionMemory
+from threadkeep.agent.explanations import recall_in_words
 from threadkeep.context.manifest import ContextManifest, ScopeRecall
 from threadkeep.knowledge.graphiti.recall import scopes_asked
 from threadkeep.knowledge.graphiti.turns import group_id_of
@@ -193,6 +194,26 @@ async def test_the_record_says_what_the_graph_cannot_know_yet(
         await ask(memory, "When is tea?")
         session = (await last_manifest(memory)).graph[0]
         assert (session.queued, session.unconfirmed) == (2, 2)
+
+
+async def test_the_record_says_what_was_given_up(
+    recalling: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """A message that the server refused is not remembered; one that a person dropped is not missed."""
+    async with recalling() as memory:
+        await allow(memory)
+        await ask(memory, "Tea is at four")
+        graphiti.fail("status", "/messages", status=422)
+        await deliver(memory, clock, looks=3)
+        graphiti.mend()
+        clock.advance(60)
+        await ask(memory, "When is tea?")
+        assert [one.dead for one in (await last_manifest(memory)).graph] == [2, 2]
+        assert "2 messages were given up" in recall_in_words((await last_manifest(memory)).graph[0])
+        await memory.graphiti.drop(status="dead")
+        clock.advance(60)
+        await ask(memory, "When is tea?")
+        assert [one.dead for one in (await last_manifest(memory)).graph] == [0, 0]
 
 
 @pytest.mark.parametrize("scopes", [("auto",), ("user",)])

@@ -16,6 +16,8 @@ from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Driver, Parameters, Row, Statement
 from threadkeep.store.statements import load_statements
 
+_DEAD_PERIOD = timedelta(minutes=1)
+
 
 class OnTheWay(NamedTuple):
     """A message that the server has accepted but does not show yet, or an episode of a forgotten fact."""
@@ -95,6 +97,7 @@ class Deliveries:
         self._clock = clock
         locks = ("postgres/knowledge.sql",) if driver.backend == "postgres" else ()
         self._sql = load_statements("graph_deliveries.sql", *locks)
+        self._dead: tuple[datetime, dict[str, int]] | None = None
 
     async def due_groups(self, limit: int) -> list[str]:
         """Return groups with open deliveries that no process owns."""
@@ -257,6 +260,17 @@ class Deliveries:
     def groups_statement(self, scope: Scope) -> Statement:
         """Return the statement whose rows are `GroupState`: the group of a scope, or those of all ids of a person."""
         return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner}
+
+    async def dead_of_groups(self) -> dict[str, int]:
+        """Return the number of messages of each group that were given up by nobody's wish; groups without are absent.
+
+        The result is up to a minute old: all dead messages are counted.
+        """
+        now = self._clock()
+        if self._dead is None or now - self._dead[0] >= _DEAD_PERIOD:
+            rows = await self._fetch("dead_of_groups", {})
+            self._dead = (now, {str(group_id): int(count) for group_id, count in rows})
+        return self._dead[1]
 
     async def is_taken(self, group_id: str) -> bool:
         """Return True if a group with this id exists."""

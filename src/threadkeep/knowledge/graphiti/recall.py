@@ -157,6 +157,7 @@ class GraphRecaller:
         if closed is not None:
             return closed
         found = dict(zip(owned, rows[len(consent) :], strict=True))
+        given_up = await self._deliveries.dead_of_groups()
         ids: dict[ScopeKind, list[str]] = {}
         reports: list[ScopeRecall] = []
         for kind in asked:
@@ -164,7 +165,8 @@ class GraphRecaller:
             named = [one.group_id or await self._new_group_id(Scope(kind, one.owner)) for one in states]
             ids[kind] = list(dict.fromkeys([*named, *self._extra(kind)]))
             queued, unconfirmed = sum(one.queued for one in states), sum(one.sent for one in states)
-            reports.append(ScopeRecall(kind, queued=queued, unconfirmed=unconfirmed))
+            dead = sum(given_up.get(group_id, 0) for group_id in named)
+            reports.append(ScopeRecall(kind, queued=queued, unconfirmed=unconfirmed, dead=dead))
         return _Groups(ids, reports)
 
     async def _new_group_id(self, scope: Scope) -> str:

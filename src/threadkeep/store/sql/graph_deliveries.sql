@@ -195,5 +195,11 @@ FROM (
 ORDER BY CASE WHEN o.owner = :owner THEN 0 ELSE 1 END, o.owner
 LIMIT 20
 
+-- name: dead_of_groups
+-- The number of messages of each group that were given up, by nobody's wish.
+SELECT group_id, count(*) FROM chat_graph_deliveries
+WHERE status = 'dead' AND reason NOT IN ('dropped', 'purged', 'undone', 'gone', 'not_deleted')
+GROUP BY group_id
+
 -- name: group_with_id
 SELECT group_key FROM chat_graph_groups WHERE group_id = :group_id

@@ -8,7 +8,7 @@ from typing import Self
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from threadkeep.context.manifest import ExclusionReason, FactSource, GraphOutcome, Section, Source
+from threadkeep.context.manifest import ExclusionReason, FactExclusion, FactSource, GraphOutcome, Section, Source
 from threadkeep.context.plan import WindowKind
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.records.knowledge import ScopeKind
@@ -65,6 +65,16 @@ class ScopeRecallBody(BaseModel):
     no_room: int = Field(0, description="Those beyond the section's tokens.")
     queued: int = Field(0, description="Messages of the scope that wait to be sent.")
     unconfirmed: int = Field(0, description="Messages that were sent and not seen there yet.")
+    dead: int = Field(0, description="Messages that were given up.")
+
+
+class FactsLeftOutBody(BaseModel):
+    """Known facts of a scope that were not sent."""
+
+    scope: ScopeKind
+    reason: FactExclusion = Field(description="`over_limit`: those that do not bear on the input; not counted.")
+    count: int = 0
+    ids: list[str] = Field([], description="The first 20.")
 
 
 class ConversationBody(BaseModel):
@@ -190,6 +200,7 @@ class ManifestBody(BaseModel):
     reported: ReportedUsageBody | None = Field(None, description="Absent if the provider reported nothing.")
     notes: list[str] = Field([], description="What was missing: `history_unavailable`.")
     graph: list[ScopeRecallBody] = Field([], description="What became of asking Graphiti; absent if it was not asked.")
+    facts_left_out: list[FactsLeftOutBody] = Field([], description="Known facts that were not sent; absent if none.")
 
     @classmethod
     def of(cls, stored: StoredManifest) -> Self:

@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
-from threadkeep.agent.explanations import recall_in_words
+from threadkeep.agent.explanations import left_out_in_words, recall_in_words
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import ThreadkeepError
 from threadkeep.version import __version__
@@ -153,6 +153,7 @@ _environment.filters |= {
 _environment.globals |= {
     "bar": charts.bar,
     "in_words_of_recall": recall_in_words,
+    "in_words_of_left_out": left_out_in_words,
     "run_address": run_address,
     "session_address": session_address,
     "stacked_columns": charts.stacked_columns,
