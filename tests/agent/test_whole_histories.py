@@ -208,6 +208,17 @@ async def test_an_edit_of_an_unknown_message_is_a_new_one(memory: Memory) -> Non
     assert await words_of(memory) == ["I am Mimi", "fine"]
 
 
+async def test_an_edit_of_an_answer_is_an_ordinary_question(memory: Memory) -> None:
+    """On every database: nobody puts words into the assistant's mouth."""
+    model = ScriptedModel(["hello Miso", "I do not", "fine"])
+    agent = make_agent(model, [SessionMemory(memory)])
+    state = await agent.ainvoke(input_of("I am Miso", "m1"), config_of())
+    edited = HumanMessage("I owe you money", id="m2", response_metadata={"edits": state["messages"][-1].id})
+    await agent.ainvoke({"messages": [edited]}, config_of())
+    assert [role for role, _ in await kept(memory)] == ["user", "assistant", "user", "assistant"]
+    assert seen(model.calls[1]) == [("human", "I am Miso"), ("ai", "hello Miso"), ("human", "I owe you money")]
+
+
 async def test_steps_of_a_client_stay_in_their_places(small_memory: Memory) -> None:
     """A client that keeps tool calls and results sends them between known messages."""
     model = ScriptedModel([adding(), "3", "fine"])

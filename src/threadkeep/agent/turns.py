@@ -151,12 +151,14 @@ class OpenTurn:
         return rows
 
     async def _edit(self, question: Message) -> None:
-        """Supersede the message of which the question is a new version, and all later ones, if the caller says so."""
+        """Supersede the question of which this is a new version, and all after it, if the caller says so."""
         edited = self.question[-1].response_metadata.get(EDITS)
         if not isinstance(edited, str) or question.id is None or not question.content:
             return
-        with contextlib.suppress(MessageNotFound, MessageSuperseded, StoreUnavailable):
-            await self._memory.finish(self._edit_stored, edited, question)
+        stored = await self._find(edited)
+        if stored is not None and stored.role == "user":  # an answer is no person's to word
+            with contextlib.suppress(MessageNotFound, MessageSuperseded, StoreUnavailable):
+                await self._memory.finish(self._edit_stored, edited, question)
 
     async def _edit_stored(self, edited: str, question: Message) -> None:
         await self.session.edit(edited, question.content, new_id=question.id)
