@@ -25,8 +25,7 @@ from threadkeep import (
     rebuild,
 )
 from threadkeep.context.manifest import Exclusion
-from threadkeep.history.questions import AgentInput
-from threadkeep.history.session import Session
+from threadkeep.history.session import AgentInput, Session
 from threadkeep.records import Summary, View
 from threadkeep.testing import ScriptedModel, SettableClock
 

@@ -123,7 +123,7 @@ async def test_records_of_a_run_are_its_users_and_go_with_it(shared_url: str, me
         assert [len(await manifests.of_run(each.run_id, user_id="ann")) for each in (run, child)] == [1, 1]
         assert await manifests.of_run(run.run_id, user_id="bob") == []
         assert await memory.session("room").delete()
-        assert await memory.runs.records.forget_user("ann") == 1
+        assert (await memory.erase(user_id="ann")).complete
     for table in ("chat_run_manifests", "chat_run_texts", "chat_manifests", "chat_context_texts"):
         assert query(shared_url, f"SELECT * FROM {table}") == []
 

@@ -154,18 +154,20 @@ async def test_a_message_that_was_answered_stays_known(memory: Memory, clock: Se
     assert (await memory.runs.order.add(asked("anew", message="m1"))).outcome == "new"
 
 
-async def test_what_is_left_goes_with_the_message_or_the_user(memory: Memory, clock: SettableClock) -> None:
-    """With the message by retention; where there is no session, when the user is forgotten."""
+async def test_what_is_left_goes_with_the_message(memory: Memory, clock: SettableClock) -> None:
+    """With the message by retention; where there is no session, it loses its user when that is erased."""
     message = Message(role="user", content="hi", id="m1")
     await memory.session("room", user_id="u1").append([message, Message(role="assistant", content="ho")])
     await over(memory, "r1", message="m1")
     await over(memory, "r2", "without a row", message="m1")
     clock.advance(31 * DAY)
     assert (await memory.run_retention.prune()).runs == 2
-    assert await memory.runs.records.forget_user("u1") == 0
-    assert [await memory.runs.run(run_id) is not None for run_id in ("r1", "r2")] == [True, False]
     await memory.retention.prune(deleting(max_age_days=30))
-    assert await memory.runs.run("r1") is None
+    assert [await memory.runs.run(run_id) is not None for run_id in ("r1", "r2")] == [False, True]
+    assert (await memory.erase(user_id="u1")).complete
+    left = await memory.runs.run("r2")
+    assert left is not None
+    assert left.user_id is None
 
 
 async def test_what_goes_on_again_stays(memory: Memory, clock: SettableClock) -> None:

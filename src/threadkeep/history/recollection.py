@@ -17,6 +17,7 @@ from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import END, Marks, Recent, Transcripts
 
 PAGE_ROWS = 200
+_REACH_ROWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -345,3 +346,27 @@ def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
         gaps.append(Exclusion(last + 1, state.archived_seq, "archived"))
         last = state.archived_seq
     return last, gaps
+
+
+async def question_of(transcripts: Transcripts, session_id: str, run: str | None) -> Message | None:
+    """Return the question that a run answered, the message with this id, or (for None) the newest question.
+
+    It looks at the newest 10,000 active messages.
+    """
+    if run is not None and (message := await transcripts.find(session_id, run)) is not None:
+        return message if message.role == "user" else None
+    before, looked, spoke = END, 0, False
+    while looked < _REACH_ROWS:
+        page = await transcripts.newest(session_id, limit=PAGE_ROWS, before=before)
+        for message in reversed(page.messages):
+            if message.role == "user" and (spoke or run in (None, message.run_id)):
+                return message
+            if message.role != "user" and run is not None and message.run_id == run:
+                if message.answers is not None and (asked := await transcripts.find(session_id, message.answers)):
+                    return asked
+                spoke = True
+        looked += len(page.messages)
+        if page.next_before is None:
+            return None
+        before = page.next_before
+    return None

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from langchain_core.utils.uuid import uuid7
 
@@ -30,8 +30,7 @@ from threadkeep.errors import (
     WrongUser,
 )
 from threadkeep.history.keys import check_session_id
-from threadkeep.history.questions import AgentInput, agent_input, question_of
-from threadkeep.history.recollection import Past, ReadPast, Recollection, WindowReader
+from threadkeep.history.recollection import Past, ReadPast, Recollection, WindowReader, question_of
 from threadkeep.history.session_events import ReportedRead, SessionEvents
 from threadkeep.history.session_rows import SessionCache, rows_of
 from threadkeep.observe import Observer, Outcome
@@ -43,10 +42,18 @@ from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import END, Branching, SessionChanges, Superseded, Superseding, Transcripts
 
 if TYPE_CHECKING:
+    from langchain_core.messages import AnyMessage
+
     from threadkeep.history.pending import Join, PendingTurns
 
 LONGEST_PAGE = 10_000
 _TIMEOUT_SECONDS = 5.0
+
+
+class AgentInput(TypedDict):
+    """The input of an agent or a graph, in LangChain's and LangGraph's format."""
+
+    messages: list[AnyMessage | dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -483,7 +490,7 @@ class Session:
         question = await self.question(run)
         end = END if upto is None else upto
         await self._supersede(Superseding(self.session_id, message_id=question.id, scope="after", upto=end))
-        return agent_input(question)
+        return {"messages": [{"role": question.role, "content": question.content, "id": str(question.id)}]}
 
     async def branch(self, at: int | None = None, *, session_id: str | None = None) -> Session:
         """Create a session with copies of this one's messages up to the `seq` of `at` (None: all), and return it.

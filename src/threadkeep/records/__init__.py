@@ -17,8 +17,7 @@ from threadkeep.records.messages import (
     View,
 )
 from threadkeep.records.retention import Retention, RetentionLimits
-from threadkeep.records.sessions import SessionInfo
-from threadkeep.records.summaries import Summary
+from threadkeep.records.sessions import SessionInfo, Summary
 
 __all__ = [
     "MAX_ID_CHARACTERS",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from langchain_core.runnables.graph import Edge as DrawableEdge
 from langchain_core.runnables.graph import Graph as DrawableGraph
@@ -131,7 +131,6 @@ _WORDS = frozenset(
 _PLAIN_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:-[A-Za-z0-9_]+)*")
 _MOST_LABEL_CHARACTERS = 60
 
-type PictureFormat = Literal["mermaid", "svg", "png"]
 
 _COLORS: Mapping[str, tuple[NodeKind, ...]] = {
     "fill:#dbeafe,stroke:#2563eb,color:#111": ("agent", "model"),

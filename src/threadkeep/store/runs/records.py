@@ -71,13 +71,6 @@ class RunRecords:
         rows = await self._driver.fetch(self._sql["counts"], {"limit": limit})
         return RunCounts(**{state: int(count) for state, count in rows})
 
-    async def forget_user(self, user_id: str) -> int:
-        """Delete a user's runs without a session, and all runs below; others are deleted with their sessions."""
-        async with self._driver.writing() as connection:
-            for statement in ("forget_sessions_of_user", "forget_answered_of_user"):
-                await connection.execute(self._sql[statement], {"user_id": user_id})
-            return len(await connection.fetch(self._sql["delete_of_user"], {"user_id": user_id}))
-
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
         """Delete the given runs and their trees, except those that belong to a session."""
         async with self._driver.writing() as connection:

@@ -75,22 +75,6 @@ SELECT 'waiting', count(*) FROM (SELECT 1 FROM chat_runs WHERE status = 'waiting
 UNION ALL
 SELECT 'set_aside', count(*) FROM (SELECT 1 FROM chat_runs WHERE set_aside LIMIT :limit) a
 
--- name: delete_of_user
--- Runs of a user without a session, with all runs below them; others are deleted with their sessions.
-WITH RECURSIVE gone (run_id) AS (
-    SELECT run_id FROM chat_runs WHERE user_id = :user_id AND session_id IS NULL
-    UNION
-    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
-)
-DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
-RETURNING run_id
-
--- name: forget_answered_of_user
--- If there is no session with which they would be deleted.
-DELETE FROM chat_answered_messages
-WHERE user_id = :user_id
-    AND NOT EXISTS (SELECT 1 FROM chat_sessions s WHERE s.session_id = chat_answered_messages.session_id)
-
 -- name: delete_alone
 -- The given runs without a session, and the roots of their trees if these have none; each with all runs below it.
 WITH RECURSIVE wanted (run_id) AS (
@@ -119,9 +103,6 @@ WHERE r.session_id IS NULL AND (
     )
 )
 LIMIT 1
-
--- name: forget_sessions_of_user
-DELETE FROM chat_active_sessions WHERE user_id = :user_id
 
 -- name: may_have_checkpoints
 INSERT INTO chat_run_checkpoints (run_id) VALUES (:run_id) ON CONFLICT (run_id) DO NOTHING
