@@ -66,6 +66,9 @@ def test_messages_are_listed_dropped_and_retried(cli: CommandLine) -> None:
     assert cli("knowledge", "deliveries", "retry").exit_code == 2
     assert cli("knowledge", "deliveries", "shake").exit_code == 2
     assert "1 message given up" in cli("knowledge", "deliveries", "drop", str(dead["number"])).out
+    refused = cli("knowledge", "deliveries", "retry", "--all")
+    assert (refused.exit_code, "consent --grant" in refused.err) == (1, True)
+    cli("knowledge", "consent", "--grant", "--data", "chat_text", "--yes")
     assert cli("knowledge", "deliveries", "retry", "--all", "--json").json == {"changed": 0}
     assert cli("knowledge", "deliveries", "retry", "999").exit_code == 1
 

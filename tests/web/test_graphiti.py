@@ -123,4 +123,6 @@ async def test_dead_messages_are_retried_and_dropped(client: httpx2.AsyncClient,
     number = dead[0]["number"]
     assert (await client.post(f"{K}/deliveries/drop", json={"number": number})).json() == {"changed": 1}
     assert (await client.post(f"{K}/deliveries/drop", json={"number": 999})).status_code == 404
+    assert (await client.post(f"{K}/deliveries/retry", json={})).status_code == 409
+    await allow(client)
     assert (await client.post(f"{K}/deliveries/retry", json={})).json() == {"changed": 3}

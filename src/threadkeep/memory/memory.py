@@ -109,7 +109,7 @@ class Memory(history.Memory):
         scopes += [Scope("session", session_id) for session_id in await self.eraser.sessions(wanted)]
         for scope in scopes if self.graphiti.is_on else ():
             try:
-                found = await self.graphiti.purge(scope)
+                found = await self.graphiti.purge(scope, all_ids=False)
             except GraphitiError as error:
                 remains.append(f"Graphiti: a group of a {scope.kind} ({error.kind})")
             except KnowledgeNotFound:

@@ -150,6 +150,43 @@ async def test_a_purge_drops_what_waits_and_says_what_is_left(
         assert contents(graphiti) == []
 
 
+async def test_a_purge_of_a_person_takes_the_groups_of_all_ids(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id that was merged has what was said under it before."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
+    graphiti.backend = "neo4j"
+    async with opening(scopes=("user",)) as memory:
+        await allow(memory)
+        answered = [Message(role="user", content="hi"), Message(role="assistant", content="hello")]
+        for person in ("ann", "telegram:7"):
+            await memory.persons.resolve(person)
+            await memory.session(person, user_id=person).append(answered)
+        await deliver(memory, clock)
+        await memory.persons.merge("telegram:7", into="ann")
+        assert sum(map(len, graphiti.stored.values())) == 4
+        assert (await memory.graphiti.purge(Scope("user", "ann"))).remains == ""
+        assert graphiti.stored == {}
+
+
+async def test_nothing_is_queued_while_consent_is_withdrawn(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Neither what was given up nor earlier turns; after another grant it can be."""
+    await allow(allowed, "backfill")
+    await talk(allowed, 1, 1)
+    await allowed.graphiti.decline(by="ann")
+    with pytest.raises(GraphitiClosed, match="Nobody allowed"):
+        await allowed.graphiti.retry()
+    with pytest.raises(GraphitiClosed, match="Nobody allowed"):
+        await allowed.graphiti.backfill(["room:1"])
+    assert set((await allowed.graphiti.status()).counts) == {"dead", "turns"}
+    await allow(allowed)
+    assert await allowed.graphiti.retry() == 4
+    await deliver(allowed, clock)
+    assert (await allowed.graphiti.status()).counts["confirmed"] == 4
+
+
 async def test_an_erase_is_not_complete_while_the_server_has_the_group(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -261,6 +261,12 @@ class Deliveries:
         """Return the statement whose rows are `GroupState`: the group of a scope, or those of all ids of a person."""
         return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner}
 
+    async def groups_of(self, scope: Scope) -> list[str]:
+        """Return the ids of the groups of a scope that exist: of a person those of all ids."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(*self.groups_statement(scope))
+        return [str(row[1]) for row in rows if row[1] is not None]
+
     async def dead_of_groups(self) -> dict[str, int]:
         """Return the number of messages of each group that were given up by nobody's wish; groups without are absent.
 

@@ -13,8 +13,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.errors import GraphitiError, SessionNotFound
 from threadkeep.knowledge.graphiti.client import Episode, GraphitiClient, Look
 from threadkeep.knowledge.graphiti.deliveries import Deliveries
-from threadkeep.knowledge.graphiti.turns import TurnQueue, fact_episode
-from threadkeep.records.knowledge import Scope
+from threadkeep.knowledge.graphiti.turns import fact_episode
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import load_statements
@@ -211,15 +210,9 @@ class Backfill:
 
 
 async def purge(
-    client: GraphitiClient,
-    deliveries: Deliveries,
-    turns: TurnQueue,
-    driver: Driver,
-    scope: Scope,
-    *,
-    deliver: Callable[[], Awaitable[None]],
+    client: GraphitiClient, deliveries: Deliveries, group_id: str, *, deliver: Callable[[], Awaitable[None]]
 ) -> Purged:
-    """Delete the group of a scope, and check that it is gone.
+    """Delete a group, and check that it is gone.
 
     Queued messages are given up first. Accepted messages would bring the group back, so this waits until the server has
     stored them, and calls `deliver` to confirm them.
@@ -227,10 +220,6 @@ async def purge(
     Raises:
         GraphitiError: the server failed.
     """
-    while await turns.make_deliveries():
-        pass
-    async with driver.writing() as connection:
-        group_id = await turns.group_of(connection, scope)
     dropped = await deliveries.bury_open("purged", group_id, queued_only=True)
     until = time.monotonic() + _DRAIN_SECONDS
     while (await deliveries.open_of(group_id))[1] and time.monotonic() < until:

@@ -188,9 +188,11 @@ class Graphiti:
         """Queue a dead message again, or all that were not dropped; return their number.
 
         Raises:
-            GraphitiClosed: Graphiti is off.
+            GraphitiClosed: Graphiti is off, or no consent is given.
             KnowledgeNotFound: there is no such dead message.
         """
+        if self.options is not None and not await self.consents.granted():
+            raise GraphitiClosed("no_consent")
         count = await self._require().retry(number)
         await self._require().wake()
         self.wake()
@@ -338,15 +340,25 @@ class Graphiti:
         self.wake()
         return queued
 
-    async def purge(self, scope: Scope) -> Purged:
-        """Delete the group of a scope on the server, and check that it is gone.
+    async def purge(self, scope: Scope, *, all_ids: bool = True) -> Purged:
+        """Delete the group of a scope on the server, of a person the groups of all ids, and check that it is gone.
 
         Raises:
             GraphitiClosed: Graphiti is off.
             GraphitiError: the server failed.
         """
         deliveries = self._require()
-        return await purge(self.client(), deliveries, self._turns, self._driver, scope, deliver=self.deliver)
+        while await self._turns.make_deliveries():
+            pass
+        async with self._driver.writing() as connection:
+            group_ids = [await self._turns.group_of(connection, scope)]
+        group_ids += await deliveries.groups_of(scope) if all_ids else ()
+        found = [
+            await purge(self.client(), deliveries, group_id, deliver=self.deliver)
+            for group_id in dict.fromkeys(group_ids)
+        ]
+        left = "; ".join(one.remains for one in found if one.remains)
+        return Purged(group_ids[0], sum(one.dropped for one in found), left)
 
     def wake(self) -> None:
         """Wake the worker of this process."""
