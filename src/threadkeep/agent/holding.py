@@ -66,12 +66,12 @@ class RunHold:
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:
-        """Store the waiting answer, if any; return the answer of another process that was first."""
+        """Store the waiting answer, if any; return the answer that was stored instead, if another one was."""
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None
         winner = await answer.store()
-        await answer.settle(adopted=winner is not None)
+        await answer.settle()
         return winner
 
 

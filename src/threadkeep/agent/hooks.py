@@ -15,6 +15,7 @@ from langchain.agents.middleware.types import ToolCallRequest
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.utils.uuid import uuid7
 from langgraph.errors import GraphBubbleUp, ParentCommand
 from langgraph.runtime import Runtime
 
@@ -100,9 +101,17 @@ class TurnHooks:
         return ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
 
     async def end_model_call(self, step: ModelStep, response: ModelResponse[Any]) -> None:
-        """Hold the reply of a model as the answer if it calls no tools."""
+        """Hold the reply of a model as the answer if it calls no tools.
+
+        A reply with the id of an earlier message, such as a cached one, gets a new id: it would replace that message.
+        """
         part, failed = step.part, step.partial.failed
         part.root.call_ends()
+        known = {message.id for message in (*step.call.messages, *step.sent)}
+        response.result[:] = [
+            one.model_copy(update={"id": str(uuid7())}) if one.id in known and one.id else one
+            for one in response.result
+        ]
         final = response.result[-1] if response.result else None
         step.turn.contexts.report(final if isinstance(final, AIMessage) else None)
         part.model_failed = failed

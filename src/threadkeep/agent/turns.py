@@ -89,6 +89,7 @@ class OpenTurn:
         self._forgotten = False
         self._hold = run_hold.get()
         self._known_question_id: str | None = None
+        self._adopted = False
 
     @property
     def question_id(self) -> str | None:
@@ -240,7 +241,8 @@ class OpenTurn:
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
         """Store the speaker's answer; an empty one is not stored. A cancelled caller does not stop it.
 
-        Returns the answer that was stored first, if another process has answered the same question meanwhile.
+        Returns the answer that was stored instead: the one of another process, if that was first, or this one under a
+        new id, if another message of the session has its id.
         """
         message = AIMessage(content=answer, id=str(uuid7())) if isinstance(answer, str) else answer
         return await self._memory.finish(self._close, message, status)
@@ -252,13 +254,17 @@ class OpenTurn:
         if self._options.answers and transcript_text(message).strip() and not given_up:
             winner = await self._answer(message, status)
         if self._hold is None or self._hold.answer is None:
-            await self.contexts.settle(adopted=winner is not None)
+            await self._settle()
         return winner
+
+    async def _settle(self, *, anchored: bool = False) -> None:
+        await self.contexts.settle(adopted=self._adopted, anchored=anchored)
 
     async def _answer(self, message: BaseMessage, status: Status) -> AIMessage | None:
         if status != "complete":
             await self._read_stored()
             if self.answered is not None:
+                self._adopted = True
                 return self.answered
         answer = self._stored(
             message,
@@ -270,7 +276,7 @@ class OpenTurn:
         told = status == "complete" and (self._hold is None or self._hold.told)
         if status == "complete" and self._may_wait():
             assert self._hold is not None  # noqa: S101 - seen there
-            store, settle = partial(self._store_answer, answer, told=told), self.contexts.settle
+            store, settle = partial(self._store_answer, answer, told=told), self._settle
             anchor, asked = self.contexts.anchor_statement, self._known_question_id
             self._hold.answer = HeldAnswer(self.session, answer, asked, told, anchor, store, settle)
             return None
@@ -295,7 +301,7 @@ class OpenTurn:
         return stored[0]
 
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
-        """Store the answer; return the answer that was stored first, if another process was faster."""
+        """Store the answer; return the answer that was stored instead, if another one was."""
         try:
             receipt = await self._record_joined(answer, told=told)
             if receipt is None:
@@ -306,9 +312,11 @@ class OpenTurn:
             self.contexts.forget()
             return None
         if receipt is None or receipt.adopted is None:
+            stored = answer if receipt is None else answer.with_fields(id=receipt.ids[-1])
             if told and self._hold is not None:
-                self._hold.told_id = answer.id
-            return None
+                self._hold.told_id = stored.id
+            return None if stored.id == answer.id else as_answer(stored)
+        self._adopted = True
         if self._hold is not None:
             self._hold.replaced = True
         first = await self._read(self.session.tell(receipt.adopted) if told else self._find(receipt.adopted))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid5
 
 from langchain_core.utils.uuid import uuid7
 from platformdirs import user_data_path
@@ -34,7 +35,7 @@ from threadkeep.errors import (
 from threadkeep.history.pending_files import PendingFiles
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer, PendingWrites
-from threadkeep.records import Message, Receipt, Turn
+from threadkeep.records import Message, Receipt, Turn, dump_json
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.damaged_turns import DamagedTurn
 from threadkeep.store.driver import Joined, Row, RowLocked, TurnRefused
@@ -68,6 +69,7 @@ class PendingOptions:
 
 WAIT_SECONDS_IN_AN_OUTAGE = 0.5
 _SOON_SECONDS = 1.0
+_IDS = UUID("3f5e0a52-8d0c-4b0e-9a57-6f2f6f1d9c11")
 
 
 class PendingTurns:
@@ -203,7 +205,7 @@ class PendingTurns:
         if not self.database_fails and not self._waits(turn.session_id):
             try:
                 async with asyncio.timeout(self._options.write_timeout_seconds):
-                    return await self._transcripts.append(turn)
+                    return await self._append_answer(turn, is_new=True)
             except StoreClosed:
                 raise
             except (StoreError, TimeoutError) as error:
@@ -345,11 +347,34 @@ class PendingTurns:
     async def _append(self, turn: Turn) -> bool:
         """Write a turn; return False, and report it, if the question that it answers is gone."""
         try:
-            await self._transcripts.append(turn)
+            await self._append_answer(turn, is_new=False)
         except QuestionGone:
             self._events(turn).discarded()
             return False
         return True
+
+    async def _append_answer(self, turn: Turn, *, is_new: bool) -> Receipt:
+        """Append a turn; an answer whose id another message of the session has gets a new one.
+
+        Models may give an id again: LangChain's cache of answers does. A turn that is not new may be stored already.
+        """
+        receipt = await self._transcripts.append(turn)
+        while (renamed := await self._renamed(turn, receipt, is_new=is_new)) is not None:
+            turn, receipt = renamed, await self._transcripts.append(renamed)
+        return receipt
+
+    async def _renamed(self, turn: Turn, receipt: Receipt, *, is_new: bool) -> Turn | None:
+        """Return a turn with another id for its answer, the same one each time; None if its id was free."""
+        answer = turn.messages[-1]
+        if answer.answers is None or len(turn.messages) > 1 or answer.id not in receipt.duplicates:
+            return None
+        stored = await self._transcripts.find(turn.session_id, answer.id)
+        if not is_new and (stored is None or _is_same(answer, stored)):
+            return None
+        if stored is not None and stored.superseded_at is None and _is_same(answer, stored):
+            return None
+        free = str(uuid5(_IDS, dump_json([answer.id, answer.answers, answer.author, answer.ordinal, answer.status])))
+        return replace(turn, messages=(replace(answer, id=free),))
 
     async def close(self) -> None:
         """Finish recording and deleting, and stop delivery. Pending turns stay for the next start."""
@@ -463,3 +488,10 @@ def _check_turn(turn: Turn) -> None:
         raise InvalidMessage("A turn has at least one message.")
     for message in turn.messages:
         message.to_json()
+
+
+def _is_same(answer: Message, stored: Message) -> bool:
+    """Return whether a stored message is an answer to the same question, at the same place or with the same text."""
+    if (answer.answers, answer.status) != (stored.answers, stored.status):
+        return False
+    return (answer.author, answer.ordinal) == (stored.author, stored.ordinal) or answer.content == stored.content

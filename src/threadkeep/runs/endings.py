@@ -331,10 +331,12 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return the outcome with the answer of another process, if that one was first."""
+    """Return the outcome with the answer that was stored instead: of another process, or under a new id."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)
+    if text == outcome.result.get("text"):
+        return replace(outcome, result={**outcome.result, "message_id": winner.id})
     result = {name: value for name, value in outcome.result.items() if name != "confidence"}
     if result.get("output") == {"text": result.get("text")}:
         result["output"] = {"text": text}

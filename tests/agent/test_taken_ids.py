@@ -1,0 +1,128 @@
+"""Answers whose message id the session has already, as LangChain's cache of answers gives: stored under a new id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+
+from tests.agent.talking import ROOM, config_of, input_of
+from tests.outages import Outage
+from tests.web.services import opened_app, settings_for
+from threadkeep import Memory, MemoryOptions, SessionMemory, memory_node, open_memory, recorded, session_turn
+from threadkeep.runs.chat_turns import ChatRequest
+from threadkeep.testing import ScriptedModel
+
+CONFIG: Any = config_of()
+
+
+@pytest.fixture
+def cached() -> Iterator[None]:
+    """LangChain's cache of answers, which gives each answer with the id that it had first."""
+    set_llm_cache(InMemoryCache())
+    yield
+    set_llm_cache(None)
+
+
+def alike() -> ScriptedModel:
+    """A model whose answers all have one id."""
+    return ScriptedModel([AIMessage(text, id="fixed") for text in ("one", "two", "three")])
+
+
+def graph_of(memory: Memory, kind: str) -> Any:
+    """Return a graph that answers with a model whose answers all have one id."""
+    if kind == "agent":
+        return create_agent(alike(), [], middleware=[SessionMemory(memory)])
+    if kind == "checkpointer":
+        return create_agent(alike(), [], middleware=[SessionMemory(memory)], checkpointer=InMemorySaver())
+    if kind == "recorded":
+        return recorded(create_agent(alike(), []), memory)
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("chat", memory_node(memory, alike()))
+    builder.add_edge(START, "chat")
+    return builder.compile()
+
+
+@pytest.mark.parametrize("kind", ["agent", "checkpointer", "recorded", "node"])
+async def test_each_question_keeps_its_own_answer(small_memory: Memory, kind: str) -> None:
+    """The caller gets the answer under the id that is stored, and a repeat gets it again."""
+    graph, session = graph_of(small_memory, kind), small_memory.session(ROOM)
+    for number, text in enumerate(["one", "two", "three"]):
+        state = await graph.ainvoke(input_of(f"q{number}", f"m{number}"), CONFIG)
+        [asked, answer] = await session.tail(2)
+        assert (asked.content, answer.content, answer.status) == (f"q{number}", text, "complete")
+        assert (state["messages"][-1].text, state["messages"][-1].id) == (text, answer.id)
+        assert answer.answers == f"m{number}"
+    assert await session.count() == 6
+    again = await graph.ainvoke(input_of("q1", "m1"), CONFIG)
+    assert again["messages"][-1].text == "two"
+    assert await session.count() == 6
+
+
+async def test_a_turn_around_any_call_keeps_its_own_answer(small_memory: Memory) -> None:
+    """`session_turn` gives the reply under the stored id."""
+    for number in range(2):
+        async with session_turn(small_memory, [HumanMessage(f"q{number}")], CONFIG) as turn:
+            turn.answer(AIMessage(f"a{number}", id="fixed"))
+        stored = (await small_memory.session(ROOM).tail(1))[0]
+        assert isinstance(turn.reply, AIMessage)
+        assert (turn.reply.text, turn.reply.id) == (stored.content, stored.id) == (f"a{number}", stored.id)
+
+
+@pytest.mark.usefixtures("cached")
+async def test_a_cached_answer_is_stored_each_time(small_memory: Memory) -> None:
+    """The same words again; after `regenerate`, whose superseded answer has the id; and after a reset."""
+    model = FakeListChatModel(responses=["r1", "r2"])
+    agent: Any = create_agent(model, [], middleware=[SessionMemory(small_memory, max_messages=0)])
+    session = small_memory.session(ROOM)
+    for _ in range(2):
+        await agent.ainvoke(input_of("q"), CONFIG)
+    assert [message.content for message in await session.tail(9)] == ["q", "r1", "q", "r1"]
+    for _ in range(2):
+        state = await agent.ainvoke(await session.regenerate(), CONFIG)
+        assert state["messages"][-1].text == "r1"
+        assert [message.content for message in await session.tail(9)] == ["q", "r1", "q", "r1"]
+    assert len(await session.tail(9, view="history")) == 6
+    await session.reset()
+    await agent.ainvoke(input_of("q"), CONFIG)
+    assert [message.content for message in await session.tail(2)] == ["q", "r1"]
+
+
+async def test_a_pending_answer_whose_id_is_taken_is_stored_when_the_database_is_back(
+    tmp_path: Path, memory_options: MemoryOptions
+) -> None:
+    """Once, also if its file is delivered again."""
+    outage = Outage(tmp_path / "threadkeep.db")
+    pending = replace(memory_options.pending, write_timeout_seconds=0.3, first_pause_seconds=60.0)
+    async with open_memory(outage.url, options=replace(memory_options, pending=pending)) as memory:
+        agent: Any = create_agent(alike(), [], middleware=[SessionMemory(memory)])
+        await agent.ainvoke(input_of("q0", "m0"), CONFIG)
+        async with outage():
+            await agent.ainvoke(input_of("q1", "m1"), CONFIG)
+            assert memory.pending.count
+            [*_, waiting] = memory.pending.entries
+        assert await memory.pending.deliver()
+        expected = [("q0", None), ("one", "m0"), ("q1", None), ("two", "m1")]
+        session = memory.session(ROOM)
+        assert [(message.content, message.answers) for message in await session.tail(9)] == expected
+        await session.record(list(waiting.turn.messages), answers="m1")
+        assert [(message.content, message.answers) for message in await session.tail(9)] == expected
+
+
+async def test_a_run_tells_the_id_that_is_stored(tmp_path: Path) -> None:
+    """Over the service's chat, whose answer is stored with the end of its run."""
+    async with opened_app(alike(), settings_for(tmp_path, database_url=f"sqlite:///{tmp_path}/threadkeep.db")) as app:
+        for number, text in enumerate(["one", "two"]):
+            answer = await app.chat.ask(ChatRequest(f"q{number}", session_id="room:1", message_id=f"m{number}"))
+            stored = (await app.memory.session("room:1").tail(1))[0]
+            assert (answer.response, answer.answer_id) == (text, stored.id) == (stored.content, stored.id)
