@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.knowledge.graphiti.conftest import Opening, allow, deliver
-from threadkeep import Memory, Message
+from threadkeep import Evidence, Memory, Message
 from threadkeep.errors import InvalidInput
 from threadkeep.knowledge.graphiti.turns import group_id_of
 from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest
@@ -192,6 +192,30 @@ async def test_a_forgotten_fact_is_forgotten_by_the_graph(
     await allowed.graphiti.retry()
     await deliver(allowed, clock)
     assert graphiti.names(group_id_of(ada)) == []
+
+
+async def test_a_fact_that_goes_with_a_person_or_a_session_is_not_told_any_more(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An erase takes facts of workspaces that rest on what the person said; a session takes its own."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
+    graphiti.backend = "neo4j"
+    await allow(allowed, "promoted_facts")
+    shop, room = group_id_of(Scope("workspace", "shop")), group_id_of(Scope("session", "room:1"))
+    await allowed.session("room:1", user_id="ann").append([Message(role="user", content="Use PostgreSQL.")])
+    said = Evidence("room:1", 1)
+    await allowed.graphiti.promote(Promotion("decision", "Use PostgreSQL."), "shop", evidence=said)
+    await allowed.graphiti.promote(Promotion("decision", "Use Redis."), "shop")
+    await deliver(allowed, clock)
+    assert len(graphiti.names(shop)) == 2
+    await allowed.graphiti.promote(Promotion("decision", "Use SQLite."), "shop", evidence=said)
+    await allowed.session("room:2", user_id="bob").append([Message(role="user", content="hi")])
+    await allowed.graphiti.promote(Promotion("decision", "Use files.", "session"), "room:2")
+    await allowed.session("room:2", user_id="bob").delete()
+    await allowed.erase(user_id="ann")
+    await deliver(allowed, clock)
+    assert [one["content"].partition("shop: ")[2] for one in graphiti.stored[shop]] == ["Use Redis."]
+    assert graphiti.names(room) == graphiti.names(group_id_of(Scope("session", "room:2"))) == []
 
 
 async def test_a_forgotten_fact_that_the_server_has_not_stored_yet_is_deleted_when_it_has(

@@ -201,6 +201,16 @@ DELETE FROM chat_facts WHERE fact_id IN (
     SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id = :session_id
 )
 
+-- name: retract_lost_facts
+-- Episodes of promoted facts that were deleted: the server is asked to delete what it may have.
+UPDATE chat_graph_deliveries SET
+    content = NULL,
+    status = CASE WHEN sent_at IS NULL THEN 'dead' ELSE 'sent' END,
+    reason = CASE WHEN sent_at IS NULL THEN 'undone' ELSE 'forgotten' END,
+    ended_at = coalesce(sent_at, created_at)
+WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'forgotten', 'not_deleted')
+    AND NOT EXISTS (SELECT 1 FROM chat_facts f WHERE f.fact_id = chat_graph_deliveries.turn)
+
 -- name: drop_facts_of_runs
 -- Before the runs go: evidence may name a run alone.
 -- include: selection

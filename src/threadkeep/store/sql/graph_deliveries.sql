@@ -34,9 +34,12 @@ WHERE group_id = :group_id AND status IN ('queued', 'sent') AND status = 'sent'
 ORDER BY number
 
 -- name: waiting
--- What is said now goes before earlier talk. What may not be sent now stays, and does not hold up later messages.
+-- What is said now goes before earlier talk. What may not be sent now stays, and does not hold up later messages. The
+-- content of a fact that was deleted is NULL.
 SELECT
-    d.number, d.name, d.said_at, d.attempts, d.role, d.scope, d.content, m.content, m.author, m.superseded_at, d.session_id,
+    d.number, d.name, d.said_at, d.attempts, d.role, d.scope,
+    CASE WHEN d.session_id IS NOT NULL OR EXISTS (SELECT 1 FROM chat_facts f WHERE f.fact_id = d.turn) THEN d.content END,
+    m.content, m.author, m.superseded_at, d.session_id,
     d.backfill, s.user_id
 FROM chat_graph_deliveries d
     LEFT JOIN chat_messages m ON m.session_id = d.session_id AND m.id = d.message_id
