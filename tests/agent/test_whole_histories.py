@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -182,6 +183,48 @@ async def test_what_a_program_puts_in_front_is_not_stored(memory: Memory) -> Non
         await agent.ainvoke({"messages": [*examples, ("user", words)]}, config_of())
     assert await words_of(memory) == ["sky?", "blue", "blood?", "red"]
     assert set(texts(model.calls[1])) == {"grass?", "green", "sky?", "blue", "blood?"}
+
+
+def _node(model: ScriptedModel, memory: Memory) -> Any:
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("desk", memory_node(memory, model))
+    graph.add_edge(START, "desk")
+    return graph.compile()
+
+
+CALLED: dict[str, Callable[[ScriptedModel, Memory], Any]] = {
+    "agent": lambda model, memory: create_agent(model, [], middleware=[SessionMemory(memory)], name="desk"),
+    "node": _node,
+    "recorded": lambda model, memory: recorded(create_agent(model, [], name="desk"), memory),
+}
+ENDING: list[Any] = [("user", "q1"), ("assistant", "a1"), ("user", "q2"), ("assistant", "a2")]
+
+
+@pytest.mark.parametrize("kind", CALLED)
+async def test_a_conversation_that_ends_with_its_answer_is_known(memory: Memory, kind: str) -> None:
+    """On every database: the answer is told again, or another one is given if the program asks for it."""
+    model = ScriptedModel(["a1", "a2", "a3"])
+    agent = CALLED[kind](model, memory)
+    for words in ("q1", "q2"):
+        await agent.ainvoke(input_of(words), config_of())
+    state = await agent.ainvoke({"messages": ENDING}, config_of())
+    assert state["messages"][-1].text == "a2"
+    assert len(model.calls) == 2
+    state = await agent.ainvoke({"messages": [*ENDING, ("assistant", "Also,")]}, config_of())
+    assert state["messages"][-1].text == "a3"
+    assert texts(model.calls[2]) == ["q1", "a1", "q2", "a2", "Also,"]
+    assert await words_of(memory) == ["q1", "a1", "q2", "a2", "a3"]
+
+
+@pytest.mark.parametrize("kind", CALLED)
+async def test_a_conversation_that_ends_with_what_was_never_said_is_a_new_one(memory: Memory, kind: str) -> None:
+    """On every database: a program begins the answer, twice with the same words."""
+    model = ScriptedModel(["a rose", "a tulip"])
+    agent = CALLED[kind](model, memory)
+    for _ in range(2):
+        await agent.ainvoke({"messages": [("user", "a flower?"), ("assistant", "It is")]}, config_of())
+    assert texts(model.calls[1]) == ["a flower?", "a rose", "a flower?", "It is"]
+    assert await words_of(memory) == ["a flower?", "a rose", "a flower?", "a tulip"]
 
 
 async def test_an_edit_is_one_if_the_client_says_so(memory: Memory) -> None:

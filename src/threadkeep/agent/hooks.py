@@ -93,9 +93,8 @@ class TurnHooks:
         part.go_on()
         if turn.answered is not None:
             return ModelStep(part, turn, call, request, answered=answered_before(turn.answered, request, call.config))
-        sent = await turn.context(
-            part.root.with_answers(messages), request.system_message, ModelUse(request.model, tuple(request.tools))
-        )
+        state = part.root.with_answers(part.root.with_question(messages))
+        sent = await turn.context(state, request.system_message, ModelUse(request.model, tuple(request.tools)))
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         part.root.call_begins()
         return ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])

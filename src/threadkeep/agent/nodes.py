@@ -51,7 +51,8 @@ class NodeTurns:
             caller = Caller(run_id_of(config), metadata_of(config), place_in(self._options, config))
             turn = await part.begin(state, caller)
         part.root.call_begins()
-        return NodeTurn(self, part, turn, part.root.with_answers(state), turn.answered)
+        state = part.root.with_answers(part.root.with_question(state))
+        return NodeTurn(self, part, turn, state, turn.answered)
 
     async def messages(self, turn: NodeTurn, system: SystemMessage | None, use: ModelUse) -> list[BaseMessage]:
         """Return the messages for a model call."""

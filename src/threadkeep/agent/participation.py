@@ -175,7 +175,7 @@ class Participation:
         history = SentHistory(self.root.question)
         if run_hold.get() is None:
             history = await compare_history(self.memory, self.session, self.root.sent, self.root.question)
-            self.root.question = history.question
+            self.root.question, self.root.sent = history.question, history.sent or self.root.sent
         received = self.root.question
         sent = self._question_in(messages)
         turn = self._open(sent if self.options.question_text == "sent" else received, caller)

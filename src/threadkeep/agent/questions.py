@@ -60,11 +60,15 @@ _MORE_ROWS: Final = 50
 
 @dataclass(frozen=True)
 class SentHistory:
-    """The current question, earlier messages that the transcript lacks, and the rows that were compared."""
+    """The current question, earlier messages that the transcript lacks, and the rows that were compared.
+
+    `sent` are the messages that the caller sent, with the ids of their rows if the question is one of them.
+    """
 
     question: tuple[BaseMessage, ...]
     changed: tuple[BaseMessage, ...] = ()
     rows: tuple[Message, ...] = ()
+    sent: tuple[BaseMessage, ...] = ()
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
@@ -136,11 +140,26 @@ async def compare_history(
     except (StoreError, TimeoutError):
         return SentHistory(tuple(question))
     rows = [row for row in page.messages if row.role != "system"]
+    if sent and id(sent[-1]) not in asked and (stored := _stored_turn(sent, question, rows, digest)) is not None:
+        return stored
     found = known_messages(before, rows, digest)
     last = max((place for place, row in enumerate(rows, start=1) if row in found.rows.values()), default=0)
     known = known_beginning(question, rows[last:], whole=last == 0, digest=digest)
     changed = tuple(before[place] for place in sorted(found.changed))
     return SentHistory(tuple(question[len(known) :]), changed, tuple(rows))
+
+
+def _stored_turn(
+    sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
+) -> SentHistory | None:
+    """Return a question that is followed by an answer of the transcript, as it is stored; None if there is none."""
+    found = known_messages(sent, rows, digest, by_place=False).rows
+    known = {place: row for place, row in found.items() if row.superseded_at is None}
+    asked = [place for place, message in enumerate(sent) if any(message is one for one in question)]
+    if not asked or not {*asked} <= {*known} or max(known) <= asked[-1]:
+        return None
+    named = [one.model_copy(update={"id": known[at].id}) if at in known else one for at, one in enumerate(sent)]
+    return SentHistory(tuple(to_langchain(known[at]) for at in asked), rows=tuple(rows), sent=tuple(named))
 
 
 def _is_pair(sent: Sequence[object]) -> bool:

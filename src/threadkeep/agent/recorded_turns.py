@@ -22,7 +22,7 @@ from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, sess
 from threadkeep.agent.nodes import identify
 from threadkeep.agent.participation import Caller, Participation
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING
-from threadkeep.agent.questions import question_in
+from threadkeep.agent.questions import question_before
 from threadkeep.agent.quoted_sections import section_message
 from threadkeep.agent.root_runs import begun_turn, order_of, root_run, tool_of_session
 from threadkeep.agent.turn_options import AUTO_TOKENS, TurnOptions
@@ -141,7 +141,7 @@ class GraphTurn:
             questions=turn.contexts.questions,
         )
         found = (await self.part.session.recall(past)).without_failures()
-        given = await turn.contexts.as_stored(self.given["messages"])
+        given = await turn.contexts.as_stored(self.part.root.with_question(self.given["messages"]))
         asked = {id_of(message) for message in given}
         earlier = _as_conversation([row for row in found.messages if row.id not in asked])
         if found.summaries:
@@ -151,9 +151,15 @@ class GraphTurn:
         self.given = {**self.given, "messages": [*earlier, *given]}
 
     async def find_end(self) -> None:
-        """Read the end of the turn if the message is a repeat of a finished turn."""
-        if self.part.turn is not None:
-            self.ended = await self._ends.of(self.part.turn)
+        """Read the end of the turn if the message is a repeat of a finished turn.
+
+        The turn goes on if the caller sends its answer, and something else after it.
+        """
+        if (turn := self.part.turn) is None:
+            return
+        answers, sent = {answer.id for answer in turn.earlier}, [id_of(message) for message in self.part.root.sent]
+        if answers.isdisjoint(sent) or sent[-1] in answers:
+            self.ended = await self._ends.of(turn)
 
     def final_state(self, saved: State | None, names: Sequence[str], classes: Mapping[str, type]) -> State:
         """Return the state with which the turn has ended before.
@@ -186,7 +192,7 @@ class GraphTurn:
             return None
         self.part.author = spoken.name
         turn = await self.part.begin(messages, self._caller)
-        turn.speak_as(type(turn.speaker)(self.part.author, root.claim(self.part.author, self)))
+        turn.speak_as(type(turn.speaker)(self.part.author, root.claim_after_seen(self.part.author, self, root.sent)))
         winner = turn.answered or await turn.close(answer)
         await self._ends.keep(turn, str(id_of(winner or answer)), kept_values(state))
         return winner
@@ -222,7 +228,7 @@ def _messages_in(state: object) -> list[BaseMessage]:
     if not given:
         return []
     messages = convert_to_messages(given if isinstance(given, Sequence) and not isinstance(given, str) else [given])
-    identify(question_in(messages))
+    identify(question_before(messages))
     return messages
 
 

@@ -277,6 +277,8 @@ class TurnContext:
         if start == 0:
             return [*messages]
         rows = self.sent_rows or self._recollection.messages
+        if (seq := self.question_seq) is not None:
+            rows = tuple(row for row in rows if row.seq is None or row.seq < seq)
         digest = await digest_for(self._memory, rows)
         known = known_messages(messages[:start], rows, digest, by_place=bool(self.sent_rows))
         return [*in_order(messages[:start], known.rows), *messages[start:]]
