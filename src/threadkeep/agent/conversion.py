@@ -209,7 +209,7 @@ def _original(message: Message) -> BaseMessage | None:
 
 
 def is_plain(message: BaseMessage) -> bool:
-    """Return whether a message is only role, text and id: what the transcript keeps."""
+    """Return whether a message has only role, text and id, which the transcript stores."""
     if type(message) not in (HumanMessage, AIMessage) or not isinstance(message.content, str):
         return False
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):

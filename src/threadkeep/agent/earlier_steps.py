@@ -1,4 +1,4 @@
-"""The tool calls and results of earlier turns: what is kept of them, and what of it a later call is shown."""
+"""The tool calls and results of earlier turns: the stored part of them, and the part that a later call gets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_TURNS: Final = 20
 
 @dataclass(frozen=True)
 class EarlierSteps:
-    """The steps of earlier turns that a call is shown, by the place of the question that they stand after.
+    """The steps of earlier turns that a call gets, by the `seq` of the question that they follow.
 
     `tokens_before` has the sizes of those that were cut, by the identity of the message.
     """
@@ -42,7 +42,7 @@ class EarlierSteps:
 
 
 class TurnSteps:
-    """The steps of one agent in one turn, to be kept for its next ones, and those that it is shown of earlier turns."""
+    """The steps of one agent in one turn, which its next turns may get, and the steps of earlier turns that it gets."""
 
     def __init__(self, memory: Memory, session: Session, options: TurnOptions) -> None:
         self._memory = memory
@@ -57,7 +57,7 @@ class TurnSteps:
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
         """Take the calls and results that follow the question in the state.
 
-        Those before an answer that stood there at the agent's first call are other agents'.
+        Steps before an answer that existed at the agent's first call belong to other agents.
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
@@ -73,12 +73,12 @@ class TurnSteps:
                 self._own.append(message)
 
     def forget(self) -> None:
-        """Keep nothing of this turn."""
+        """Forget the steps of this turn."""
         self._own = []
 
     @property
     def waiting(self) -> bool:
-        """Return whether there is something to keep."""
+        """Return whether there are steps to store."""
         return bool(self._own and self._options.tool_memory)
 
     async def keep(self, question_id: str, question_seq: int) -> None:
@@ -96,7 +96,7 @@ class TurnSteps:
         )
 
     def _has_room(self, body: str) -> bool:
-        """Return whether this turn's steps fit beside the shown ones: then the next call begins like this one."""
+        """Return whether this turn's steps fit beside the earlier ones, so that the next call begins like this one."""
         if self._options.plan.window == "sliding":
             return False
         return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
@@ -104,12 +104,12 @@ class TurnSteps:
     async def earlier(
         self, messages: Sequence[Message], before: Sequence[BaseMessage], measure: CallMeasure
     ) -> EarlierSteps:
-        """Return what the agent's earlier turns have left, within their share; nothing if the database is away.
+        """Return the stored steps of the agent's earlier turns, within their share; empty if the database is away.
 
         Args:
-            messages: the earlier turns that the call is made of.
-            before: what the run's state has of earlier turns. If it has steps of its own, those stand.
-            measure: what counts the call, and its budget.
+            messages: the messages of earlier turns in the call.
+            before: the messages of earlier turns in the run's state. If they include steps, no stored steps are used.
+            measure: the token counter and the budget of the call.
         """
         sliding = self._options.plan.window == "sliding"
         since = first_of_turns(messages, self._options.tool_memory if sliding else _MOST_TURNS)
@@ -129,7 +129,7 @@ class TurnSteps:
 
 
 def dump_steps(messages: Sequence[BaseMessage]) -> str | None:
-    """Return calls and results as JSON, reduced to what any provider takes; None where none has room."""
+    """Return calls and results as JSON, reduced to content that every provider accepts; None if none fits."""
     kept = _cut([_reduced(message) for message in messages], KEPT_TOKENS, estimate)
     return dump_json([as_data(message) for message in kept]) if kept else None
 
@@ -175,7 +175,7 @@ def _same_run(one: Message, other: Message) -> bool:
 
 
 def _reduced(message: BaseMessage) -> BaseMessage:
-    """The message with an id; blocks as text and tool calls, without media and what a provider lets expire."""
+    """Return the message with an id, reduced to text and tool calls: media and content that expires are left out."""
     message_id = message.id or str(uuid7())
     if isinstance(message.content, str):
         return message if message.id else message.model_copy(update={"id": message_id})
@@ -197,7 +197,7 @@ def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> l
 
 
 def _loaded(body: str) -> list[BaseMessage]:
-    """The messages that `dump_steps` wrote; nothing for those of another version of LangChain."""
+    """Return the messages that `dump_steps` wrote; empty if another version of LangChain wrote them."""
     try:
         return messages_from_dict(json.loads(body))
     except (ValueError, TypeError, KeyError):

@@ -42,7 +42,7 @@ _LIST = re.compile(r"\[.*\]", re.DOTALL)
 
 
 class FactLearning:
-    """Proposes facts from human messages in the background after each turn.
+    """Proposal of facts from human messages, in the background after each turn.
 
     A person accepts or rejects proposals (`memory.proposals`); those with a confidence of at least `accept_from` are
     accepted at once. With `directives`, lines such as `preference (user): Keep diffs small.` are remembered, and sent

@@ -1,4 +1,4 @@
-"""The section `facts`: what is known of a run's session, workspace and user."""
+"""The section `facts`: facts about the session, the workspace and the user of a run."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ REFUSED_LINE = (
 
 
 class KnownFacts:
-    """Finds the facts of a run's scopes that matter for the input; all of them if they fit.
+    """A source of the facts of a run's scopes: all of them if they fit, else those that are relevant to the input.
 
-    The block is the same from turn to turn as long as it can be, so that a provider's prompt cache can be used again:
-    the facts stand in a stable order, and a selection is kept until an input needs another. What Graphiti knows comes
-    behind them, where the memory's options turn its recall on.
+    The block changes as little as possible between turns, so that a provider's prompt cache can be reused: the order of
+    the facts is stable, and a selection is kept until an input needs another. Facts from Graphiti follow, if the
+    memory's options turn its recall on.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class KnownFacts:
     ) -> None:
         """See `knowledge_tools` for the arguments; without `own` the facts of this database are left out.
 
-        With `directives` a message that asks to remember what looks like a secret adds a line, which has the model
-        tell the person that it was refused.
+        With `directives`, a message that asks to remember something like a secret adds a line that has the model tell
+        the person that it was refused.
 
         Raises:
             InvalidInput: there are no such scopes.
@@ -187,7 +187,7 @@ def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut
 
 
 async def _recall(memory: Memory, scopes: Mapping[ScopeKind, Scope], request: ExtraRequest) -> GraphRecall:
-    """Return what Graphiti knows; nothing if it is not asked."""
+    """Return the facts that Graphiti recalls; empty if its recall is off."""
     if not memory.graphiti.recalls:
         return GraphRecall()
     session = request.session
@@ -198,7 +198,7 @@ async def _recall(memory: Memory, scopes: Mapping[ScopeKind, Scope], request: Ex
 def _block(
     facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
 ) -> Extra | None:
-    """Return the facts of this database, which stand still from turn to turn, those of the graph, and notes."""
+    """Return the facts of this database in their stable order, then those of the graph, then notes."""
     lines = [fact_line(fact) for fact in facts]
     known = {normalised(fact.text) for fact in facts}
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]
@@ -227,7 +227,7 @@ def _graph_reference(rank: int, fact: RecalledFact) -> FactReference:
 
 
 def reference_of(fact: Fact) -> FactReference:
-    """Return what a manifest says of a fact: not a word of it."""
+    """Return the reference to a fact in a manifest, which has none of its text."""
     said = [
         TurnReference(origin.session_id, origin.seq) for origin in fact.evidence if origin.session_id and origin.seq
     ]

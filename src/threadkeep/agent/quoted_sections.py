@@ -1,4 +1,4 @@
-"""Sections of a context that nobody said: quoted older turns, and passages of a knowledge base."""
+"""Sections of a context that are not part of the conversation: quoted older turns, and passages of a knowledge base."""
 
 from __future__ import annotations
 

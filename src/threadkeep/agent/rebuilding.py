@@ -1,4 +1,4 @@
-"""A manifest turned into the messages that were sent."""
+"""Rebuilding of the messages of a model call from its manifest."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from threadkeep.store.manifests import StoredManifest
 async def rebuild(
     manifest: StoredManifest | ContextManifest | Mapping[str, Json], memory: Memory | None = None
 ) -> list[BaseMessage]:
-    """The messages that a model call was sent, the system message first, exactly as they were.
+    """Return the messages of a model call exactly as they were sent, the system message first.
 
     Args:
         manifest: the record of the call, as `memory.manifests` or the HTTP API gives it.
-        memory: where it is from; not needed for one that `memory.manifests` has given.
+        memory: the memory that stored it; not needed if `memory.manifests` returned the record.
 
     Raises:
-        ContextGone: something of it was deleted since, or is not kept any more.
-        InvalidInput: this is no manifest, or it does not say where it is from.
+        ContextGone: some of its data was deleted, or is no longer stored.
+        InvalidInput: the record is not a manifest, or its memory is unknown.
     """
     if isinstance(manifest, StoredManifest):
         memory = memory or (manifest.origin if isinstance(manifest.origin, Memory) else None)
@@ -55,7 +55,7 @@ def _read(manifest: Mapping[str, Json]) -> ContextManifest:
 
 @dataclass
 class ContextParts:
-    """Everything that the entries of a manifest refer to, read once."""
+    """The data that the entries of a manifest refer to, read once."""
 
     session_id: str
     texts: Mapping[str, str]
@@ -65,7 +65,7 @@ class ContextParts:
 
     @classmethod
     async def read(cls, context: ContextManifest, memory: Memory) -> ContextParts:
-        """Read what is there of it."""
+        """Read the data that still exists."""
         conversation = context.conversation
         keeper = memory if conversation is None else await memory.memory_of(conversation)
         home = (context.session_id or "") if conversation is None else conversation.key
@@ -89,7 +89,7 @@ class ContextParts:
             self.by_place[TurnReference(session_id, message.seq or 0)] = message
 
     def message(self, entry: Entry) -> BaseMessage:
-        """The message of an entry. Raises `ContextGone` when it was deleted since."""
+        """Return the message of an entry. Raises `ContextGone` if it was deleted."""
         match entry.source:
             case "transcript":
                 place = TurnReference(self.session_id, entry.seq or 0)

@@ -55,7 +55,7 @@ class RecalledTurns:
         return "selected"
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """The block of turns that fits; None if none matters.
+        """Return the block of turns that fits; None if no turn is relevant.
 
         Raises:
             StoreError, TimeoutError: the database does not answer in time.
@@ -126,7 +126,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
 
     count = least = len(found)
     block = block_of(count)
-    # The least telling go, about as many as are too much; then those that have room after all come back.
+    # Drop the least relevant turns, about as many as exceed the room; then take back those that fit after all.
     while count and block.entry.tokens > room:
         least = count
         count = max(min(count - 1, count * room // block.entry.tokens), 0)

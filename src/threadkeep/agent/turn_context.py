@@ -103,7 +103,7 @@ class TurnContext:
 
     @property
     def manifest(self) -> ContextManifest | None:
-        """The record of the call that was built last, until it is kept."""
+        """The record of the last call, until it is stored."""
         return self._open[0] if self._open is not None else None
 
     async def build(
@@ -178,7 +178,7 @@ class TurnContext:
             self.keep()
 
     def keep(self) -> None:
-        """Have the record of the last call stored."""
+        """Queue the record of the last call to be stored."""
         if (entry := self._entry()) is None:
             return
         if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
@@ -210,7 +210,7 @@ class TurnContext:
             self._open = None
 
     def forget(self) -> None:
-        """The session was deleted: what was to be kept for it is not."""
+        """Discard all data that was to be stored, because the session was deleted."""
         self._open = self._new_begin = None
         self._steps.forget()
 
@@ -224,10 +224,10 @@ class TurnContext:
         )
 
     async def settle(self, *, adopted: bool = False, anchored: bool = False) -> None:
-        """The turn is over: keep what the next ones begin with, and have the session compressed if that is due.
+        """Store the data that later turns need, and queue the session for compression, because the turn is over.
 
-        If the answer of another process was `adopted`, the steps of this one led to none. The anchor is stored already
-        if the turn is `anchored`. A database that does not answer changes nothing.
+        If the answer of another process was `adopted`, the steps of this process are not stored. If the turn is
+        `anchored`, the anchor is stored already. Failures of the database are ignored.
         """
         self.keep()
         self._consider_compression()
@@ -272,7 +272,7 @@ class TurnContext:
             )
 
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages, those from before the question that the transcript has as it has them."""
+        """Return the messages; replace those before the question by their stored form if the transcript has them."""
         start = self._start(messages)
         if start == 0:
             return [*messages]
@@ -286,7 +286,7 @@ class TurnContext:
     def _without_superseded(
         self, messages: Sequence[BaseMessage]
     ) -> tuple[Sequence[BaseMessage], Sequence[BaseMessage]]:
-        """Return the messages of the run's state that count, and those that were superseded, with their steps."""
+        """Return the valid messages of the run's state, and the superseded ones with their steps."""
         asked = {id_of(message) for message in self._question}
         gone = superseded_places(messages, self._recollection.superseded - asked)
         if not gone:
@@ -299,7 +299,7 @@ class TurnContext:
         question_seq = self.question_seq if self._transcribed else None
         if options.no_history:
             return _nothing_of(question_seq, self.questions)
-        # Counted anew: what is stored with a message may be another counter's, or a caller's own number.
+        # Counted again: the stored count may come from another counter, or from a caller.
         limits = Limits(options.message_limit, measure.budget, measure.counter)
         known_ids = {message_id for message in messages if (message_id := id_of(message)) is not None}
         known_ids.update(row.id for row in self.sent_rows if row.id is not None)
@@ -308,14 +308,14 @@ class TurnContext:
         return await self._session.recall(past)
 
     def _read(self) -> ReadPast | None:
-        """Return what was read of the session when the question was stored."""
+        """Return the past that was read when the question was stored."""
         begun = self._begun
         if begun is None and self._hold is not None and self._hold.joins == self._session.session_id:
             begun = self._hold.begun
         return begun.past if begun is not None and self.question_seq == begun.receipt.last_seq else None
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
-        """The window, and beside it what was found for the input; looked for once in a turn."""
+        """Return the window, and the sections that were found for the input. The search is made once in a turn."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
         sources = [one for one in self._options.sources if self._question and self._wants(one.section)]
@@ -337,7 +337,7 @@ class TurnContext:
         return replace(draft, extras=tuple(self._extras))
 
     def _wants(self, section: Section) -> bool:
-        """Without history there are no older turns either; a knowledge base is no history."""
+        """Return whether a section is wanted: without history, quoted older turns are not; a knowledge base is."""
         return section != "selected" or not self._options.no_history
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
@@ -396,14 +396,14 @@ class TurnContext:
 
 
 def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
-    """The past where there is to be none: nothing of it is in, for the one reason."""
+    """Return a past without messages, with the same reason for all that were excluded."""
     last = (question_seq or 0) - questions
     excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
     return Recollection((), excluded=excluded, question_seq=question_seq, questions=questions)
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the budget that a turn's first call left to its window, in stored tokens."""
+    """Return the tokens that the first call of a turn left for its window, by the counts that are stored."""
     pinned = takewhile(lambda entry: entry.section in ("system", "summary"), sent.entries)
     taken = sum(entry.tokens for entry in pinned)
     left = max(draft.call.budget - taken - sum(draft.rooms.values()), 0)
@@ -412,7 +412,7 @@ def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: T
 
 
 def _first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
-    """Return the index after the last message that a reset forgot."""
+    """Return the index after the last message that a reset hides."""
     place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
     while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
         place += 1

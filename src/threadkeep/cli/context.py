@@ -48,7 +48,7 @@ async def show_context(
 ) -> None:
     """Show the context of a model call: its budget, its messages, the excluded messages, and the reasons.
 
-    Without --call it is the last call, and what the next one of the built-in chat would see beside its input.
+    Without --call it shows the last call, and the context of the built-in chat's next call without its input.
     """
     if session is None and run_id is None:
         raise WrongUse("Say which: --session ID, or --run RUN.")

@@ -74,8 +74,8 @@ async def migrate_schema(
 ) -> None:
     """Bring the database's schema up to date, and its search index.
 
-    Every start does so too, the index in the background; this is for those who want it done before. Broken off, it can
-    simply be begun again.
+    Every start does this too, and fills the index in the background. Run this command to have it done beforehand. It
+    can be interrupted and repeated.
     """
     schema = await _migrate(apply=not check, fill=search_index and not check)
     if terminal.as_json:

@@ -223,7 +223,7 @@ async def doctor(
     """Check the installation, and name a cure for each problem.
 
     Looks at the settings, the database, its schema and locks, damage in every database, the conversations in the graph
-    store, what was learned of models' tokens, the disk, the models and the pending writes. Exits with 1 if any of them
+    store, the learned token factors of models, the disk, the models and the pending writes. Exits with 1 if any of them
     fails.
     """
     try:

@@ -86,7 +86,7 @@ async def export_person(
     person: _Person,
     output: Annotated[Path, typer.Option("--output", "-o", help="The archive to write, such as ann.zip.")],
 ) -> None:
-    """Write what there is of a person into one archive: lines of JSON, and a page for people.
+    """Write all data of a person into one archive: lines of JSON, and a page to read.
 
     Repeat an interrupted export to continue it.
     """

@@ -1,4 +1,4 @@
-"""`threadkeep sessions prune` and `runs prune`: archive and delete what is beyond the limits, or show a plan."""
+"""`threadkeep sessions prune` and `runs prune`: archive and delete data beyond the limits, or show a plan."""
 
 from __future__ import annotations
 

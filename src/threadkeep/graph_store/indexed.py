@@ -173,7 +173,7 @@ class IndexedTranscripts(GraphTranscripts):
         return None if info is None else info.user_id
 
     async def _follow(self, session_id: str, written: Written | None = None) -> None:
-        """Update the rows of a session, by what was `written` if that is known; a failure does not undo the write."""
+        """Update the rows of a session, by the changes if they are known; a failure does not undo the write."""
         self._behind.add(session_id)
         try:
             async with self._following.of(session_id):

@@ -25,7 +25,7 @@ from threadkeep.store.backend import DamageRegister
 
 @dataclass
 class HeldChunks:
-    """The chunks of a conversation that is held: each is read once, and what changes of them is in `items`."""
+    """The chunks of a locked conversation: each is read once, and changed chunks are in `items`."""
 
     writing: Writing
     layout: GraphLayout

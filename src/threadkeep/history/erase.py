@@ -41,7 +41,7 @@ _LOG = "the WAL of PostgreSQL until it is recycled"
 
 
 class Eraser:
-    """Erases persons and sessions. Repeat an interrupted call; it continues where it stopped."""
+    """The erasing of persons and sessions. Repeat an interrupted call; it continues where it stopped."""
 
     def __init__(self, memory: Memory, rows: TableErasing) -> None:
         self._memory = memory

@@ -38,7 +38,7 @@ class Past:
 
     `profile` names the kind of agent whose windows share an anchor; without one the window slides. `known_ids` are
     messages that the caller has as well: the result names those that a reset hides, and those that were superseded. An
-    unknown `before_id` (it may wait to be written itself) hides nothing. A caller that knows its `seq` passes
+    unknown `before_id` (its own write may be pending) hides nothing. A caller that knows its `seq` passes
     `before_seq`, and in `questions` how many messages up to there are the current questions, so that they are not part
     of the past.
     """

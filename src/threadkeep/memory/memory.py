@@ -82,10 +82,10 @@ class Memory(history.Memory):
         return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, groups=groups, remains=remains)
 
     def export(self, *, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield what there is of a person, as lines of JSON: what `erase` would take, under all ids.
+        """Yield all data of a person as lines of JSON, under all ids: the data that `erase` would delete.
 
         A line of the type `position` says how to go on: its `after` yields only the lines that follow. The last line
-        has the type `end`. Nothing is locked: what is written meanwhile may be missing.
+        has the type `end`. Nothing is locked, so data that is written meanwhile may be missing.
 
         Raises:
             InvalidInput: the id or the position cannot be used.

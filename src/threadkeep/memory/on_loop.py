@@ -96,7 +96,7 @@ def caller_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def blocked_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that stands still while the caller waits for the work that runs here."""
+    """Return the event loop that is blocked while the caller waits for the work that runs here."""
     return _blocked_loop.get()
 
 

@@ -1,4 +1,4 @@
-"""Export of a person: what an erase would take, as lines of JSON."""
+"""Export of a person: the data that an erase would delete, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ class PersonExport:
                 yield (entry.entry_id,), [_retyped("pending_message", line) for line in lines]
 
     async def _values(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield what front ends and frameworks keep beside sessions: attachments, state of apps, names."""
+        """Yield the data that front ends and frameworks store beside sessions: attachments, state of apps, names."""
         for scope, name, value in await self._eraser.values(person.wanted):
             yield (scope, name), [_line("value", {"scope": scope, "name": name, "value": value})]
 

@@ -117,7 +117,7 @@ class AgentOutsideTurn(SessionEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class TurnBegunInTool(SessionEvent):
-    """The first agent with memory of a run is in a tool of an agent without: what the tool asks begins the turn."""
+    """The first agent with memory of a run is in a tool of an agent without: the tool's question begins the turn."""
 
 
 @dataclass(frozen=True, kw_only=True)

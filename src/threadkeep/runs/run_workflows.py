@@ -109,7 +109,7 @@ class RunWorkflows:
         return self._own[name] if name in self._own else self._workflows.get(name)
 
     async def _restore(self, name: str, version: str) -> Workflow | None:
-        """Return a stored version; None if it is gone, or imports what no registered workflow does.
+        """Return a stored version; None if it was deleted, or if it imports code that no registered workflow imports.
 
         Code is never loaded from the database: only the operator's own files decide what a worker imports.
         """

@@ -26,7 +26,7 @@ async def with_answer(memory: Memory, run: Run) -> Run:
 
 
 async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
-    """Return a run with the answer that was told before its own, if two processes answered the same question."""
+    """Return a run with the answer that was delivered before its own, if two processes answered the same question."""
     own_id = result.get("message_id")
     if run.session_id is None or not isinstance(own_id, str):
         return run
@@ -35,7 +35,7 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
     while answer is not None and answer.superseded_by is not None:
         answer = await session.find(answer.superseded_by)
     if own is None and run.message_id is not None:
-        # It waited in an outage, untold, and was not stored: another process had told an answer by then.
+        # It was pending in an outage and was not stored, because another process had delivered an answer by then.
         answer = await _answer_of_turn(memory, run, run.message_id)
         if answer is not None and answer.status != "complete":
             return run

@@ -156,7 +156,7 @@ class RunTracer:
             self._number = number
 
     def _remember(self, group: TraceGroup) -> None:
-        """Keep what was stored of a short trace: it is packed when the run ends, and need not be read for that."""
+        """Keep the stored part of a short trace in memory, so that packing it at the end of the run reads nothing."""
         if self._stored is not None:
             self._stored.events += group.events
             self._stored.usage += group.usage

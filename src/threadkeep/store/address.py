@@ -112,7 +112,7 @@ def _is_host(text: str) -> bool:
 
 
 def _identity(dsn: str) -> list[tuple[str, str]]:
-    """Return what identifies the database that libpq finds by a DSN, with its defaults and without any secret."""
+    """Return the identity of the database that libpq finds by a DSN, with its defaults and without any secret."""
     parts = _parts(dsn)
     given = dict(parse_qsl(parts["query"]))
     written = [match for text in parts["hosts"].split(",") if (match := _HOST.fullmatch(text))]

@@ -63,7 +63,7 @@ class Outbox:
     - An answer becomes `ready` when its run is over, whichever process adds, runs and sends it.
     - One owner at a time sends a message, and the messages of a session go out in the order in which they were added.
     - An owner that lost a message changes nothing: each of its writes names the owner.
-    - All of it goes with the session.
+    - Messages are deleted with their session.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:

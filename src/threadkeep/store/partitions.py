@@ -57,7 +57,10 @@ async def make_partitions(connection: Connection, partitions: int) -> None:
 
 
 class PartitionState(NamedTuple):
-    """The number of partitions of the tables, and of an unfinished copy of them; what would keep them as they are."""
+    """The number of partitions of the tables, and of an unfinished copy of them.
+
+    `owner` and `views` are reasons why the tables cannot be replaced.
+    """
 
     partitions: int
     copied_into: int

@@ -90,7 +90,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
 
     def _wait_a_moment(self) -> None:
-        """Read what has arrived first: timers come before sockets if the process was stopped meanwhile."""
+        """Let data that has arrived be read first: timers fire before sockets are read if the process was suspended."""
         self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:

@@ -80,7 +80,7 @@ class ChildResult:
 
 
 class Children(Protocol):
-    """Runs child workflows for nodes."""
+    """The runner of child workflows for nodes."""
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
         """Run a child to its end.

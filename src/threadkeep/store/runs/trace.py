@@ -193,7 +193,7 @@ class RunTrace:
         """Return the statements that store the whole trace of a run in one row; none if it is too long.
 
         `said` are texts by their message ids that the same transaction stores in the transcript. Only the owner of the
-        run may store it: what is stored of it is replaced.
+        run may store it: its stored part is replaced.
         """
         short = [replace(event, data=shortened(event.data, said)) for event in group.events]
         events, extent = self._fitting(_Extent(0, 0, cut=False), short)

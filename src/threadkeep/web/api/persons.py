@@ -172,7 +172,7 @@ async def export_user(
         str | None, Query(max_length=2000, description="For `jsonl`: the `after` of the last position line.")
     ] = None,
 ) -> StreamingResponse:
-    """Stream what there is of a person, under all ids: what erasing the person would take.
+    """Stream all data of a person, under all ids: the data that erasing the person would delete.
 
     Each line is a JSON object with a `type`. `position` says how to go on after a broken connection; the last line is
     `end`. The archive has the lines in `person.jsonl`, and a page of them in `person.html`.

@@ -1,4 +1,4 @@
-"""The UI message stream of Vercel's AI SDK, for `useChat` and what is built on it."""
+"""The UI message stream of Vercel's AI SDK, for `useChat` and libraries on top of it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class _Parts(StreamParts):
         for part in self._message(answer.answer_id or answer.run_id):
             yield part
         if answer.replaced:
-            # Another process answered first: the text that was sent is not what is stored.
+            # Another process answered first: the text that was sent differs from the stored one.
             yield json_event({"type": "data-replaced", "data": {"text": answer.response}})
         told = {"answer_id": answer.answer_id, "usage": answer.usage.to_dict()}
         yield json_event({"type": "finish-step"})

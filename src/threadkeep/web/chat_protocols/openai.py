@@ -140,7 +140,7 @@ class _Chunks(StreamParts):
         return self._chunk({"content": text})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        # Another process answered first: the text that was sent is not what is stored.
+        # Another process answered first: the text that was sent differs from the stored one.
         replaced = {"threadkeep": {"replaced": True, "response": answer.response}} if answer.replaced else {}
         yield self._chunk({}, finish_reason="stop", **replaced)
         if self._include_usage:

@@ -21,7 +21,7 @@ from threadkeep.workflows.state import WorkflowState, answer_of
 
 
 class IngestPromptNode(Node):
-    """Creates the run's question from an event: its text, then its prompt annotations.
+    """A node that creates the run's question from an event: its text, then its prompt annotations.
 
     An event without a question is skipped. The event is `inputs.event`, or the inputs themselves.
     """
@@ -53,7 +53,7 @@ class IngestPromptNode(Node):
 
 
 class BuildCandidateNode(Node):
-    """Proposes the model's answer as a candidate of kind `text` and status `proposed`; nothing if the answer is empty.
+    """A node that proposes the model's answer, unless it is empty, as a candidate of kind `text`, status `proposed`.
 
     Its result has `outcome` (OK or ERROR), `candidate`, `errors`, `llmText` and `combinedPrompt`.
     """

@@ -42,7 +42,7 @@ class Category(BaseModel):
 
 
 class CategorizerNode(AskingNode):
-    """Assigns the newest message to one of a few categories, which determines the next node.
+    """A node that assigns the newest message to one of a few categories, which determines the next node.
 
     The model sees only the prompt, the categories, and the last message. A reply that is not a category selects the
     default. The reply enters no transcript.
@@ -182,7 +182,7 @@ class Rule(BaseModel):
 
 
 class RouterNode(Node):
-    """Chooses the next node by rules, without a model; `otherwise` if none matches."""
+    """A node that chooses the next node by rules, without a model; `otherwise` if none matches."""
 
     node_kind: ClassVar[NodeKind] = "router"
 

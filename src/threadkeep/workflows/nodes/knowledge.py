@@ -44,7 +44,7 @@ class KnowledgeNode(Node):
 
 
 class IdentifyUserNode(KnowledgeNode):
-    """Resolves the run's user to a person, and puts what is known of the person into `user_context`.
+    """A node that resolves the run's user to a person, and puts the known facts of the person into `user_context`.
 
     A run without a user has no person: there is no shared default.
     """
@@ -90,7 +90,7 @@ class IdentifyUserNode(KnowledgeNode):
 
 
 class RememberNode(KnowledgeNode):
-    """Remembers a fact of the run's user, workspace or session, with the run's question as its evidence.
+    """A node that stores a fact of the run's user, workspace or session, with the run's question as its evidence.
 
     Text that looks like a secret is not remembered.
     """
@@ -156,7 +156,7 @@ class RememberNode(KnowledgeNode):
 
 
 class RecallNode(KnowledgeNode):
-    """Recalls facts, episodes or procedures that bear on a question, from the run's session, workspace and user."""
+    """A node that recalls facts, episodes or procedures about a question from the run's session, workspace and user."""
 
     node_kind: ClassVar[NodeKind] = "recall"
 

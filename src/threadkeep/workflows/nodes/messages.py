@@ -55,7 +55,7 @@ class RecordingNode(Node):
 
 
 class RecordQuestionNode(RecordingNode):
-    """Stores the run's question before all other nodes, so that no failure loses it.
+    """A node that stores the run's question before all other nodes, so that no failure loses it.
 
     A node that `waits` leaves the question to the first model call behind middleware, which may redact it, and to the
     `RecordAnswerNode` if there is no such call. Until then only the request of the run has the words.
@@ -100,7 +100,7 @@ class RecordQuestionNode(RecordingNode):
 
 
 class RecordAnswerNode(RecordingNode):
-    """Stores the run's last message as the answer to its question, unless a node has already done so."""
+    """A node that stores the run's last message as the answer to its question, unless a node has already done so."""
 
     node_kind: ClassVar[NodeKind] = "record_answer"
 
@@ -131,7 +131,7 @@ type SessionTemplate = Annotated[str, AfterValidator(_session_template)]
 
 
 class AppendMessageNode(Node, ConversationFields):
-    """Stores a message in the run's session, or in the session that a template names; once, even if it runs repeatedly.
+    """A node that stores a message once, however often it runs: in the run's session, or in one that a template names.
 
     With `use_graph_chat_history` the message goes to the conversation in the graph's store that an agent with the
     same fields uses. With `deliver` it is also sent to the person, through the channel by which the session is known.
@@ -234,7 +234,7 @@ def _no_key(step: Step, reason: Reason) -> InvalidKey:
 
 
 class TemplateNode(Node):
-    """Renders a text from a template: for later nodes, or as a message of the run."""
+    """A node that renders a text from a template: for later nodes, or as a message of the run."""
 
     node_kind: ClassVar[NodeKind] = "template"
 

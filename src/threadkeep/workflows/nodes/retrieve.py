@@ -84,7 +84,7 @@ _MOST_CHARACTERS = 20_000
 
 
 class RetrieveNode(Node):
-    """Queries a retriever with the run's question and recent turns, to resolve words such as "it" and "that".
+    """A node that queries a retriever with the run's question; recent turns resolve words such as "it" or "that".
 
     The results are in the state (`results.<node>.passages`, `.text`), and in the contexts of later agents and models
     as a separate section. If a retriever fails or takes too long, an event is emitted and the run continues without

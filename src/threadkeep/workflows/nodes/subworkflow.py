@@ -19,7 +19,7 @@ from threadkeep.workflows.state import WorkflowState, last_text
 
 
 class SubworkflowNode(Node):
-    """Runs another workflow to its end. Messages are not shared in either direction.
+    """A node that runs another workflow to its end. Messages are not shared in either direction.
 
     The child gets `{text, parent_execution_id, user_context}`; the parent gets its output in `node_outputs`, and one
     assistant message with its summary.
