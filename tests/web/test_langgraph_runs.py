@@ -134,6 +134,28 @@ async def test_a_question_of_a_run_is_answered_by_a_command(tmp_path: Path, monk
     assert "__interrupt__" not in values[-1]
 
 
+async def test_a_question_of_a_run_is_resolved_without_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a `goto` to the end, as the button of agent-chat-ui sends it; the thread goes on with the next message."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with sdk(tmp_path, ScriptedModel(["Next."]), workflows="asking=asking:graph") as (langgraph, _):
+        async with asyncio.timeout(HANG_SECONDS):
+            assert "__interrupt__" in await langgraph.runs.wait("t1", "asking", input=asks("go"))
+            parts = [
+                part
+                async for part in langgraph.runs.stream(
+                    "t1", "asking", command={"goto": "__end__"}, stream_mode=["values"]
+                )
+            ]
+            state = await langgraph.threads.get_state("t1")
+            values = await langgraph.runs.wait("t1", "chat", input=asks("another"))
+    assert (parts[-1].event, parts[-1].data["status"]) == ("end", "interrupted")
+    assert (state["next"], state["interrupts"]) == ([], [])
+    assert texts(values)[-2:] == [("human", "another"), ("ai", "Next.")]
+
+
 async def test_a_run_is_cancelled_and_one_whose_client_goes_away_too(tmp_path: Path) -> None:
     """By the verb, and by `on_disconnect: cancel`; without it the run goes on."""
     gates = [Gate(), Gate()]

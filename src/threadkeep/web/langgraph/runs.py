@@ -79,6 +79,9 @@ class ThreadRuns:
             raise InvalidInput("No run of this thread waits for a person.")
         known = thread_events_of(self._service).follow_run(runs, waiting)
         before = len(known.events)
+        if body.ends_waiting:
+            await runs.cancel(waiting.run_id, user_id=start.user_id)
+            return await runs.run(waiting.run_id), before
         answer = _answer(waiting, body.command["resume"])
         await runs.resume(waiting.run_id, answer, user_id=start.user_id, mode="background" if mode != "wait" else mode)
         return await runs.run(waiting.run_id), before

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
+from langgraph.graph import END
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from threadkeep.errors import InvalidInput
@@ -205,7 +206,9 @@ class RunCreateBody(BaseModel):
 
     assistant_id: str = Field(min_length=1, max_length=200, description="A workflow.")
     input: JsonValue = Field(None, description="`messages`, and what else the workflow reads as its inputs.")
-    command: dict[str, JsonValue] | None = Field(None, description="`resume`: the answer to a run that waits.")
+    command: dict[str, JsonValue] | None = Field(
+        None, description="`resume`: the answer to a run that waits; `goto` `__end__`: cancel it."
+    )
     stream_mode: Annotated[list[str], Field(max_length=20)] | str | None = Field(
         None,
         description="`values` (without one), `updates`, `messages`, `messages-tuple`, `custom`, `checkpoints`.",
@@ -241,11 +244,19 @@ class RunCreateBody(BaseModel):
         for name in _UNSUPPORTED:
             if getattr(self, name):
                 raise InvalidInput(f"`{name}` is not supported here; leave it out.")
-        if self.command is not None:
+        if self.command is not None and not self.ends_waiting:
             if "resume" not in self.command:
                 raise InvalidInput("`command` has `resume`, the answer to a run that waits.")
             if any(self.command.get(name) for name in ("goto", "update")):
-                raise InvalidInput("`command` takes `resume` only; `goto` and `update` are not supported here.")
+                raise InvalidInput(
+                    "`command` takes `resume`, or a `goto` to `__end__`; nothing else is supported here."
+                )
+
+    @property
+    def ends_waiting(self) -> bool:
+        """Whether the run that waits is ended without an answer, as chat pages do when a person resolves it."""
+        given = {name: value for name, value in (self.command or {}).items() if value is not None}
+        return given == {"goto": END}
 
 
 class ThreadRunBody(BaseModel):
