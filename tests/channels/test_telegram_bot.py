@@ -19,6 +19,7 @@ from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.records.runs import RunQuery
 from threadkeep.testing import Gate, ScriptedModel
 
+TOO_FAST = "You are sending messages too fast. Please wait a minute."
 GROUP = {"id": -100123, "type": "supergroup"}
 
 
@@ -240,6 +241,23 @@ async def test_who_pressed_start_alone_owns_the_conversation(
     assert ["reply_parameters" in call for call in telegram.calls()] == [True, False, True]
 
 
+@pytest.mark.parametrize("by_command", [True, False])
+async def test_who_pressed_start_alone_is_forgotten_too(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, by_command: bool
+) -> None:
+    """By themselves or by an operator: the address of a chat that is no session."""
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel([])) as desk:
+        await desk.say("/start", 1)
+        await desk.answered(1)
+        if by_command:
+            await desk.say("/forget yes", 2)
+            await desk.answered(2)
+        else:
+            await desk.memory.erase(user_id="telegram:7")
+            assert await desk.statuses() == []
+        assert await desk.memory.channels.outbox.recipient(SESSION) is None
+
+
 async def test_commands_are_answered_and_are_no_turns(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
     """A new conversation sees nothing of the one before, which stays in the transcript."""
     model = ScriptedModel(repeat("ok"))
@@ -376,14 +394,18 @@ async def test_messages_of_others_and_long_ones_start_nothing(tmp_path: Path, te
 
 
 async def test_who_writes_too_fast_is_told_once(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Another person goes on, and a message that Telegram repeats counts once."""
+    """Another person goes on, and a message that Telegram repeats counts once. Pictures and stickers count too."""
     model = ScriptedModel(repeat("ok"))
     async with opened_bot("sqlite://", tmp_path, telegram, model, messages_per_minute=2) as desk:
         for number in (1, 1, 1, 2, 3, 4):
             await desk.say("hi", number)
         await desk.say("hi", 5, chat={"id": 8, "type": "private"}, **{"from": {"id": 8, "is_bot": False}})
-        sent = await desk.answered(4)
-    assert sorted(sent) == ["You are sending messages too fast. Please wait a minute.", "ok", "ok", "ok"]
+        assert sorted(await desk.answered(4)) == [TOO_FAST, "ok", "ok", "ok"]
+        for number in (6, 7, 8, 9):
+            person = {"chat": {"id": 9, "type": "private"}, "from": {"id": 9, "is_bot": False}}
+            await desk.say("", number, sticker={"file_id": "s"}, **person)
+        sent = await desk.answered(7)
+    assert sorted(sent[4:]) == ["I can only read text.", "I can only read text.", TOO_FAST]
     assert len(model.calls) == 3
 
 

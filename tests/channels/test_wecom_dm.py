@@ -57,9 +57,10 @@ def test_what_is_no_message_of_a_member_starts_nothing(changes: dict[str, Any], 
     assert update.reason == reason
 
 
-def test_the_own_application_may_be_named() -> None:
-    """And a time that is no number is none."""
-    message = received(AgentID="1", CreateTime="soon")
+@pytest.mark.parametrize("moment", ["soon", "9" * 5000])
+def test_the_own_application_may_be_named(moment: str) -> None:
+    """And a time that is no number, or none of a clock, is none."""
+    message = received(AgentID="1", CreateTime=moment)
     assert isinstance(message, IncomingMessage)
     assert message.sent_at is None
 

@@ -78,6 +78,7 @@ def test_a_webhook_is_set_and_taken_away(cli: CommandLine, telegram: FakeTelegra
     assert "--delete" not in cli("channels", "test", "support").err
     assert len(telegram.calls("deleteWebhook")) == 1
     assert cli("channels", "webhook", "support").exit_code == 2
+    assert cli("channels", "webhook", "support", "http://bots.example.com/channels/support").exit_code == 2
 
 
 def test_without_a_file_there_are_no_bots(cli: CommandLine) -> None:
@@ -105,6 +106,7 @@ def test_a_failed_answer_is_tried_again_or_dropped(cli: CommandLine) -> None:
     """By its number; a drop wants a yes."""
     fill(cli)
     assert cli("channels", "outbox", "retry", "1").exit_code == 1
+    assert cli("channels", "outbox", "retry", "9" * 30).exit_code == 2
     assert cli("channels", "outbox", "retry", "2").exit_code == 0
     assert cli("channels", "outbox", "drop", "2").exit_code == 2
     assert cli("channels", "outbox", "drop", "2", "--yes").exit_code == 0

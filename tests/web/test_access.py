@@ -143,6 +143,7 @@ async def test_pages_of_named_origins_may_call_the_service(tmp_path: Path, keys:
     origin = "https://chat.example.com"
     settings = settings_for(tmp_path, api_keys=keys, cors_origins=origin)
     asks = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "x-api-key"}
+    asks |= {"access-control-request-private-network": "true"}
     async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
         asked = await client.options("/api/v1/chat", headers=asks)
         read = await client.get("/api/v1/sessions", headers={"origin": origin, "x-api-key": "k-one"})
@@ -152,6 +153,7 @@ async def test_pages_of_named_origins_may_call_the_service(tmp_path: Path, keys:
     assert asked.headers["access-control-allow-origin"] == origin
     assert "POST" in asked.headers["access-control-allow-methods"]
     assert asked.headers["access-control-allow-headers"] == "x-api-key"
+    assert asked.headers["access-control-allow-private-network"] == "true"
     assert read.status_code == 200
     assert read.headers["access-control-allow-origin"] == origin
     assert "Content-Location" in read.headers["access-control-expose-headers"]

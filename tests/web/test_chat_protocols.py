@@ -66,6 +66,7 @@ async def test_openais_client_goes_on_in_the_session_that_it_names(tmp_path: Pat
         chunks = [chunk async for chunk in stream]
         stored = await history(client, "room")
         models = await given.models.list()
+        assert await given.models.retrieve("chat") == models.data[0]
     assert first.choices[0].message.content == "Noted."
     assert first.usage is not None
     assert first.usage.total_tokens == first.usage.prompt_tokens + first.usage.completion_tokens > 0
@@ -161,6 +162,8 @@ async def test_what_openais_client_cannot_have_is_refused(tmp_path: Path) -> Non
             )
         with pytest.raises(openai.NotFoundError):
             await given.chat.completions.create(model="gpt-9", messages=asked)
+        with pytest.raises(openai.NotFoundError):
+            await given.models.retrieve("gpt-9")
         with pytest.raises(openai.UnprocessableEntityError):
             await given.chat.completions.create(model="chat", messages=[{"role": "assistant", "content": "hi"}])
 
@@ -220,6 +223,21 @@ async def test_a_page_that_is_loaded_again_gets_the_answer_that_is_being_given(t
         after = await client.get("/api/v1/ai-sdk/chat/room/stream")
     assert (before.status_code, after.status_code) == (204, 204)
     assert text_of(resumed) == "It is teal."
+
+
+@pytest.mark.parametrize("path", ["/api/v1/ai-sdk/chat", "/api/v1/ag-ui"])
+async def test_a_question_without_an_answer_is_not_asked_again(tmp_path: Path, path: str) -> None:
+    """It failed before, and the client sends it again before the next one."""
+    async with service(tmp_path, ScriptedModel([RuntimeError("broken"), "fine"])) as client:
+        for count in (1, 2):
+            sent = [(f"m{number}", f"Question {number}.") for number in range(1, count + 1)]
+            if "ag-ui" in path:
+                messages = [{"id": name, "role": "user", "content": text} for name, text in sent]
+                await parts_of(client, path, {"threadId": "s", "runId": f"r{count}", "messages": messages})
+            else:
+                await parts_of(client, path, {"id": "s", "messages": [ui_message(text, name) for name, text in sent]})
+        stored = await history(client, "s")
+    assert [text for _, text, _ in said(stored)] == ["Question 1.", "Question 2.", "fine"]
 
 
 async def test_a_thread_of_ag_ui_is_merged_by_message_id(tmp_path: Path) -> None:

@@ -104,7 +104,9 @@ class Intake:
                 return
             case Ignored(reason, message):
                 if reason == "no_text" and message is not None and message.wants_answer and bot.allows(message):
-                    await self._say(bot, await self._in_first_chat(bot, message), bot.texts.media)
+                    message = await self._in_first_chat(bot, message)
+                    if await self._is_within_rate(bot, message):
+                        await self._say(bot, message, bot.texts.media)
                 self.notify(bot, "ignored", reason)
                 return
             case ChatMigrated(old, new):
@@ -137,10 +139,7 @@ class Intake:
             await self._say(bot, message, bot.texts.too_long)
             self.notify(bot, "ignored", "too_long", session_id)
             return
-        rate = bot.rates.count(message.sender.id if message.sender else session_id, message.message_id)
-        if rate != "within":
-            if rate == "first_beyond":
-                await self._say(bot, message, bot.texts.too_many)
+        if not await self._is_within_rate(bot, message):
             self.notify(bot, "ignored", "too_many", session_id)
             return
         if message.sender is not None:
@@ -152,6 +151,14 @@ class Intake:
             else:
                 is_new = await self._execute(bot, message, command)
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
+
+    async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
+        """Count a message; return whether its sender may send it now. The first one beyond the limit is told so."""
+        sender = message.sender.id if message.sender else message.session_id or ""
+        rate = bot.rates.count(sender, message.message_id)
+        if rate == "first_beyond":
+            await self._say(bot, message, bot.texts.too_many)
+        return rate == "within"
 
     async def _identify(self, sender: Sender) -> None:
         """Register the sender as a person; the next message tries again on failure."""
@@ -308,10 +315,12 @@ class Intake:
         if not added and not await self._outbox.waits(*key):
             return False
         runs = await self._runs.service()
+        sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
+        # A chat of commands alone is no session, and has an address.
+        own = {name for name in (*sessions, own_prefix[:-1]) if f"{name}:".startswith(own_prefix)}
         deletions = [
-            await runs.submit(RunRequest(workflow=DELETE, session_id=info.session_id, message_id=message.message_id))
-            async for info in self._memory.sessions(user_id=message.user_id)
-            if f"{info.session_id}:".startswith(own_prefix)
+            await runs.submit(RunRequest(workflow=DELETE, session_id=name, message_id=message.message_id))
+            for name in sorted(own)
         ]
 
         async def confirm() -> None:

@@ -105,7 +105,9 @@ class WeComDirectChannel:
                 results={PARSER: found},
                 reply_to={"touser": user},
                 sender=sender,
-                sent_at=time_in({"at": int(created)}, "at") if created.isascii() and created.isdigit() else None,
+                sent_at=time_in({"at": int(created)}, "at")
+                if created.isascii() and created.isdigit() and len(created) < 19
+                else None,
                 metadata={"channel": self.name, "platform_message_id": number, "sender_id": sender.id},
                 private=True,
             )

@@ -29,11 +29,13 @@ _NUMBERS = ("max_characters", "messages_per_minute")
 
 commands = typer.Typer(help="Bots and their answers to people.", no_args_is_help=True, rich_markup_mode=None)
 
-type Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the bot.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the bot.")]
 outbox_commands = typer.Typer(help="Undelivered answers.", invoke_without_command=True, rich_markup_mode=None)
 commands.add_typer(outbox_commands, name="outbox")
 
-type Number = Annotated[int, typer.Argument(metavar="NUMBER", help="The number of the answer in the outbox.")]
+Number = Annotated[
+    int, typer.Argument(metavar="NUMBER", min=1, max=2**63 - 1, help="The number of the answer in the outbox.")
+]
 
 
 @commands.command("list")
@@ -127,7 +129,7 @@ async def set_webhook(
     delete: Annotated[bool, typer.Option("--delete", help="Remove the webhook; Telegram keeps its updates.")] = False,
 ) -> None:
     """Set the webhook URL of a Telegram bot, or remove it so that the bot can be polled."""
-    if bool(url) == delete:
+    if bool(url) == delete or (url and not url.startswith("https://")):
         raise WrongUse("Give the public https address of the bot, or --delete.")
     bot = _bot(name)
     await _set_webhook(bot, url)

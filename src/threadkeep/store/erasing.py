@@ -14,6 +14,7 @@ from threadkeep.errors import StoreError
 from threadkeep.store.codec import ERASED, time_text
 from threadkeep.store.compact_json import expanded
 from threadkeep.store.driver import Backend, Connection, Driver, Row, Statement
+from threadkeep.store.outbox import address_of
 from threadkeep.store.partitions import index_statements
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.superseding import SupersedingWriter
@@ -136,11 +137,12 @@ class TableErasing:
     async def delete_person(self, ids: Sequence[str]) -> None:
         """Delete the rows of a person that are in no session."""
         statements = ("delete_runs_of_user", "forget_answered_user", "delete_active_sessions", "delete_values")
+        channels = ("delete_outgoing", "delete_channel_sessions")
         knowledge = ("delete_facts", "delete_procedures", "delete_person", "delete_api_keys", "delete_groups_of_user")
         async with self._driver.writing() as connection:
             for id_ in ids:
-                for name in (*statements, *knowledge):
-                    await connection.execute(self._sql[name], {"id": id_})
+                for name in (*statements, *knowledge, *channels):
+                    await connection.execute(self._sql[name], {"id": id_, "named": address_of(id_)})
 
     async def values(self, ids: Sequence[str]) -> list[tuple[str, str, str]]:
         """Return the scope, name and value of each value that a front end or framework keeps for a person, sorted."""

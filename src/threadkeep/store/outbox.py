@@ -20,6 +20,11 @@ _USER = "user_id"
 _OF_A_REPLY = ("message_id", "callback_query_id")
 
 
+def address_of(user_id: str) -> str:
+    """Return the part of a stored address that names its person."""
+    return json_text({_USER: user_id})[1:-1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
     """A message to send: the answer of a run to `message_id`, or a `content` that is in no transcript.

@@ -131,6 +131,8 @@ class CrossOrigin(CORSMiddleware):
             allow_origins=list(origins),
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
+            # Chrome asks so for a page of the internet that calls a service on this machine or in this network.
+            allow_private_network=True,
             expose_headers=EXPOSED_HEADERS,
             max_age=_PREFLIGHT_SECONDS,
         )

@@ -177,6 +177,15 @@ WITH RECURSIVE gone (run_id) AS (
 )
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
+-- name: delete_outgoing
+-- Answers in chats of a person that are no sessions, such as those to a command. The address names the person.
+DELETE FROM chat_outbox WHERE session_id IN (
+    SELECT session_id FROM chat_channel_sessions WHERE replace(address, :named, '') <> address
+)
+
+-- name: delete_channel_sessions
+DELETE FROM chat_channel_sessions WHERE replace(address, :named, '') <> address
+
 -- name: delete_active_sessions
 DELETE FROM chat_active_sessions WHERE user_id = :id
 

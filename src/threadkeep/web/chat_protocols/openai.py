@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.sse import format_sse_event
 from langchain_core.utils.uuid import uuid7
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -162,6 +162,14 @@ class _Chunks(StreamParts):
 async def list_models(app: AppInUse) -> ModelsBody:
     """List the workflows, the built-in first."""
     return ModelsBody(data=[ModelBody(id=workflow.name) for workflow in app.workflows.all()])
+
+
+@router.get(
+    "/models/{model}", summary="See a workflow as a model", responses=documented(404, 422), openapi_extra=PUBLIC
+)
+async def get_model(model: Annotated[str, Path(max_length=200, description="A workflow.")], app: AppInUse) -> ModelBody:
+    """Return a workflow."""
+    return ModelBody(id=app.workflows.get(model).name)
 
 
 @router.post(

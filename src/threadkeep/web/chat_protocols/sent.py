@@ -39,7 +39,7 @@ class Sent:
             InvalidInput: the last message is not the user's, or it has no text.
             InvalidKey, WorkflowNotFound, WrongUser, StoreUnavailable: as for any turn.
         """
-        asked = new_messages(self.messages)
+        asked = await self._unknown(app, new_messages(self.messages))
         text = asked_text(asked)
         if not text.strip():
             raise InvalidInput("The last message is the user's, and has text.")
@@ -55,6 +55,19 @@ class Sent:
             workflow=self.workflow,
         )
         return app.chat.begin(request, stream=stream)
+
+    async def _unknown(self, app: App, asked: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+        """Return the messages after the newest one that the session has, such as one without an answer.
+
+        The last one always stays, so that a repeat joins its turn.
+        """
+        if self.session_id is not None:
+            session = app.memory.session(self.session_id, user_id=self.user_id)
+            for position in range(len(asked) - 1, 0, -1):
+                known = asked[position - 1].id
+                if known and await session.find(known) is not None:
+                    return asked[position:]
+        return asked
 
     async def _bring_earlier(self, app: App, session_id: str, count: int) -> None:
         """Store earlier messages in a session that has none. System messages stay out: the workflow has its own."""

@@ -254,7 +254,7 @@ class RunCreateBody(BaseModel):
 
     @property
     def ends_waiting(self) -> bool:
-        """Whether the run that waits is ended without an answer, as chat pages do when a person resolves it."""
+        """True if the run that waits ends without an answer, as when a person resolves it on a chat page."""
         given = {name: value for name, value in (self.command or {}).items() if value is not None}
         return given == {"goto": END}
 
