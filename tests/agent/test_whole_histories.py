@@ -154,6 +154,30 @@ async def test_an_answer_that_a_client_shows_in_other_words_is_the_stored_one(sm
     assert await words_of(small_memory) == ["hello", "**bold**", "again", "fine"]
 
 
+async def test_answers_that_a_client_joins_splits_or_leaves_out_are_the_stored_ones(memory: Memory) -> None:
+    """On every database: as two bubbles, in other words without the next turn, and two agents' answers as one text."""
+    model = ScriptedModel([f"answer {n}" for n in range(4)])
+    client = Client(make_agent(model, [SessionMemory(memory)]))
+    await client.say("one")
+    client.history[1:] = [("assistant", "answer"), ("assistant", "0")]
+    await client.say("two")
+    assert texts(model.calls[1]) == ["one", "answer 0", "two"]
+    client.history = [("user", "one"), ("assistant", "Answer 0.")]
+    await client.say("three")
+    assert texts(model.calls[2]) == ["one", "answer 0", "two", "answer 1", "three"]
+    writer = make_agent(ScriptedModel(["draft", "draft 2"]), [SessionMemory(memory)])
+    critic = make_agent(model_of_critic := ScriptedModel(["remarks", "remarks 2"]), [SessionMemory(memory)])
+    graph: Any = StateGraph(MessagesState)
+    for name, agent, before in (("writer", writer, START), ("critic", critic, "writer")):
+        graph.add_node(name, agent)
+        graph.add_edge(before, name)
+    client = Client(graph.compile(), "web:2")
+    await client.say("q")
+    client.history[1] = ("assistant", "draft\n\nremarks")
+    await client.say("q2")
+    assert texts(model_of_critic.calls[1]) == ["q", "draft", "remarks", "q2", "draft 2"]
+
+
 async def test_a_question_whose_answer_got_lost_is_known(memory: Memory) -> None:
     """On every database: the client sends it again, with the next one behind it."""
     model = ScriptedModel([ConnectionError("down"), "two", "three", "four"])

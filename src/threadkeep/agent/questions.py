@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import Final
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
@@ -207,7 +207,7 @@ def known_messages(
         return found
     free = [row for place, row in enumerate(rows) if place not in {row for _, row in pairs}]
     for gap, beside in _gaps(pairs, len(told), len(rows)):
-        opposite = [rows[at] for at in beside] if by_place and len(gap) == len(beside) else []
+        opposite = _opposite([told[at] for at in gap], rows, beside) if by_place else []
         for at, there in zip_longest(gap, opposite):
             one = told[at]
             row = next((row for row in free if one.is_row(row)), None)
@@ -220,6 +220,19 @@ def known_messages(
             if row is not None:
                 found.rows[one.place] = row
     return found
+
+
+def _opposite(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
+    """Return the rows in the positions of messages between known ones.
+
+    If their numbers differ, only those of the answers after a known message: clients join, split and leave out answers.
+    """
+    if len(gap) == len(beside):
+        return rows[beside.start : beside.stop]
+    said = [*takewhile(lambda one: one.role == "assistant", gap)]
+    spoken = takewhile(lambda row: row.role == "assistant", rows[beside.start : beside.stop] if beside.start else ())
+    answers = [row for row in spoken if _is_answer(row)]
+    return [answers[min(at, len(answers) - 1)] for at in range(len(said))] if answers else []
 
 
 def known_beginning(
