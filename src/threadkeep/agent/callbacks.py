@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
@@ -32,6 +33,17 @@ _PUSHED = "__pregel_push"
 """The first part of `langgraph_path` in the metadata of a task that was begun with `Send`."""
 
 
+@dataclass(frozen=True)
+class NodeAttempt:
+    """An attempt at a task of a graph: the run of its node, and the runs that began in it."""
+
+    run_id: UUID
+    below: set[UUID] = field(default_factory=set)
+
+
+_NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
+
+
 @dataclass
 class _Run:
     """The input and the thread of a root run, and the functions to call at its end."""
@@ -54,6 +66,7 @@ class RootCallbacks(BaseCallbackHandler):
         self._runs: OrderedDict[UUID, _Run] = OrderedDict()
         self._current: ContextVar[UUID | None] = ContextVar("threadkeep_root_run", default=None)
         self._sent: ContextVar[bool] = ContextVar("threadkeep_sent", default=False)
+        self._attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
 
     @property
     def ignore_llm(self) -> bool:
@@ -61,6 +74,14 @@ class RootCallbacks(BaseCallbackHandler):
         return True
 
     ignore_agent = ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = ignore_llm
+
+    @property
+    def attempts(self) -> Mapping[str, UUID]:
+        """The run of each node that this agent is called in, by the namespace of its task.
+
+        A further attempt at a task, by LangGraph's `RetryPolicy`, is another run in the same namespace.
+        """
+        return {namespace: attempt.run_id for namespace, attempt in self._attempts.get().items()}
 
     @property
     def input(self) -> object:
@@ -98,8 +119,10 @@ class RootCallbacks(BaseCallbackHandler):
         known = metadata or {}
         if parent_run_id is not None:
             self._note_branch(known)
+            self._note_attempt(str(known.get("langgraph_checkpoint_ns", "")), run_id, parent_run_id)
         else:
             self._sent.set(False)
+            self._attempts.set(_NO_ATTEMPTS)
             self._current.set(run_id)
             self._runs[run_id] = _Run(inputs, known.get("thread_id"))
             if len(self._runs) > _MOST_RUNS:
@@ -112,6 +135,18 @@ class RootCallbacks(BaseCallbackHandler):
             self._sent.set(False)
         elif tuple(metadata.get("langgraph_path", ()))[:1] == (_PUSHED,):
             self._sent.set(True)
+
+    def _note_attempt(self, namespace: str, run_id: UUID, parent_run_id: UUID) -> None:
+        """Note a run that a node began. Its parent is the run of the node, or another run in the node."""
+        if not namespace:
+            return
+        known = self._attempts.get()
+        attempt = known.get(namespace)
+        if attempt is None or (parent_run_id != attempt.run_id and parent_run_id not in attempt.below):
+            attempt = NodeAttempt(parent_run_id)
+            outer = {one: found for one, found in known.items() if namespace.startswith(f"{one}|")}
+            self._attempts.set({**outer, namespace: attempt})
+        attempt.below.add(run_id)
 
     def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
         """Call the functions for the end of a run."""

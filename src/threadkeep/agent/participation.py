@@ -84,6 +84,7 @@ class Participation:
     model_failed: bool = False
     said_ids: set[str | None] = field(default_factory=set)
     _ordinal: int = 1
+    _tried_before: bool = False
     _begun: list[_Writer] = field(default_factory=list, repr=False)
     _runs: list[_Writer] = field(default_factory=list, repr=False)
     _all_runs_known: bool = field(default=True, repr=False)
@@ -104,6 +105,7 @@ class Participation:
             asked = [] if callers_question(self.root.question) else callers_question(messages)
             self._begin_root(asked or None, messages)
         if not self.silent:
+            self._tried_before = self.root.begin_attempt(root_callbacks.attempts)
             self._ordinal = self.root.claim(self.author, self.key)
 
     def _begin_root(self, question: Sequence[BaseMessage] | None, messages: Sequence[BaseMessage]) -> None:
@@ -152,6 +154,9 @@ class Participation:
         if first is not None:
             turn = self._open(self._question_in(messages), caller)
             turn.join(first)
+            if self._tried_before:
+                # LangGraph repeats a node: its agents may have answered in the failed attempt.
+                await turn.read_answers()
         elif self.resumed:
             turn = await self._go_on(messages, caller)
         else:

@@ -8,12 +8,13 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Container, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
+from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -70,6 +71,8 @@ class RootRun:
     loops: set[asyncio.AbstractEventLoop] = field(default_factory=set)
     _pings: dict[asyncio.AbstractEventLoop, float] = field(default_factory=dict)
     _claims: dict[str | None, dict[Hashable, int]] = field(default_factory=dict)
+    _attempts: dict[str, UUID] = field(default_factory=dict)
+    _repeated_nodes: set[str] = field(default_factory=set)
 
     @property
     def question_id(self) -> str | None:
@@ -169,6 +172,19 @@ class RootRun:
         end = asked[-1] + 1
         return [*messages[:end], *missing, *messages[end:]]
 
+    def begin_attempt(self, attempts: Mapping[str, UUID]) -> bool:
+        """Return whether a call is in a further attempt at a node; the numbers of the one before are free again.
+
+        `attempts` are the runs of the nodes that the call is in, by the namespaces of their tasks.
+        """
+        over = tuple(name for name, run_id in attempts.items() if self._attempts.get(name, run_id) != run_id)
+        self._attempts.update(attempts)
+        self._repeated_nodes.update(over)
+        for claims in self._claims.values() if over else ():
+            for call in [call for call in claims if isinstance(call, tuple) and _is_below(str(call[1]), over)]:
+                del claims[call]
+        return not self._repeated_nodes.isdisjoint(attempts)
+
     def claim(self, author: str | None, call: Hashable) -> int:
         """Return the number of an author's answer in this run, from 1; it is the same for the same call."""
         claims = self._claims.setdefault(author, {})
@@ -212,6 +228,10 @@ class RootRun:
 
 def _is_human(message: BaseMessage, texts: Container[str]) -> bool:
     return isinstance(message, HumanMessage) and text_of(message) in texts
+
+
+def _is_below(namespace: str, nodes: tuple[str, ...]) -> bool:
+    return any(namespace == node or namespace.startswith(f"{node}|") for node in nodes)
 
 
 def own_session(memory: Memory, session: Session, author: str | None) -> Session:

@@ -205,6 +205,14 @@ class OpenTurn:
         self.contexts.question_as_stored = same and first.contexts.question_as_stored
         self._find_answer()
 
+    async def read_answers(self) -> None:
+        """Read the answers that were given since the turn began, also those that are not stored yet."""
+        await self._read_stored()
+        held = self._hold.answer if self._hold is not None else None
+        given = [*self._pending(), *([held.message] if held is not None else [])]
+        mine = [one for one in given if one.answers == (self.question_id or self.run_id) and one.status == "complete"]
+        self.earlier = (*self.earlier, *mine)
+
     def speak_as(self, speaker: Speaker) -> None:
         """Set the author and the number of the answer."""
         self.speaker = speaker

@@ -1,0 +1,135 @@
+"""LangGraph's `RetryPolicy` around agents with memory: who answered in a failed attempt is not asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, AgentState
+from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.runtime import Runtime
+from langgraph.types import RetryPolicy
+
+from tests.agent.talking import config_of, input_of
+from tests.agent.test_several_agents import said
+from threadkeep import Memory, SessionMemory
+from threadkeep.testing import ScriptedModel
+
+AGAIN = RetryPolicy(initial_interval=0.01, max_attempts=5)
+
+
+def writer(memory: Memory, model: ScriptedModel, name: str = "writer", *others: AgentMiddleware) -> Any:
+    """Return an agent with memory."""
+    return create_agent(model, [], middleware=[*others, SessionMemory(memory)], name=name)
+
+
+def drafts(name: str) -> ScriptedModel:
+    """A model with an answer for every call."""
+    return ScriptedModel([f"{name} {number}" for number in range(9)])
+
+
+def fails(times: int) -> Callable[[], None]:
+    """Return a function that fails so often."""
+    left = iter(range(times))
+
+    def step() -> None:
+        if next(left, None) is not None:
+            raise ConnectionError
+
+    return step
+
+
+def graph_of(node: Any, **options: Any) -> Any:
+    """Return a graph of one node that is tried again."""
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("talk", node, retry_policy=AGAIN)
+    builder.add_edge(START, "talk")
+    return builder.compile(**options)
+
+
+@pytest.mark.parametrize("with_checkpointer", [False, True])
+async def test_a_node_that_fails_after_the_answer(small_memory: Memory, with_checkpointer: bool) -> None:
+    """The caller and a repeat get the answer that is stored."""
+    model, step = drafts("draft"), fails(2)
+    agent = writer(small_memory, model)
+
+    async def talk(state: MessagesState) -> dict[str, Any]:
+        answer = (await agent.ainvoke(state))["messages"][-1]
+        step()
+        return {"messages": [answer]}
+
+    graph = graph_of(talk, checkpointer=InMemorySaver() if with_checkpointer else None)
+    for _ in range(2):
+        state = await graph.ainvoke(input_of("q", "m1"), config_of())
+        assert [message.text for message in state["messages"]] == ["q", "draft 0"]
+    assert await said(small_memory) == [(None, "q"), ("writer", "draft 0")]
+    assert len(model.calls) == 1
+
+
+async def test_each_answer_of_a_loop_in_the_node_keeps_its_number(small_memory: Memory) -> None:
+    """Writer, critic, writer in one node, through chains; the critic's model fails first, then the node at its end."""
+    models = {name: drafts(name) for name in ("writer", "critic")}
+    agents = {name: writer(small_memory, model, name) for name, model in models.items()}
+    critic_fails, end_fails = fails(1), fails(1)
+
+    async def talk(state: Any) -> dict[str, Any]:
+        for name in ("writer", "critic", "writer"):
+            if name == "critic":
+                critic_fails()
+            state = await (RunnableLambda(lambda given: given) | agents[name]).ainvoke(state)
+        end_fails()
+        return {"messages": state["messages"][-1:]}
+
+    state = await graph_of(talk).ainvoke(input_of("q"), config_of())
+    assert state["messages"][-1].text == "writer 1"
+    assert await said(small_memory) == [
+        (None, "q"),
+        ("writer", "writer 0"),
+        ("critic", "critic 0"),
+        ("writer", "writer 1"),
+    ]
+    assert [len(model.calls) for model in models.values()] == [2, 1]
+
+
+async def test_tasks_of_the_functional_api(small_memory: Memory) -> None:
+    """Two at once, each tried again: each keeps the answer of its first attempt."""
+    model, steps = drafts("draft"), {"a": fails(2), "b": fails(1)}
+    agent = writer(small_memory, model)
+
+    async def ask(name: str) -> str:
+        answer = (await agent.ainvoke(input_of("q")))["messages"][-1].text
+        steps[name]()
+        return str(answer)
+
+    tried_again: Any = task(retry_policy=AGAIN)
+    talk = tried_again(ask)
+
+    @entrypoint()
+    async def flow(_: str) -> list[str]:
+        both: list[Any] = [talk(name) for name in steps]
+        return [await one for one in both]
+
+    told = await flow.ainvoke("q", config_of())
+    stored = await said(small_memory)
+    assert len(model.calls) == 2
+    assert sorted(told) == [text for _, text in stored[1:]] == ["draft 0", "draft 1"]
+
+
+async def test_an_agent_as_a_node(small_memory: Memory) -> None:
+    """A middleware around the memory fails when the answer is stored."""
+    model, step = drafts("draft"), fails(2)
+
+    class Failing(AgentMiddleware[AgentState[Any], Any, Any]):
+        async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
+            """Fail."""
+            step()
+
+    state = await graph_of(writer(small_memory, model, "writer", Failing())).ainvoke(input_of("q"), config_of())
+    assert state["messages"][-1].text == "draft 0"
+    assert await said(small_memory) == [(None, "q"), ("writer", "draft 0")]
+    assert len(model.calls) == 1
