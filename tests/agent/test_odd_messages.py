@@ -9,8 +9,8 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.tools import BaseTool, tool
 
-from tests.agent.talking import ROOM, ask, config_of
-from threadkeep import Memory, SessionMemory, rebuild
+from tests.agent.talking import ROOM, ask, config_of, input_of, kept, make_agent, seen
+from threadkeep import Memory, SessionMemory, rebuild, recorded
 from threadkeep.agent.conversion import digest_of_all
 from threadkeep.testing import ScriptedModel
 
@@ -89,3 +89,37 @@ async def _texts(memory: Memory, digests: list[str]) -> list[str]:
     texts = await memory.manifests.texts(ROOM, digests)
     assert len(texts) == len(set(digests)) > 0
     return list(texts.values())
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        AIMessage("", additional_kwargs={"refusal": "I can't help with that."}),
+        AIMessage([{"type": "refusal", "refusal": "I can't help with that."}]),
+        AIMessage([{"type": "non_standard", "value": {"type": "refusal", "refusal": "I can't help with that."}}]),
+    ],
+    ids=["completions", "responses", "version-1"],
+)
+async def test_the_words_of_a_refusal_are_the_answer(memory: Memory, refusal: AIMessage) -> None:
+    """On every database: stored, told again without a call, and sent to the model later on."""
+    model = ScriptedModel([refusal, "Gladly."])
+    agent = make_agent(model, [SessionMemory(memory)])
+    await ask(agent, "q", message_id="m1")
+    assert await ask(agent, "q", message_id="m1") == "I can't help with that."
+    await ask(agent, "something else, then")
+    assert seen(model.calls[1]) == [
+        ("human", "q"),
+        ("ai", "I can't help with that."),
+        ("human", "something else, then"),
+    ]
+    assert (await kept(memory))[:2] == [("user", "q"), ("assistant", "I can't help with that.")]
+
+
+async def test_the_words_of_a_refusal_are_the_answer_of_a_recorded_graph(memory: Memory) -> None:
+    """On every database: with the wire shape of chat completions."""
+    refusal = AIMessage("", additional_kwargs={"refusal": "I can't help with that."})
+    graph = recorded(create_agent(ScriptedModel([refusal]), [], name="desk"), memory)
+    await graph.ainvoke(input_of("q", "m1"), config_of())
+    state = await graph.ainvoke(input_of("q", "m1"), config_of())
+    assert state["messages"][-1].text == "I can't help with that."
+    assert await kept(memory) == [("user", "q"), ("assistant", "I can't help with that.")]

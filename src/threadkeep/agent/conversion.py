@@ -61,16 +61,26 @@ def id_of(message: BaseMessage) -> str | None:
 
 
 def text_of(message: BaseMessage) -> str:
-    """Return the text that people see: no images, no reasoning, no tool calls."""
+    """Return the text that people see: no images, no reasoning, no tool calls. A model's refusal is text, too."""
     content = message.content
     # Most messages: the property makes an object of a class of its own at each call.
-    return content if type(content) is str else str(message.text)
+    return (content if type(content) is str else str(message.text)) or _refusal(message)
+
+
+def _refusal(message: BaseMessage) -> str:
+    """Return the words with which a model of OpenAI refuses to answer, which it gives in the place of a text."""
+    if not isinstance(message, AIMessage):
+        return ""
+    blocks = [block for block in message.content if isinstance(block, dict)]
+    given = [block.get("value") if block.get("type") == "non_standard" else block for block in blocks]
+    said = (one.get("refusal") for one in (message.additional_kwargs, *given) if isinstance(one, Mapping))
+    return "\n".join(words for words in said if isinstance(words, str))
 
 
 def transcript_text(message: BaseMessage) -> str:
     """Return the text that transcripts keep: what people see, with a mark for images and files (`[image]`)."""
     if type(message.content) is str:
-        return message.content
+        return message.content or text_of(message)
     places = media_places(message)
     mark = media_mark([message.content[place] for place in places])
     return "\n".join(part for part in (text_of(message), mark) if part)
