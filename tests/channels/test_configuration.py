@@ -64,6 +64,10 @@ def test_a_bot_may_have_limits_texts_and_a_workflow(tmp_path: Path) -> None:
         (BOT.replace("${BOT_TOKEN}", "canary"), "channel 'support': A Telegram token is digits"),
         (BOT.replace("BOT_TOKEN", "NOTHING"), "The variable NOTHING is not set"),
         (BOT + BOT.partition("channels:")[2], "two channels are called 'support'"),
+        (
+            BOT + BOT.partition("channels:")[2].replace("support", "sales"),
+            "channels 'support' and 'sales' are the same bot; remove one",
+        ),
         (BOT + "delivery: {poll_seconds: 0}", "delivery"),
     ],
 )

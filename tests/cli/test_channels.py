@@ -81,6 +81,13 @@ def test_a_webhook_is_set_and_taken_away(cli: CommandLine, telegram: FakeTelegra
     assert cli("channels", "webhook", "support", "http://bots.example.com/channels/support").exit_code == 2
 
 
+def test_a_bot_that_waits_for_a_webhook_without_one_is_told(cli: CommandLine, telegram: FakeTelegram) -> None:
+    """With the command that sets it."""
+    path = cli.folder / "channels.yaml"
+    path.write_text(path.read_text().replace("secret: shh", "secret: shh, receive: webhook"))
+    assert "channels webhook support https://" in cli("channels", "test", "support").err
+
+
 def test_without_a_file_there_are_no_bots(cli: CommandLine) -> None:
     """Which is said, with the variable."""
     refused = cli("channels", "list")

@@ -222,14 +222,18 @@ def read_channels(path: Path, environment: Mapping[str, str]) -> ChannelsFile:
 
 def _check(path: Path, bots: Sequence[AnyBot]) -> None:
     names = [bot.name for bot in bots]
+    accounts: dict[str, str] = {}
     for bot in bots:
         if names.count(bot.name) > 1:
             raise InvalidInput(f"{path}: two channels are called {bot.name!r}; rename one.")
         try:
-            bot.channel()
+            channel = bot.channel()
             bot.all_texts()
         except InvalidInput as error:
             raise InvalidInput(f"{path}: channel {bot.name!r}: {error}") from None
+        # Only one of them would get the messages.
+        if bot.kind == "telegram" and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
+            raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")
 
 
 def _expanded(value: object, environment: Mapping[str, str]) -> object:

@@ -235,10 +235,13 @@ async def _client(bot: AnyBot) -> AsyncIterator[ChannelClient]:
 
 
 def _hint(bot: AnyBot, account: Mapping[str, object]) -> str | None:
-    """Return the cure for a bot that polls although it has a webhook."""
-    if bot.kind != "telegram" or bot.receive != "polling" or not account.get("url"):
+    """Return the cure for a bot that polls although it has a webhook, or has none although it needs one."""
+    if bot.kind != "telegram" or (bot.receive == "polling") != bool(account.get("url")):
         return None
-    return f"It polls, but has a webhook; remove the webhook with: threadkeep channels webhook {bot.name} --delete"
+    command = f"threadkeep channels webhook {bot.name}"
+    if bot.receive == "polling":
+        return f"It polls, but has a webhook; remove the webhook with: {command} --delete"
+    return f"It has no webhook, so that it gets no messages; set one with: {command} https://HOST/channels/{bot.name}"
 
 
 async def _set_webhook(bot: AnyBot, url: str) -> None:
