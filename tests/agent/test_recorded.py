@@ -8,7 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.agent.talking import ROOM, config_of, input_of, kept, numbered, seen
 from tests.outages import locked
@@ -79,3 +82,32 @@ async def test_a_graph_answers_while_the_database_does_not(memory_options: Memor
         assert state["messages"][-1].text == "hello"
         assert await memory.pending.deliver()
         assert (await kept(memory))[2:] == [("user", "hi"), ("assistant", "hello")]
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_a_checkpointer_does_not_bring_back_what_was_superseded(
+    tmp_path: Path, memory_options: MemoryOptions, is_sync: bool
+) -> None:
+    """Regenerated, edited, taken back, forgotten by a reset: removed from the state before the next turn."""
+    model = ScriptedModel([f"a{number}" for number in range(9)])
+    agent = create_agent(model, [], name="team", checkpointer=InMemorySaver())
+    url = f"sqlite:///{tmp_path}/threadkeep.db"
+    async with open_memory(url, options=memory_options) as memory:
+        graph, session = recorded(agent, memory), memory.session(ROOM)
+
+        async def ask(given: Any) -> list[str]:
+            await (
+                asyncio.to_thread(graph.invoke, given, config_of()) if is_sync else graph.ainvoke(given, config_of())
+            )
+            return [message.text for message in model.calls[-1]]
+
+        for words in ("q0", "q1"):
+            await ask(input_of(words, words))
+        assert await ask(await session.regenerate()) == ["q0", "a0", "q1"]
+        edited = HumanMessage("q1!", id="q1b", response_metadata={"edits": "q1"})
+        assert await ask({"messages": [edited]}) == ["q0", "a0", "q1!"]
+        await session.take_back(2)
+        assert await ask(input_of("q2")) == ["q0", "a0", "q2"]
+        await session.reset()
+        assert await ask(input_of("q3")) == ["q3"]
+        assert await ask(input_of("q4")) == ["q3", "a5", "q4"]

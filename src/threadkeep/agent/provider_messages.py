@@ -254,6 +254,14 @@ def superseded_places(messages: Sequence[BaseMessage], superseded: Collection[st
     return gone
 
 
+def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
+    """Return the index after the last message that a reset hides."""
+    place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
+    while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
+        place += 1
+    return place
+
+
 def _steps(messages: Sequence[BaseMessage], places: range) -> list[int]:
     """Return the indexes up to the next question or answer."""
     found: list[int] = []

@@ -8,6 +8,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langgraph.graph.message import add_messages
 from langgraph.pregel import Pregel
 from langgraph.types import GraphOutput
 from pydantic import BaseModel
@@ -16,6 +17,7 @@ from threadkeep.agent.answers import has_detector
 from threadkeep.agent.invocation import kinds_among
 from threadkeep.agent.recorded_turns import GraphEnd, GraphInput, GraphTurn, GraphTurns, State
 from threadkeep.agent.turn_options import TurnOptions
+from threadkeep.boundary import OnFailure
 from threadkeep.errors import MiddlewareWarning
 from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
@@ -44,6 +46,8 @@ class RecordedGraph(Runnable[Any, Any]):
     def __init__(self, graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions) -> None:
         self._has_saver = bool(getattr(graph, "checkpointer", None))
         self._graph: Any = graph
+        channel = getattr(graph, "channels", {}).get("messages")
+        self._saves_messages = self._has_saver and getattr(channel, "operator", None) is add_messages
         kinds = _redacted_kinds(graph)
         self._turns = OnLoop(
             memory,
@@ -154,11 +158,21 @@ class RecordedGraph(Runnable[Any, Any]):
 
     def _begun(self, given: GraphInput, config: RunnableConfig | None) -> GraphTurn:
         config = ensure_config(config)
-        return self._turns.wait_for(lambda turns: turns.begin(given, config))
+        turn = self._turns.wait_for(lambda turns: turns.begin(given, config))
+        if self._saves_messages and turn.ended is None:
+            with OnFailure(lambda: turn.turns.leave(turn)):
+                saved = self._graph.get_state(turn.config).values.get("messages", ())
+                self._turns.wait_for(lambda _: turn.without_outdated(saved), turn.turns)
+        return turn
 
     async def _abegun(self, given: GraphInput, config: RunnableConfig | None) -> GraphTurn:
         config = ensure_config(config)
-        return await self._turns.call(lambda turns: turns.begin(given, config))
+        turn = await self._turns.call(lambda turns: turns.begin(given, config))
+        if self._saves_messages and turn.ended is None:
+            with OnFailure(lambda: turn.turns.leave(turn)):
+                saved = (await self._graph.aget_state(turn.config)).values.get("messages", ())
+                await self._turns.call(lambda _: turn.without_outdated(saved))
+        return turn
 
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, Final, Literal, cast
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import RunControl
 from langgraph.types import GraphOutput
@@ -21,7 +21,7 @@ from threadkeep.agent.conversion import id_of, text_of, to_langchain
 from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
 from threadkeep.agent.nodes import identify
 from threadkeep.agent.participation import Caller, Participation
-from threadkeep.agent.provider_messages import NO_ANSWER, OPENING
+from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, first_since, superseded_places
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.quoted_sections import section_message
 from threadkeep.agent.root_runs import begun_turn, order_of, root_run, tool_of_session
@@ -149,6 +149,19 @@ class GraphTurn:
         identify(earlier)
         self._history = {message.id for message in earlier}
         self.given = {**self.given, "messages": [*earlier, *given]}
+
+    async def without_outdated(self, saved: Sequence[BaseMessage]) -> None:
+        """Have the graph remove superseded messages, and those from before a reset, from its checkpointer's state."""
+        turn = self.part.turn
+        if turn is None or not saved or not isinstance(self.given, Mapping):
+            return
+        ids = {known for message in saved if (known := id_of(message)) is not None}
+        past = Past(Limits(1), turn.question_id, turn.contexts.question_seq, turn.contexts.questions, ids)
+        found = await self.part.session.recall(past)
+        places = superseded_places(saved, found.superseded - {turn.question_id})
+        places.update(range(first_since(found.forgotten, saved)))
+        outdated = [RemoveMessage(str(saved[place].id)) for place in sorted(places) if saved[place].id is not None]
+        self.given = {**self.given, "messages": [*outdated, *self.given["messages"]]}
 
     async def find_end(self) -> None:
         """Read the end of the turn if the message is a repeat of a finished turn.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 
 from threadkeep.agent.assembly import Assembler
 from threadkeep.agent.call_measure import CallMeasure, Measuring, ModelUse, usage_of
@@ -15,7 +15,7 @@ from threadkeep.agent.earlier_steps import TurnSteps
 from threadkeep.agent.extras import Extra, ExtraRequest, find_all
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.model_call import Assembled, Call, Draft
-from threadkeep.agent.provider_messages import superseded_places
+from threadkeep.agent.provider_messages import first_since, superseded_places
 from threadkeep.agent.questions import digest_for, in_order, known_messages
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
@@ -138,7 +138,7 @@ class TurnContext:
             derived[kept] = self._assembler.window
         messages, superseded = self._without_superseded(await self.as_stored(messages))
         start = self._start(messages)
-        first = _first_since(self._recollection.forgotten, messages[:start])
+        first = first_since(self._recollection.forgotten, messages[:start])
         systems = [message for message in messages[:first] if isinstance(message, SystemMessage)]
         call = Call(
             messages=[*systems, *messages[first:]],
@@ -409,11 +409,3 @@ def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: T
     left = max(draft.call.budget - taken - sum(draft.rooms.values()), 0)
     tokens = measure.unscaled(left) if measure.as_stored else None
     return WindowRoom(tokens, options.message_limit, options.plan.step)
-
-
-def _first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
-    """Return the index after the last message that a reset hides."""
-    place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
-    while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
-        place += 1
-    return place
