@@ -211,7 +211,7 @@ async def restore_database(
 ) -> None:
     """Bring a copy back as the database. Stop all processes that use the database before.
 
-    What is there is replaced only with --replace.
+    Existing data is replaced only with --replace.
     """
     from threadkeep.store.backup import restore_postgres, restore_sqlite
 

@@ -113,8 +113,8 @@ async def import_sessions(
 ) -> None:
     """Store sessions from JSONL, as they were.
 
-    What is there already is not stored again, so a second import changes nothing and an import that was broken off can
-    be begun again. Bad lines are named and left out; exits with 1 if there were any.
+    Existing messages are not stored again, so a second import changes nothing, and an interrupted import can be
+    repeated. Invalid lines are reported and left out; exits with 1 if there were any.
     """
     refusals = _Refusals("line", "Line {}")
     done = await _import_lines(file, refusals, strict=strict)

@@ -24,7 +24,7 @@ async def partition_tables(
 ) -> None:
     """Put the messages and the search index of a PostgreSQL database into partitions by session.
 
-    Services go on meanwhile. Broken off, it can simply be begun again.
+    Services continue meanwhile. The command can be interrupted and repeated.
     """
     from threadkeep.store import partitions as tables
     from threadkeep.store.migrations import migrate

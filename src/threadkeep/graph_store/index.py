@@ -101,11 +101,8 @@ class SessionIndex:
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["place_at"], place)
             active = branching.at is None or (bool(rows) and rows[0][1] is None)
-            if active and not await self._has_summaries(connection, branching.branch_id):
+            if active and not await connection.fetch(self._sql["any_summary"], {"session_id": branching.branch_id}):
                 await connection.execute(self._sql["copy_summaries"], {**place, "since": None})
-
-    async def _has_summaries(self, connection: Connection, session_id: str) -> bool:
-        return bool(await connection.fetch(self._sql["any_summary"], {"session_id": session_id}))
 
     async def delete(self, session_id: str) -> bool:
         """Delete the rows of a session and all derived data; return False if there are none."""

@@ -89,12 +89,13 @@ class Conversation:
 
     def info(self) -> SessionInfo:
         """Return the info of the session."""
+        superseded = size_of(self.superseded_between(self.deleted_seq + 1, self.last_seq))
         return SessionInfo(
             session_id=self.session_id,
             user_id=self.user_id,
             title=self.title,
             last_message=self.last_message,
-            message_count=self.last_seq - self.deleted_seq - self._superseded_count(),
+            message_count=self.last_seq - self.deleted_seq - superseded,
             last_seq=self.last_seq,
             reset_seq=self.reset_seq,
             active=self.active,
@@ -108,9 +109,6 @@ class Conversation:
             parent_session_id=self.parent_session_id,
             parent_seq=self.parent_seq,
         )
-
-    def _superseded_count(self) -> int:
-        return size_of(self.superseded_between(self.deleted_seq + 1, self.last_seq))
 
 
 def metadata_value(conversation: Conversation) -> Value:

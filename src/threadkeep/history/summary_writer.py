@@ -58,7 +58,7 @@ class SummaryWriter:
         self._counter = counter
         self._owner = str(uuid4())
         self.rest: CompressionRequest | None = None
-        """The rest of the work, if it is more than one session may have done at once."""
+        """The rest of the work, if there is more than may be done for one session at once."""
 
     async def compress(self) -> Summary | None:
         """Summarise what is due; return the newest new summary, None if nothing is due or another process does it.

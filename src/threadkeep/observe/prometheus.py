@@ -6,9 +6,11 @@ Labels come from closed sets; a session or a user is never a label.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from itertools import product
+from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 
 from threadkeep.observe import events
 
@@ -67,15 +69,21 @@ TURN_BUCKETS_MS = (10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60
 MESSAGE_BUCKETS = (1, 2, 3, 5, 8, 13, 20, 30, 50, 80, 130, 200, 500)
 TOKEN_BUCKETS = (50, 100, 250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 128_000, 256_000, 1_000_000)
 
-type _Count = Callable[[Any], None]
+type _Count = Callable[[Any], object]
 """A function that counts events of one type."""
+
+type _Counts = Mapping[type[events.Event], _Count]
+
+type _Labels = Mapping[str, tuple[str, ...]]
+"""Labels with their values."""
 
 OTHER_WORKFLOW = "other"
 RUN_STATES = ("queued", "running", "waiting", "set_aside")
 
 _ESTIMATED = ("false", "true")
 _FAILURES = tuple(outcome for outcome in events.OUTCOMES if outcome != "ok")
-_STORE_LABELS = ("backend", "channel", "outcome")
+_PLATFORMS = tuple(channel for channel in events.CHANNELS if channel not in ("http", "other"))
+_OTHER: Final = "other"
 
 
 class PrometheusObserver:
@@ -89,63 +97,20 @@ class PrometheusObserver:
 
     def __init__(self, backend: events.Backend = "sqlite", workflows: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
-        self._workflows = (*dict.fromkeys(workflows), OTHER_WORKFLOW)
-        self._key_failures = self._counter("threadkeep_agent_history_key_resolution_failures_total", "channel")
-        self._read_failures = self._counter("threadkeep_agent_history_store_read_failures_total", *_STORE_LABELS)
-        self._write_failures = self._counter("threadkeep_agent_history_store_write_failures_total", *_STORE_LABELS)
-        self._truncations = self._counter("threadkeep_agent_history_truncation_events_total", "channel")
-        self._pending = self._gauge("threadkeep_agent_history_pending_writes", "backend")
-        self._reads = self._histogram("threadkeep_agent_history_store_read_latency_ms", *_STORE_LABELS)
-        self._writes = self._histogram("threadkeep_agent_history_store_write_latency_ms", *_STORE_LABELS)
-        self._manifest_failures = self._counter("threadkeep_manifest_write_failures_total", "backend")
-        self._manifests_dropped = self._counter("threadkeep_manifests_dropped_total", "backend", "reason")
-        self._trimmed_chars = self._counter("threadkeep_memory_trimmed_chars_total")
-        self._trimmed_messages = self._counter("threadkeep_memory_trimmed_messages_total")
-        self._model_failures = self._counter("threadkeep_model_failures_total", "channel")
-        self._tokens = self._counter("threadkeep_model_tokens_total", "direction", "estimated")
-        self._call_messages = self._histogram("threadkeep_model_call_messages", buckets=MESSAGE_BUCKETS)
-        self._call_tokens = self._histogram("threadkeep_model_call_tokens", buckets=TOKEN_BUCKETS)
-        self._pruned = self._counter("threadkeep_pruned_messages_total", "action")
-        self._pruned_runs = self._counter("threadkeep_pruned_runs_total")
-        self._pruning_failures = self._counter("threadkeep_pruning_failures_total")
-        self._add_runs()
-        self._summaries = self._counter("threadkeep_summaries_total", "of")
-        self._summary_failures = self._counter("threadkeep_summary_failures_total", "reason")
-        self._summary_times = self._histogram("threadkeep_summary_latency_ms", buckets=TURN_BUCKETS_MS)
-        self._proposed = self._counter("threadkeep_facts_proposed_total")
-        self._learning_failures = self._counter("threadkeep_learning_failures_total")
-        self._add_channels()
-        self._add_graphiti()
-        self._turns = self._counter("threadkeep_turns_total", "channel", "status")
-        self._turn_times = self._histogram("threadkeep_turn_latency_ms", "status", buckets=TURN_BUCKETS_MS)
-        self._counts = {**self._store_counts(), **self._call_counts(), **self._run_counts(), **self._far_counts()}
-        self._start_at_zero(backend)
-
-    def _add_channels(self) -> None:
-        self._updates = self._counter("threadkeep_channel_updates_total", "channel", "result")
-        self._refusals = self._counter("threadkeep_channel_refusals_total", "channel", "reason")
-        self._deliveries = self._counter("threadkeep_channel_deliveries_total", "channel", "result")
-        self._failures = self._counter("threadkeep_channel_failures_total", "channel", "reason")
-        answers = "threadkeep_channel_answer_latency_ms"
-        self._answer_times = self._histogram(answers, "channel", buckets=ANSWER_BUCKETS_MS)
-        self._channel_troubles = self._counter("threadkeep_channel_troubles_total", "channel", "work")
-
-    def _add_graphiti(self) -> None:
-        self._episodes = self._counter("threadkeep_graphiti_episodes_total", "result")
-        self._dead_episodes = self._counter("threadkeep_graphiti_dead_total", "reason")
-        self._recalls = self._counter("threadkeep_graphiti_recalls_total", "result")
-        self._recalled = self._counter("threadkeep_graphiti_recalled_facts_total")
-        self._recall_times = self._histogram("threadkeep_graphiti_recall_latency_ms", buckets=RECALL_BUCKETS_MS)
-        self._graphiti_troubles = self._counter("threadkeep_graphiti_troubles_total", "work")
-
-    def _add_runs(self) -> None:
-        self._runs_now = self._gauge("threadkeep_open_runs", "state")
-        self._runs = self._counter("threadkeep_runs_total", "workflow", "status")
-        self._run_times = self._histogram("threadkeep_run_latency_ms", "workflow", buckets=TURN_BUCKETS_MS)
-        self._run_retries = self._counter("threadkeep_run_retries_total", "workflow")
-        self._run_takeovers = self._counter("threadkeep_run_takeovers_total", "workflow")
-        self._runs_set_aside = self._counter("threadkeep_runs_set_aside_total", "workflow")
-        self._run_troubles = self._counter("threadkeep_run_troubles_total", "work")
+        name = "threadkeep_open_runs"
+        self._runs_now = Gauge(name, METRICS[name], ("state",), registry=self.registry)
+        self.set_runs({})
+        self._counts: _Counts = {
+            **self._store(backend),
+            **self._manifests(backend),
+            **self._retention(),
+            **self._turns(),
+            **self._model_calls(),
+            **self._background(),
+            **self._runs((*dict.fromkeys(workflows), OTHER_WORKFLOW)),
+            **self._channels(),
+            **self._graphiti(),
+        }
 
     def set_runs(self, counts: Mapping[str, int] | None) -> None:
         """Set the number of runs of the database in each of `RUN_STATES`; None if it is unknown."""
@@ -165,212 +130,211 @@ class PrometheusObserver:
         if count is not None:
             count(event)
 
-    def _store_counts(self) -> Mapping[type[events.Event], _Count]:
+    def _store(self, backend: events.Backend) -> _Counts:
+        labels = {"backend": events.BACKENDS, "channel": events.CHANNELS, "outcome": events.OUTCOMES}
+        ok = {"backend": (backend,), "channel": ("http", _OTHER), "outcome": ("ok",)}
+        failed = {"backend": (backend,), "outcome": _FAILURES}
+        reads = self._histogram("threadkeep_agent_history_store_read_latency_ms", LATENCY_BUCKETS_MS, ok, **labels)
+        writes = self._histogram("threadkeep_agent_history_store_write_latency_ms", LATENCY_BUCKETS_MS, ok, **labels)
+        read_failures = self._counter("threadkeep_agent_history_store_read_failures_total", failed, **labels)
+        write_failures = self._counter("threadkeep_agent_history_store_write_failures_total", failed, **labels)
+        name = "threadkeep_agent_history_pending_writes"
+        gauge = Gauge(name, METRICS[name], ("backend",), registry=self.registry)
+        pending = _Series(gauge, {"backend": events.BACKENDS}, {"backend": (backend,)})
         return {
-            events.StoreRead: lambda e: self._reads.labels(*_store_labels(e)).observe(e.milliseconds),
-            events.StoreWrite: lambda e: self._writes.labels(*_store_labels(e)).observe(e.milliseconds),
-            events.ReadFailed: lambda e: self._read_failures.labels(*_store_labels(e)).inc(),
-            events.WriteFailed: lambda e: self._write_failures.labels(*_store_labels(e)).inc(),
-            events.ManifestWriteFailed: lambda e: self._manifest_failures.labels(
-                _one_of(events.BACKENDS, e.backend)
-            ).inc(),
-            events.ManifestsDropped: lambda e: self._manifests_dropped.labels(
-                _one_of(events.BACKENDS, e.backend), _one_of(events.MANIFEST_LOSSES, e.reason)
-            ).inc(e.count),
-            events.PendingWrites: lambda e: self._pending.labels(_one_of(events.BACKENDS, e.backend)).set(e.count),
-            events.HistoryTruncated: lambda e: self._truncations.labels(_one_of(events.CHANNELS, e.channel)).inc(),
-            events.KeyResolutionFailed: lambda e: self._key_failures.labels(_one_of(events.CHANNELS, e.channel)).inc(),
-            events.MessagesPruned: lambda e: self._pruned.labels(_one_of(events.RETENTION_ACTIONS, e.action)).inc(
-                e.messages
-            ),
-            events.RunsPruned: lambda e: self._pruned_runs.inc(e.runs),
-            events.PruningFailed: lambda _: self._pruning_failures.inc(),
+            events.StoreRead: lambda e: reads.of(e.backend, e.channel, e.outcome).observe(e.milliseconds),
+            events.StoreWrite: lambda e: writes.of(e.backend, e.channel, e.outcome).observe(e.milliseconds),
+            events.ReadFailed: lambda e: read_failures.of(e.backend, e.channel, e.outcome).inc(),
+            events.WriteFailed: lambda e: write_failures.of(e.backend, e.channel, e.outcome).inc(),
+            events.PendingWrites: lambda e: pending.of(e.backend).set(e.count),
         }
 
-    def _call_counts(self) -> Mapping[type[events.Event], _Count]:
+    def _manifests(self, backend: events.Backend) -> _Counts:
+        own = {"backend": (backend,)}
+        failures = self._counter("threadkeep_manifest_write_failures_total", own, backend=events.BACKENDS)
+        dropped = self._counter(
+            "threadkeep_manifests_dropped_total", own, backend=events.BACKENDS, reason=events.MANIFEST_LOSSES
+        )
         return {
-            events.MemoryUpdated: self._count_trimmed,
-            events.ContextBuilt: self._count_call,
-            events.PromptSent: self._count_call,
-            events.ModelFailed: lambda e: self._model_failures.labels(_one_of(events.CHANNELS, e.channel)).inc(),
-            events.SummaryMade: self._count_summary,
-            events.SummaryFailed: lambda e: self._summary_failures.labels(
-                _one_of(events.SUMMARY_FAILURES, e.reason)
-            ).inc(),
-            events.FactsProposed: lambda e: self._proposed.inc(e.proposed),
-            events.LearningFailed: lambda _: self._learning_failures.inc(),
+            events.ManifestWriteFailed: lambda e: failures.of(e.backend).inc(),
+            events.ManifestsDropped: lambda e: dropped.of(e.backend, e.reason).inc(e.count),
         }
 
-    def _run_counts(self) -> Mapping[type[events.Event], _Count]:
+    def _retention(self) -> _Counts:
+        messages = self._counter("threadkeep_pruned_messages_total", action=events.RETENTION_ACTIONS)
+        runs = self._counter("threadkeep_pruned_runs_total")
+        failures = self._counter("threadkeep_pruning_failures_total")
         return {
-            events.TurnFinished: self._count_turn,
-            events.RunFinished: self._count_run,
-            events.RunRetried: lambda e: self._run_retries.labels(_one_of(self._workflows, e.workflow)).inc(),
-            events.RunTakenOver: lambda e: self._run_takeovers.labels(_one_of(self._workflows, e.workflow)).inc(),
-            events.RunTrouble: lambda e: self._run_troubles.labels(_one_of(events.RUN_WORKS, e.work)).inc(),
+            events.MessagesPruned: lambda e: messages.of(e.action).inc(e.messages),
+            events.RunsPruned: lambda e: runs.of().inc(e.runs),
+            events.PruningFailed: lambda _: failures.of().inc(),
         }
 
-    def _far_counts(self) -> Mapping[type[events.Event], _Count]:
-        """Return the counts of events about channels and Graphiti."""
+    def _turns(self) -> _Counts:
+        key_failures = self._counter("threadkeep_agent_history_key_resolution_failures_total", channel=events.CHANNELS)
+        turns = self._counter("threadkeep_turns_total", channel=events.CHANNELS, status=events.TURN_STATUSES)
+        times = self._histogram("threadkeep_turn_latency_ms", TURN_BUCKETS_MS, status=events.TURN_STATUSES)
+        tokens = self._counter("threadkeep_model_tokens_total", direction=("input", "output"), estimated=_ESTIMATED)
+
+        def count(event: events.TurnFinished) -> None:
+            turns.of(event.channel, event.status).inc()
+            times.of(event.status).observe(event.milliseconds)
+            tokens.of("input", _ESTIMATED[event.estimated]).inc(event.input_tokens)
+            tokens.of("output", _ESTIMATED[event.estimated]).inc(event.output_tokens)
+
         return {
-            events.UpdateReceived: self._count_update,
-            events.AnswerSent: self._count_answer,
-            events.ChannelTrouble: lambda e: self._channel_troubles.labels(
-                _known(events.CHANNELS, e.channel), _known(events.CHANNEL_WORKS, e.work)
-            ).inc(),
-            events.EpisodesDelivered: self._count_episodes,
-            events.GraphRecalled: self._count_recall,
-            events.GraphitiTrouble: self._count_graphiti_trouble,
+            events.KeyResolutionFailed: lambda e: key_failures.of(e.channel).inc(),
+            events.TurnFinished: count,
         }
 
-    def _count_trimmed(self, event: events.MemoryUpdated) -> None:
-        self._trimmed_chars.inc(event.trimmed_by_chars)
-        self._trimmed_messages.inc(event.trimmed_by_count)
+    def _model_calls(self) -> _Counts:
+        truncations = self._counter("threadkeep_agent_history_truncation_events_total", channel=events.CHANNELS)
+        failures = self._counter("threadkeep_model_failures_total", channel=events.CHANNELS)
+        messages = self._histogram("threadkeep_model_call_messages", MESSAGE_BUCKETS)
+        tokens = self._histogram("threadkeep_model_call_tokens", TOKEN_BUCKETS)
+        trimmed_chars = self._counter("threadkeep_memory_trimmed_chars_total")
+        trimmed_messages = self._counter("threadkeep_memory_trimmed_messages_total")
 
-    def _count_call(self, event: events.ContextBuilt | events.PromptSent) -> None:
-        self._call_messages.observe(event.messages)
-        self._call_tokens.observe(event.tokens)
+        def count(event: events.ContextBuilt | events.PromptSent) -> None:
+            messages.of().observe(event.messages)
+            tokens.of().observe(event.tokens)
 
-    def _count_summary(self, event: events.SummaryMade) -> None:
-        self._summaries.labels(_one_of(events.SUMMARY_SOURCES, event.of)).inc()
-        self._summary_times.observe(event.milliseconds)
+        def count_trimmed(event: events.MemoryUpdated) -> None:
+            trimmed_chars.of().inc(event.trimmed_by_chars)
+            trimmed_messages.of().inc(event.trimmed_by_count)
 
-    def _count_run(self, event: events.RunFinished) -> None:
-        workflow = _one_of(self._workflows, event.workflow)
-        self._runs.labels(workflow, _one_of(events.RUN_OUTCOMES, event.status)).inc()
-        self._run_times.labels(workflow).observe(event.milliseconds)
-        self._runs_set_aside.labels(workflow).inc(event.set_aside)
+        return {
+            events.HistoryTruncated: lambda e: truncations.of(e.channel).inc(),
+            events.ModelFailed: lambda e: failures.of(e.channel).inc(),
+            events.ContextBuilt: count,
+            events.PromptSent: count,
+            events.MemoryUpdated: count_trimmed,
+        }
 
-    def _count_turn(self, event: events.TurnFinished) -> None:
-        status = _one_of(events.TURN_STATUSES, event.status)
-        self._turns.labels(_one_of(events.CHANNELS, event.channel), status).inc()
-        self._turn_times.labels(status).observe(event.milliseconds)
-        estimated = _ESTIMATED[event.estimated]
-        self._tokens.labels("input", estimated).inc(event.input_tokens)
-        self._tokens.labels("output", estimated).inc(event.output_tokens)
+    def _background(self) -> _Counts:
+        summaries = self._counter("threadkeep_summaries_total", of=events.SUMMARY_SOURCES)
+        times = self._histogram("threadkeep_summary_latency_ms", TURN_BUCKETS_MS)
+        failures = self._counter("threadkeep_summary_failures_total", reason=events.SUMMARY_FAILURES)
+        proposed = self._counter("threadkeep_facts_proposed_total")
+        learning_failures = self._counter("threadkeep_learning_failures_total")
 
-    def _count_update(self, event: events.UpdateReceived) -> None:
-        channel = _known(events.CHANNELS, event.channel)
-        self._updates.labels(channel, _known(events.UPDATE_OUTCOMES, event.outcome)).inc()
-        if event.reason is not None:
-            self._refusals.labels(channel, _known(events.UPDATE_REASONS, event.reason)).inc()
+        def count(event: events.SummaryMade) -> None:
+            summaries.of(event.of).inc()
+            times.of().observe(event.milliseconds)
 
-    def _count_answer(self, event: events.AnswerSent) -> None:
-        channel = _known(events.CHANNELS, event.channel)
-        self._deliveries.labels(channel, _known(events.DELIVERY_OUTCOMES, event.outcome)).inc()
-        if event.outcome == "delivered":
-            self._answer_times.labels(channel).observe(event.milliseconds)
-        if event.outcome == "failed":
-            self._failures.labels(channel, _known(events.DELIVERY_FAILURES, event.error or "")).inc()
+        return {
+            events.SummaryMade: count,
+            events.SummaryFailed: lambda e: failures.of(e.reason).inc(),
+            events.FactsProposed: lambda e: proposed.of().inc(e.proposed),
+            events.LearningFailed: lambda _: learning_failures.of().inc(),
+        }
 
-    def _count_episodes(self, event: events.EpisodesDelivered) -> None:
-        if event.result in events.DELIVERY_RESULTS:
-            self._episodes.labels(event.result).inc(event.count)
-        if event.reason in events.DEAD_REASONS:
-            self._dead_episodes.labels(event.reason).inc(event.count)
+    def _runs(self, workflows: tuple[str, ...]) -> _Counts:
+        runs = self._counter("threadkeep_runs_total", workflow=workflows, status=events.RUN_OUTCOMES)
+        times = self._histogram("threadkeep_run_latency_ms", TURN_BUCKETS_MS, workflow=workflows)
+        retries = self._counter("threadkeep_run_retries_total", workflow=workflows)
+        takeovers = self._counter("threadkeep_run_takeovers_total", workflow=workflows)
+        set_aside = self._counter("threadkeep_runs_set_aside_total", workflow=workflows)
+        troubles = self._counter("threadkeep_run_troubles_total", work=events.RUN_WORKS)
 
-    def _count_recall(self, event: events.GraphRecalled) -> None:
-        if event.outcome in events.GRAPH_RECALL_OUTCOMES:
-            self._recalls.labels(event.outcome).inc()
-            self._recalled.inc(event.facts)
-            self._recall_times.observe(event.milliseconds)
+        def count(event: events.RunFinished) -> None:
+            runs.of(event.workflow, event.status).inc()
+            times.of(event.workflow).observe(event.milliseconds)
+            set_aside.of(event.workflow).inc(event.set_aside)
 
-    def _count_graphiti_trouble(self, event: events.GraphitiTrouble) -> None:
-        if event.work in events.GRAPHITI_WORKS:
-            self._graphiti_troubles.labels(event.work).inc()
+        return {
+            events.RunFinished: count,
+            events.RunRetried: lambda e: retries.of(e.workflow).inc(),
+            events.RunTakenOver: lambda e: takeovers.of(e.workflow).inc(),
+            events.RunTrouble: lambda e: troubles.of(e.work).inc(),
+        }
 
-    def _start_at_zero(self, backend: events.Backend) -> None:
-        self._pending.labels(backend).set(0)
-        self._manifest_failures.labels(backend)
-        for loss in events.MANIFEST_LOSSES:
-            self._manifests_dropped.labels(backend, loss)
-        for channel in events.CHANNELS:
-            for counter in (self._key_failures, self._truncations, self._model_failures):
-                counter.labels(channel)
-            for outcome in _FAILURES:
-                self._read_failures.labels(backend, channel, outcome)
-                self._write_failures.labels(backend, channel, outcome)
-            for status in events.TURN_STATUSES:
-                self._turns.labels(channel, status)
-        for direction in ("input", "output"):
-            for estimated in _ESTIMATED:
-                self._tokens.labels(direction, estimated)
-        self._start_background_at_zero()
-        self._start_runs_at_zero()
-        self._start_far_at_zero()
-        self._start_channels_at_zero()
-        for histogram in (self._reads, self._writes):
-            histogram.labels(backend, "http", "ok")
-            histogram.labels(backend, "other", "ok")
+    def _channels(self) -> _Counts:
+        updates = self._platform_counter("threadkeep_channel_updates_total", result=events.UPDATE_OUTCOMES)
+        refusals = self._platform_counter("threadkeep_channel_refusals_total", reason=events.UPDATE_REASONS)
+        deliveries = self._platform_counter("threadkeep_channel_deliveries_total", result=events.DELIVERY_OUTCOMES)
+        failures = self._platform_counter(
+            "threadkeep_channel_failures_total", reason=(*events.DELIVERY_FAILURES, _OTHER)
+        )
+        troubles = self._platform_counter("threadkeep_channel_troubles_total", work=events.CHANNEL_WORKS)
+        platforms = {"channel": _PLATFORMS}
+        name = "threadkeep_channel_answer_latency_ms"
+        times = self._histogram(name, ANSWER_BUCKETS_MS, platforms, channel=events.CHANNELS)
 
-    def _start_background_at_zero(self) -> None:
-        for action in events.RETENTION_ACTIONS:
-            self._pruned.labels(action)
-        for of in events.SUMMARY_SOURCES:
-            self._summaries.labels(of)
-        for reason in events.SUMMARY_FAILURES:
-            self._summary_failures.labels(reason)
+        def count_update(event: events.UpdateReceived) -> None:
+            updates.of(event.channel, event.outcome).inc()
+            if event.reason is not None:
+                refusals.of(event.channel, event.reason).inc()
 
-    def _start_far_at_zero(self) -> None:
-        for result in events.DELIVERY_RESULTS:
-            self._episodes.labels(result)
-        for dead_reason in events.DEAD_REASONS:
-            self._dead_episodes.labels(dead_reason)
-        for outcome in events.GRAPH_RECALL_OUTCOMES:
-            self._recalls.labels(outcome)
-        for work in events.GRAPHITI_WORKS:
-            self._graphiti_troubles.labels(work)
+        def count_answer(event: events.AnswerSent) -> None:
+            deliveries.of(event.channel, event.outcome).inc()
+            if event.outcome == "delivered":
+                times.of(event.channel).observe(event.milliseconds)
+            if event.outcome == "failed":
+                failures.of(event.channel, event.error or _OTHER).inc()
 
-    def _start_channels_at_zero(self) -> None:
-        for channel in (name for name in events.CHANNELS if name not in ("http", "other")):
-            self._answer_times.labels(channel)
-            for update in events.UPDATE_OUTCOMES:
-                self._updates.labels(channel, update)
-            for reason in events.UPDATE_REASONS:
-                self._refusals.labels(channel, reason)
-            for delivery in events.DELIVERY_OUTCOMES:
-                self._deliveries.labels(channel, delivery)
-            for failure in (*events.DELIVERY_FAILURES, "other"):
-                self._failures.labels(channel, failure)
-            for channel_work in events.CHANNEL_WORKS:
-                self._channel_troubles.labels(channel, channel_work)
+        return {
+            events.UpdateReceived: count_update,
+            events.AnswerSent: count_answer,
+            events.ChannelTrouble: lambda e: troubles.of(e.channel, e.work).inc(),
+        }
 
-    def _start_runs_at_zero(self) -> None:
-        for workflow in self._workflows:
-            self._run_times.labels(workflow)
-            for counter in (self._run_retries, self._run_takeovers, self._runs_set_aside):
-                counter.labels(workflow)
-            for status in events.RUN_OUTCOMES:
-                self._runs.labels(workflow, status)
-        for work in events.RUN_WORKS:
-            self._run_troubles.labels(work)
-        self.set_runs({})
+    def _graphiti(self) -> _Counts:
+        episodes = self._counter("threadkeep_graphiti_episodes_total", result=events.DELIVERY_RESULTS)
+        dead = self._counter("threadkeep_graphiti_dead_total", reason=events.DEAD_REASONS)
+        recalls = self._counter("threadkeep_graphiti_recalls_total", result=events.GRAPH_RECALL_OUTCOMES)
+        facts = self._counter("threadkeep_graphiti_recalled_facts_total")
+        times = self._histogram("threadkeep_graphiti_recall_latency_ms", RECALL_BUCKETS_MS)
+        troubles = self._counter("threadkeep_graphiti_troubles_total", work=events.GRAPHITI_WORKS)
 
-    def _counter(self, name: str, *labels: str) -> Counter:
-        return Counter(name, METRICS[name], labels, registry=self.registry)
+        def count_episodes(event: events.EpisodesDelivered) -> None:
+            episodes.of(event.result).inc(event.count)
+            if event.reason is not None:
+                dead.of(event.reason).inc(event.count)
 
-    def _gauge(self, name: str, *labels: str) -> Gauge:
-        return Gauge(name, METRICS[name], labels, registry=self.registry)
+        def count_recall(event: events.GraphRecalled) -> None:
+            recalls.of(event.outcome).inc()
+            facts.of().inc(event.facts)
+            times.of().observe(event.milliseconds)
 
-    def _histogram(self, name: str, *labels: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_MS) -> Histogram:
-        return Histogram(name, METRICS[name], labels, buckets=buckets, registry=self.registry)
+        return {
+            events.EpisodesDelivered: count_episodes,
+            events.GraphRecalled: count_recall,
+            events.GraphitiTrouble: lambda e: troubles.of(e.work).inc(),
+        }
 
+    def _counter(self, name: str, first: _Labels | None = None, **labels: tuple[str, ...]) -> _Series[Counter]:
+        return _Series(Counter(name, METRICS[name], labels, registry=self.registry), labels, first or {})
 
-def _store_labels(
-    event: events.StoreRead | events.StoreWrite | events.ReadFailed | events.WriteFailed,
-) -> tuple[str, str, str]:
-    return (
-        _one_of(events.BACKENDS, event.backend),
-        _one_of(events.CHANNELS, event.channel),
-        _one_of(events.OUTCOMES, event.outcome),
-    )
+    def _platform_counter(self, name: str, **labels: tuple[str, ...]) -> _Series[Counter]:
+        return self._counter(name, {"channel": _PLATFORMS}, channel=events.CHANNELS, **labels)
+
+    def _histogram(
+        self,
+        name: str,
+        buckets: tuple[float, ...],
+        first: _Labels | None = None,
+        **labels: tuple[str, ...],
+    ) -> _Series[Histogram]:
+        histogram = Histogram(name, METRICS[name], labels, buckets=buckets, registry=self.registry)
+        return _Series(histogram, labels, first or {})
 
 
-def _known(allowed: tuple[str, ...], value: str) -> str:
-    """Return the value, or `other` if it is not allowed."""
-    return value if value in allowed else "other"
+class _Series[M: MetricWrapperBase]:
+    """The series of a metric, whose labels come from closed sets.
 
+    All exist from the start, or those with the values in `first`.
+    """
 
-def _one_of(allowed: tuple[str, ...], value: str) -> str:
-    """Return the value, or the last allowed value for anything else: unknown values must not become labels."""
-    return value if value in allowed else allowed[-1]
+    def __init__(self, metric: M, labels: _Labels, first: _Labels) -> None:
+        self._metric = metric
+        self._allowed = tuple(labels.values())
+        for values in product(*(first.get(name, allowed) for name, allowed in labels.items())):
+            self.of(*values)
+
+    def of(self, *values: str) -> M:
+        """Return the series with these label values; an unknown value must not become a label, and is `other`."""
+        if not values:
+            return self._metric
+        known = zip(values, self._allowed, strict=True)
+        return self._metric.labels(*(value if value in allowed else _OTHER for value, allowed in known))

@@ -16,7 +16,7 @@ _MOST_MESSAGES: Final = 500
 
 
 async def with_answer(memory: Memory, run: Run) -> Run:
-    """Return a run with the answer of its session, if its own result is gone or gave way."""
+    """Return a run with the answer of its session, if its own result was deleted or replaced."""
     if run.status != "done" or run.message_id is None:
         return run
     if run.result is not None:

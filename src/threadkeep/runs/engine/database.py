@@ -97,7 +97,7 @@ def translated() -> Iterator[None]:
 def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry) -> None:
     """Configure a connection as dbos does, in WAL mode.
 
-    With `synchronous = NORMAL` a power cut loses at most the last moments, and the death of a process loses nothing.
+    With `synchronous = NORMAL` a power cut can lose the last commits; the death of a process loses nothing.
     The rows of runs and turns are in the other file and follow its own durability options.
     """
     connection.isolation_level = "IMMEDIATE"

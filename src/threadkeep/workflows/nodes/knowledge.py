@@ -202,7 +202,7 @@ class RecallNode(KnowledgeNode):
         known: dict[str, Json] = {
             "facts": [_fact(fact) for fact in facts],
             "episodes": [_episode(episode) for episode in episodes],
-            "procedures": [_procedure(procedure) for procedure in procedures],
+            "procedures": [{"name": one.name, "type": one.content_type, "content": one.content} for one in procedures],
             "text": text,
             "count": len(lines),
         }
@@ -240,10 +240,6 @@ def _episode(episode: Episode) -> dict[str, Json]:
         "seq": episode.seq,
         "at": episode.at.isoformat(),
     }
-
-
-def _procedure(procedure: Procedure) -> dict[str, Json]:
-    return {"name": procedure.name, "type": procedure.content_type, "content": procedure.content}
 
 
 def _notify_unread(step: Step, error: Exception) -> None:
