@@ -113,12 +113,14 @@ class KnownFacts:
         refused = self._directives and accepted_directives(request.text)[1] > 0
         notes = (REFUSED_LINE,) if refused else ()
         room -= sum(request.counter(f"{note}\n") for note in notes)
-        graph = asyncio.ensure_future(_recall(memory, scopes, request))
+        recalls = memory.graphiti.recalls
+        graph = asyncio.ensure_future(_recall(memory, scopes, request)) if recalls else None
         try:
             kept = await self._known(memory.knowledge, tuple(scopes.values()), request, room) if self._own else []
-            recalled = await graph
+            recalled = GraphRecall() if graph is None else await graph
         finally:
-            graph.cancel()
+            if graph is not None:
+                graph.cancel()
         return _block(kept, recalled, request, room, notes)
 
     async def _known(
@@ -140,9 +142,9 @@ class KnownFacts:
                 request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
             )
             return self._choose(scopes, found, known, request, room)
-        kept = fitting_facts(in_stable_order(known), room, request.counter)
-        if len(kept) == len(known):
-            return kept
+        everything = in_stable_order(known)
+        if request.counter(facts_text([fact_line(fact) for fact in everything])) <= room:
+            return everything
         found = await knowledge.rank(
             request.text, known, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
         )
@@ -173,6 +175,8 @@ class KnownFacts:
 
 def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut]:
     """Return the facts that are not shown, by scope and reason."""
+    if len(kept) == len(loaded) < _MOST_FACTS:
+        return []
     shown, visible = {fact.id for fact in kept}, {fact.id for fact in without_shadowed(loaded)}
     found: list[FactsLeftOut] = []
     for kind in ALL_SCOPES:
@@ -187,9 +191,7 @@ def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut
 
 
 async def _recall(memory: Memory, scopes: Mapping[ScopeKind, Scope], request: ExtraRequest) -> GraphRecall:
-    """Return the facts that Graphiti recalls; empty if its recall is off."""
-    if not memory.graphiti.recalls:
-        return GraphRecall()
+    """Return the facts that Graphiti recalls."""
     session = request.session
     question = RecallQuestion(request.text, scopes, request.recent, session.session_id, session.workspace)
     return await memory.graphiti.recall(question)
@@ -200,7 +202,7 @@ def _block(
 ) -> Extra | None:
     """Return the facts of this database in their stable order, then those of the graph, then notes."""
     lines = [fact_line(fact) for fact in facts]
-    known = {normalised(fact.text) for fact in facts}
+    known = {normalised(fact.text) for fact in facts} if recalled.facts else set()
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]
     all_lines = [*lines, *(graph_line(fact.text, fact.scope, fact.since) for _, fact in fresh)]
     places = fitting_lines(all_lines, room, request.counter) if fresh else []

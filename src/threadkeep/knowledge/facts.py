@@ -49,6 +49,7 @@ from threadkeep.store.tables import like_pattern
 
 MAX_EVIDENCE = 20
 """The most origins of a fact that are stored."""
+_MOST_EVIDENCE_KNOWN = 5_000
 _MOST_RANKED = 10_000
 """The newest facts of a scope that `recall` reads."""
 _RANKED_AT_ONCE = 2_000
@@ -67,6 +68,7 @@ class Knowledge:
         self._clock = clock
         self._sql = owner_statements(driver.backend)
         self._vectors = FactVectors(observer)
+        self._evidence: dict[tuple[object, ...], tuple[Evidence, ...]] = {}
 
     async def remember(
         self,
@@ -241,7 +243,7 @@ class Knowledge:
         """
         async with self._driver.reading() as connection:
             found = await self._valid(connection, scopes, limit)
-            return await self._with_evidence(connection, found if shadowed else without_shadowed(found))
+            return await self._with_known_evidence(connection, found if shadowed else without_shadowed(found))
 
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
@@ -458,6 +460,16 @@ class Knowledge:
         row = {"fact_id": fact_id, **evidence._asdict(), "now": time_text(now), "most": MAX_EVIDENCE}
         await connection.execute(self._sql["add_evidence"], row)
 
+    async def _with_known_evidence(self, connection: Connection, facts: Sequence[Fact]) -> list[Fact]:
+        """Return facts with their evidence, which is read once for a state of a fact: chats ask in each turn."""
+        missing = [fact for fact in facts if _state(fact) not in self._evidence]
+        found = {_state(fact): fact.evidence for fact in await self._with_evidence(connection, missing)}
+        if len(self._evidence) > _MOST_EVIDENCE_KNOWN:
+            self._evidence.clear()
+        known = {_state(fact): self._evidence.get(_state(fact), ()) for fact in facts} | found
+        self._evidence |= known
+        return [replace(fact, evidence=known[_state(fact)]) if known[_state(fact)] else fact for fact in facts]
+
     async def _with_evidence(self, connection: Connection, facts: Sequence[Fact]) -> list[Fact]:
         if not facts:
             return []
@@ -467,3 +479,8 @@ class Knowledge:
         for fact_id, *origin in rows:
             origins[fact_id].append(Evidence(*origin))
         return [replace(fact, evidence=tuple(origins[fact.id])) if fact.id in origins else fact for fact in facts]
+
+
+def _state(fact: Fact) -> tuple[object, ...]:
+    """Return what changes whenever evidence of a fact is added or removed."""
+    return fact.id, fact.confirmed, fact.updated_at

@@ -216,6 +216,7 @@ def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T
     return [entry for entries in taken for entry in entries]
 
 
+@lru_cache(maxsize=2_000)
 def normalised(text: str) -> str:
     """Return a text without case, repeated spaces and the last full stop, to recognise the same statement."""
     return _SPACES.sub(" ", text.casefold()).strip().rstrip(".!?。")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 
 from langchain_core.utils.uuid import uuid7
 
@@ -132,7 +133,19 @@ def fact_row(fact: Fact) -> dict[str, object]:
 
 
 def fact_of(row: Row) -> Fact:
-    """Return the fact in a row of a statement for facts."""
+    """Return the fact in a row of a statement for facts.
+
+    Rows of facts that are texts or numbers are parsed once, because a chat reads the same facts in each turn.
+    """
+    return _parsed_fact(row) if row[4].startswith(("[", "{")) else _known_fact(row)
+
+
+@lru_cache(maxsize=2_000)
+def _known_fact(row: Row) -> Fact:
+    return _parsed_fact(row)
+
+
+def _parsed_fact(row: Row) -> Fact:
     fact_id, scope, owner, key, value, kind, confidence, confirmed, contradicted, valid_from, valid_to, updated_at = row
     return Fact(
         id=fact_id,

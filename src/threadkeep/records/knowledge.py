@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
 from threadkeep.errors import InvalidInput, InvalidMessage
@@ -307,6 +308,7 @@ class PersonQuery:
     cursor: tuple[datetime, str] | None = None
 
 
+@lru_cache(maxsize=4_000)
 def canonical_key(key: str) -> str:
     """Return the stored form of a fact's key: `home_city` for `Home City`, `home-city` and `homeCity`."""
     key = key.strip()
