@@ -20,3 +20,9 @@ def test_a_key_is_added_rotated_and_revoked(any_cli: CommandLine) -> None:
     assert any_cli("keys", "revoke", "phone", "--json").json == {"revoked": 2}
     assert any_cli("keys", "revoke", "phone").exit_code == 1
     assert any_cli("keys", "add", "x", "--scope", "all").exit_code == 2
+
+
+def test_mcp_names_its_user_or_none(cli: CommandLine) -> None:
+    """An empty one is refused at the start, not at each call."""
+    refused = cli("mcp", "--user", "")
+    assert (refused.exit_code, "user_id" in refused.err) == (2, True)

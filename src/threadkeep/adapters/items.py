@@ -12,6 +12,7 @@ from threadkeep.records import Json, Message, Role, View
 from threadkeep.store.driver import Joined
 
 _ATTEMPTS = 3
+_PAGE = 50
 
 
 def item_message(framework: str, item: Json, *, role: Role | None, text: str, message_id: str | None = None) -> Message:
@@ -61,13 +62,14 @@ async def messages_after(
     found: list[Message] = []
     before: int | None = None
     while (missing := LONGEST_PAGE if limit is None else limit - len(found)) > 0:
-        page = await session.page(before, min(missing, LONGEST_PAGE), view=view)
+        size = missing if keep is None else max(missing, _PAGE)
+        page = await session.page(before, min(size, LONGEST_PAGE), view=view)
         wanted = [message for message in page.messages if (message.seq or 0) > after]
         found = [*(wanted if keep is None else filter(keep, wanted)), *found]
         before = page.next_before
         if before is None or len(wanted) < len(page.messages):
             break
-    return found
+    return found if limit is None else found[-limit:]
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:

@@ -189,6 +189,7 @@ async def serve_mcp(
 async def _serve_stdio(memory: Memory, user: str | None, *, write: bool) -> None:
     from threadkeep.adapters.mcp import McpCaller, memory_server
 
+    memory.session("mcp", user_id=user)  # validates the user
     caller = McpCaller(user, writes=write)
     await memory_server(memory, lambda: caller, writes=write).run_stdio_async()
 
