@@ -166,19 +166,48 @@ async def test_a_repeat_streams_what_was_stored(memory: Memory) -> None:
     model = ScriptedModel(["4", "never"])
     graph = recorded(create_agent(model, [], name="math"), memory)
     await graph.ainvoke(asking(), config_of())
-    [values] = [part async for part in graph.astream(asking(), config_of(), stream_mode="values")]
-    assert [message.text for message in values["messages"]] == ["2 + 2?", "4"]
+    values = [part async for part in graph.astream(asking(), config_of(), stream_mode="values")]
+    assert [[message.text for message in part["messages"]] for part in values] == [["2 + 2?"], ["2 + 2?", "4"]]
     [update] = [part async for part in graph.astream(asking(), config_of(), stream_mode="updates")]
     assert update["math"]["messages"][0].text == "4"
     [(piece, _)] = [part async for part in graph.astream(asking(), config_of(), stream_mode="messages")]
     assert piece.text == "4"
     parts = [part async for part in graph.astream(asking(), config_of(), stream_mode=["updates", "messages"])]
-    assert [mode for mode, _ in parts] == ["updates", "messages"]
+    assert sorted(mode for mode, _ in parts) == ["messages", "updates"]
+    parts = [part async for part in graph.astream(asking(), config_of(), stream_mode="debug")]
+    assert [(part["type"], part["payload"]["name"]) for part in parts] == [("task", "math"), ("task_result", "math")]
     parts = [part async for part in graph.astream(asking(), config_of(), stream_mode="values", version="v2")]
-    assert [(part["type"], part["ns"]) for part in parts] == [("values", ())]
+    assert [(part["type"], part["ns"]) for part in parts] == [("values", ())] * 2
     output = await graph.ainvoke(asking(), config_of(), version="v2")
     assert output.value["messages"][-1].text == "4"
     assert len(model.calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
+async def test_a_repeat_has_the_events_of_an_answer(memory: Memory) -> None:
+    """On every database: in each version of LangChain's events; the third one comes with an object of LangGraph."""
+    model = ScriptedModel(["4", "never"])
+    graph = recorded(create_agent(model, [], name="math"), memory)
+    for version in ("v2", "v2", "v1"):
+        events = [event async for event in graph.astream_events(asking(), config_of(), version=version)]
+        ended = [event for event in events if event["event"] == "on_chain_end" and event["name"] == "math"]
+        output = ended[-1]["data"]["output"]
+        # The first version has the updates of the last node.
+        assert (output["math"] if version == "v1" else output)["messages"][-1].text == "4"
+        assert (events[0]["event"], events[0]["name"]) == ("on_chain_start", "math")
+    run = await graph.astream_events(asking(), config_of(), version="v3")
+    assert (await run.output())["messages"][-1].text == "4"
+    assert len(model.calls) == 1
+
+
+async def test_a_repeat_streams_the_steps_of_a_graph(memory: Memory) -> None:
+    """On every database: the answers of two agents, in their order, with the other values of the state at the end."""
+    graph = routed(memory, ScriptedModel(["math"]), speaker(memory, "math", "4"), speaker(memory, "critic", "right"))
+    await graph.ainvoke(asking(), config_of())
+    first, second = [part async for part in graph.astream(asking(), config_of(), stream_mode="updates")]
+    assert [message.text for message in first["math"]["messages"]] == ["4"]
+    assert [message.text for message in second["critic"]["messages"]] == ["right"]
+    assert second["critic"]["route"] == "math"
 
 
 def test_a_repeat_of_a_synchronous_call_runs_nothing(shared_url: str) -> None:
@@ -191,7 +220,7 @@ def test_a_repeat_of_a_synchronous_call_runs_nothing(shared_url: str) -> None:
             first = graph.invoke(asking(), config)
             again = graph.invoke(asking(), config)
             assert [message.id for message in again["messages"]] == [message.id for message in first["messages"]]
-            [part] = graph.stream(asking(), config, stream_mode="values")
+            *_, part = graph.stream(asking(), config, stream_mode="values")
             assert part["messages"][-1].text == "4"
             assert len(model.calls) == 1
 

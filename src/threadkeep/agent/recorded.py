@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from copy import copy
+from typing import Annotated, Any, Final, TypedDict
 
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.pregel import Pregel
-from langgraph.types import GraphOutput
+from langgraph.types import Command
 from pydantic import BaseModel
 
 from threadkeep.agent.answers import has_detector
+from threadkeep.agent.conversion import id_of
 from threadkeep.agent.invocation import kinds_among
-from threadkeep.agent.recorded_turns import GraphEnd, GraphInput, GraphTurn, GraphTurns, State
+from threadkeep.agent.recorded_turns import GraphInput, GraphTurn, GraphTurns, State
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import OnFailure
 from threadkeep.errors import MiddlewareWarning
@@ -32,7 +37,8 @@ def recorded(
     The question is stored before the graph runs, the final answer when it ends, under the name of its message. Agents
     with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the earlier turns before its
     input; the result does not have them. A repeated message of a finished turn gets the stored answers, and the graph
-    does not run. It is called like the graph: `invoke`, `stream` and `batch`, or `ainvoke`, `astream` and `abatch`.
+    does not run. It is called like the graph: `invoke`, `stream` and `batch`, or `ainvoke`, `astream`, `astream_events`
+    and `abatch`.
 
     The question is stored without the data that `PIIMiddleware` in the graph looks for. A kind with a detector of your
     own cannot be found before the graph runs: a `MiddlewareWarning` names it.
@@ -74,8 +80,10 @@ class RecordedGraph(Runnable[Any, Any]):
         turn = self._begun(input, config)
         try:
             if turn.ended is not None:
-                state = self._state_of(turn, self._graph.get_state(turn.config).values if self._has_saver else None)
-                return output_of(state, turn.ended.messages, kwargs)
+                graph, given = self._of_end(
+                    turn, self._graph.get_state(turn.config).values if self._has_saver else None
+                )
+                return graph.invoke(given, turn.config, **_of_results(kwargs))
             result = self._graph.invoke(turn.given, turn.config, control=turn.control, **kwargs)
             winner = self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
         finally:
@@ -92,10 +100,12 @@ class RecordedGraph(Runnable[Any, Any]):
         turn = self._begun(input, config)
         try:
             if turn.ended is not None:
-                state = self._state_of(turn, self._graph.get_state(turn.config).values if self._has_saver else None)
-                yield from self._parts(turn.ended, state, kwargs)
+                graph, given = self._of_end(
+                    turn, self._graph.get_state(turn.config).values if self._has_saver else None
+                )
+                yield from graph.stream(given, turn.config, **_of_results(kwargs))
                 return
-            yield from self._graph.stream(turn.given, turn.config, control=turn.control, **kwargs)
+            yield from self._graph.stream(turn.given, turn.config, **{**kwargs, "control": turn.control})
             self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
         finally:
             turn.turns.leave(turn)
@@ -110,8 +120,8 @@ class RecordedGraph(Runnable[Any, Any]):
         turn = await self._abegun(input, config)
         try:
             if turn.ended is not None:
-                state = self._state_of(turn, await self._saved(turn))
-                return output_of(state, turn.ended.messages, kwargs)
+                graph, given = self._of_end(turn, await self._saved(turn))
+                return await graph.ainvoke(given, turn.config, **_of_results(kwargs))
             result = await self._graph.ainvoke(turn.given, turn.config, control=turn.control, **kwargs)
             winner = await self._turns.call(lambda _: turn.end(self._final(turn)))
         finally:
@@ -128,26 +138,46 @@ class RecordedGraph(Runnable[Any, Any]):
         turn = await self._abegun(input, config)
         try:
             if turn.ended is not None:
-                for part in self._parts(turn.ended, self._state_of(turn, await self._saved(turn)), kwargs):
+                graph, given = self._of_end(turn, await self._saved(turn))
+                async for part in graph.astream(given, turn.config, **_of_results(kwargs)):
                     yield part
                 return
-            async for part in self._graph.astream(turn.given, turn.config, control=turn.control, **kwargs):
+            async for part in self._graph.astream(turn.given, turn.config, **{**kwargs, "control": turn.control}):
                 yield part
             await self._turns.call(lambda _: turn.end(self._final(turn)))
         finally:
             turn.turns.leave(turn)
 
+    def stream_events(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
+        """Run the graph; return its events, in the versions that the graph has."""
+        graph = self._with_streams()
+        if graph is None:
+            return super().stream_events(input, config, **kwargs)
+        return graph.stream_events(input, config, **kwargs)
+
+    def astream_events(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
+        """Run the graph; return its events, in the versions that the graph has."""
+        graph = self._with_streams()
+        if graph is None:
+            return super().astream_events(input, config, **kwargs)
+        return graph.astream_events(input, config, **kwargs)
+
+    def _with_streams(self) -> Any:
+        """Return a copy of the graph whose streams are those of this object; None if it is no graph of LangGraph."""
+        if not isinstance(self._graph, Pregel):
+            return None
+        graph: Any = copy(self._graph)
+        graph.stream, graph.astream = self.stream, self.astream
+        return graph
+
     async def _saved(self, turn: GraphTurn) -> State | None:
         """Return the state that the checkpointer has."""
         return (await self._graph.aget_state(turn.config)).values if self._has_saver else None
 
-    def _state_of(self, turn: GraphTurn, saved: State | None) -> State:
-        """Return the final state of a turn that has ended before; `saved` is the state of a checkpointer."""
-        return turn.final_state(saved, getattr(self._graph, "output_channels", ()), self._classes)
-
-    def _parts(self, ended: GraphEnd, state: State, options: Mapping[str, Any]) -> Iterator[Any]:
-        modes = options.get("stream_mode") or getattr(self._graph, "stream_mode", "values")
-        return parts_of(state, ended.messages, {**options, "stream_mode": modes})
+    def _of_end(self, turn: GraphTurn, saved: State | None) -> tuple[Any, State]:
+        """Return a graph with the end of a turn that has ended before, and its input; `saved` is a checkpointer's."""
+        state = turn.final_state(saved, getattr(self._graph, "output_channels", ()), self._classes)
+        return graph_of_end(self._graph, state, () if turn.ended is None else turn.ended.messages)
 
     def _final(self, turn: GraphTurn) -> object:
         """Return the output of the graph; store the classes of its values, to restore them for repeats."""
@@ -175,6 +205,11 @@ class RecordedGraph(Runnable[Any, Any]):
         return turn
 
 
+def _of_results(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that say what a call returns."""
+    return {name: value for name, value in options.items() if name in _OF_RESULTS}
+
+
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
     """Return the kinds of data that `PIIMiddleware` in a graph looks for; warn of those without a known detector."""
     subgraphs = graph.get_subgraphs(recurse=True) if isinstance(graph, Pregel) else ()
@@ -191,32 +226,34 @@ def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
     return found - own
 
 
-def parts_of(state: State, answers: Sequence[AIMessage], options: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the stream of a turn that has ended, in the requested modes and shape."""
-    asked = options.get("stream_mode")
-    for mode in [asked] if isinstance(asked, str) else list(asked or ()):
-        for data in _data_of(mode, state, answers):
-            if options.get("version") == "v2":
-                yield {"type": mode, "ns": (), "data": data, **({"interrupts": ()} if mode == "values" else {})}
-                continue
-            part = (*([()] if options.get("subgraphs") else []), *([] if isinstance(asked, str) else [mode]), data)
-            yield part if len(part) > 1 else data
+_OF_RESULTS: Final = frozenset({"stream_mode", "version", "subgraphs", "output_keys", "print_mode", "debug"})
+"""The options of a call that a repeat has too; the others are about running the graph."""
 
 
-def output_of(state: State, answers: Sequence[AIMessage], options: Mapping[str, Any]) -> Any:
-    """Return the result of a call for a turn that has ended."""
-    if options.get("stream_mode", "values") != "values":
-        return list(parts_of(state, answers, options))
-    return GraphOutput(dict(state)) if options.get("version") == "v2" else dict(state)
+def graph_of_end(graph: Any, state: State, answers: Sequence[AIMessage]) -> tuple[Any, State]:
+    """Return a graph that ends with a state, and its input; nodes with the names of the authors give the answers.
 
+    It runs in the place of the graph when a turn has ended before, for the same results, streams and events.
+    """
+    messages, ids = state["messages"], [answer.id for answer in answers]
+    ends = [place for place, message in enumerate(messages) if id_of(message) in ids]
+    steps: deque[tuple[str, dict[str, Any]]] = deque()
+    for before, end in zip([ends[0] - 1, *ends], ends, strict=False):
+        name = next(answer.name for answer in answers if answer.id == id_of(messages[end])) or "model"
+        name = name.replace(":", "_").replace("|", "_")
+        steps.append((f"{name}_" if name in state else name, {"messages": messages[before + 1 : end + 1]}))
+    steps[-1][1].update({**state, "messages": [*steps[-1][1]["messages"], *messages[ends[-1] + 1 :]]})
+    nodes = dict.fromkeys(name for name, _ in steps)
 
-def _data_of(mode: str, state: State, answers: Sequence[AIMessage]) -> Iterator[Any]:
-    rest = {name: value for name, value in state.items() if name != "messages"}
-    if mode == "values":
-        yield dict(state)
-    elif mode == "updates":
-        for answer in answers:
-            yield {answer.name or "model": {"messages": [answer], **(rest if answer is answers[-1] else {})}}
-    elif mode == "messages":
-        for answer in answers:
-            yield answer, {"langgraph_node": answer.name or "model"}
+    def step(_: object) -> Command[Any]:
+        _, update = steps.popleft()
+        return Command(update=update, goto=steps[0][0] if steps else END)
+
+    schema: Any = TypedDict
+    builder: Any = StateGraph(schema("State", {**dict.fromkeys(state, Any), "messages": Annotated[list, operator.add]}))
+    for name in nodes:
+        builder.add_node(name, step)
+    builder.add_edge(START, next(iter(nodes)))
+    compiled = builder.compile(checkpointer=False, name=getattr(graph, "name", None))
+    compiled.stream_mode = getattr(graph, "stream_mode", "values")
+    return compiled, {"messages": messages[: ends[0]]}
