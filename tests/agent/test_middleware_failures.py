@@ -75,14 +75,15 @@ async def test_another_question_after_a_failure(small_memory: Memory) -> None:
         assert len(await kept(small_memory, thread)) == 3
 
 
-async def test_words_before_a_failure_are_kept_as_failed(sqlite_url: str, memory_options: MemoryOptions) -> None:
-    """A model that breaks off in mid-stream: what people had read already is in the transcript, marked."""
-    async with open_memory(sqlite_url, options=memory_options) as memory:
-        with pytest.raises(ConnectionError):
-            await stream(make_agent(ScriptedModel([["Let me ", "see", DOWN]]), [SessionMemory(memory)]), "hi")
-        assert await kept(memory) == [("user", "hi")]
-    async with open_memory(sqlite_url, options=memory_options) as memory:
-        assert await kept_with_status(memory) == [("user", "hi", "complete"), ("assistant", "Let me see", "failed")]
+async def test_words_before_a_failure_are_kept_as_failed(memory: Memory) -> None:
+    """A model that breaks off in mid-stream: what people had read is in the transcript, marked, in its place."""
+    agent = make_agent(ScriptedModel([["Let me ", "see", DOWN], "fine"]), [SessionMemory(memory)])
+    with pytest.raises(ConnectionError):
+        await stream(agent, "hi")
+    failed = [("user", "hi", "complete"), ("assistant", "Let me see", "failed")]
+    assert await kept_with_status(memory) == failed
+    await ask(agent, "again")
+    assert (await kept_with_status(memory))[:3] == [*failed, ("user", "again", "complete")]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -255,3 +256,16 @@ async def test_the_first_run_is_not_kept_by_what_it_set_going(small_memory: Memo
     tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith("threadkeep-")]
     assert tasks
     assert all(task.get_context().get(var_child_runnable_config) is None for task in tasks)
+
+
+async def test_a_reader_that_breaks_off_is_followed_by_the_next_turn(memory: Memory) -> None:
+    """What it has read is stored before the next question, wherever it stopped; the garbage collector ends the run."""
+    for number, last in enumerate(["few", "words", "more", "end"] * 4):
+        agent = make_agent(ScriptedModel([["a few ", "words ", "more ", "end"], "fine"]), [SessionMemory(memory)])
+        room = f"telegram:{number}"
+        async for part, _ in agent.astream(input_of("hi"), config_of(room), stream_mode="messages"):
+            if isinstance(part, BaseMessage) and last in part.text:
+                break
+        await ask(agent, "and now?", thread_id=room)
+        roles = [message.role for message in await memory.session(room).tail(9)]
+        assert roles == ["user", "assistant", "user", "assistant"]

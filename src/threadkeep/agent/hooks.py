@@ -125,11 +125,11 @@ class TurnHooks:
         """Hold or store the text that a model gave before it failed, was interrupted or cancelled."""
         part = step.part
         part.root.call_ends()
-        self._release(part)
         said = storable(step.partial.text, part.redacted, whole=False)
         if not isinstance(error, Exception):
-            await self._open.end(part, said, "interrupted")
+            await self._interrupt(part, said)
             return
+        self._release(part)
         step.turn.contexts.keep()
         if not isinstance(error, GraphBubbleUp):
             part.model_failed = True
@@ -169,8 +169,14 @@ class TurnHooks:
             return
         said = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
         await self._begun(part, call.messages, call.config)
-        self._release(part)
-        await self._open.end(part, AIMessage(text_of(said), id=said.id) if said else "", "interrupted")
+        await self._interrupt(part, AIMessage(text_of(said), id=said.id) if said else "")
+
+    async def _interrupt(self, part: Participation, said: BaseMessage | str) -> None:
+        """Store what a cancelled call said, then let the next turn of the session begin."""
+        try:
+            await self._open.end(part, said, "interrupted")
+        finally:
+            self._release(part)
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
         """Store the final answer; if another process was first, its answer replaces this one in the state."""

@@ -336,7 +336,7 @@ class OpenTurns:
         """Settle a call whose run failed outside of its model call.
 
         A question that reached no model is stored without its text: other middleware may have refused the text. A
-        refused answer is not stored.
+        refused answer is not stored. The text that a model gave before it failed is.
         """
         if self._calls.get(call.key) is not call:
             return
@@ -347,6 +347,8 @@ class OpenTurns:
                 await call.refuse(caller)
         elif isinstance(error, PIIDetectionError):
             await self.end(call, "", "failed")
+        elif call.status == "failed":
+            await self.settle(call)
 
     async def cut_off(self, call: Participation) -> None:
         """Store the held answer of a run that was cancelled, or of a stream without a reader."""
