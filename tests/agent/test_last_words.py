@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.agent.talking import ask, kept, make_agent
+from tests.agent.talking import ROOM, ask, kept, make_agent, stream
 from tests.limits import HANG_SECONDS
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory
 from threadkeep.testing import Gate, ScriptedModel
@@ -123,3 +123,17 @@ async def test_a_memory_closes_while_its_last_work_ends(rounds: int) -> None:
     await memory.close()
     await working
     del speaker  # it had to be there till now
+
+
+async def test_the_words_of_an_open_model_call_are_stored(memory_options: MemoryOptions, sqlite_url: str) -> None:
+    """The memory closes while a reader waits for more."""
+    gate = Gate()
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        agent = make_agent(ScriptedModel([["once ", "upon ", gate, "a time"]]), [SessionMemory(memory)])
+        reading = asyncio.create_task(stream(agent, "a story, please"))
+        await gate.reached()
+    reading.cancel()
+    await asyncio.wait([reading])
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        words = [(message.content, message.status) for message in await memory.session(ROOM).tail(9)]
+    assert words == [("a story, please", "complete"), ("once upon ", "interrupted")]

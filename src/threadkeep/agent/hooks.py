@@ -97,7 +97,9 @@ class TurnHooks:
         sent = await turn.context(state, request.system_message, ModelUse(request.model, tuple(request.tools)))
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         part.root.call_begins()
-        return ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
+        step = ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
+        part.partial = step.partial
+        return step
 
     async def end_model_call(self, step: ModelStep, response: ModelResponse[Any]) -> None:
         """Hold the reply of a model as the answer if it calls no tools.
@@ -106,6 +108,7 @@ class TurnHooks:
         """
         part, failed = step.part, step.partial.failed
         part.root.call_ends()
+        part.partial = None
         known = {message.id for message in (*step.call.messages, *step.sent)}
         response.result[:] = [
             one.model_copy(update={"id": str(uuid7())}) if one.id in known and one.id else one
@@ -125,6 +128,7 @@ class TurnHooks:
         """Hold or store the text that a model gave before it failed, was interrupted or cancelled."""
         part = step.part
         part.root.call_ends()
+        part.partial = None
         said = storable(step.partial.text, part.redacted, whole=False)
         if not isinstance(error, Exception):
             await self._interrupt(part, said)

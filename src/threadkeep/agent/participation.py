@@ -14,7 +14,8 @@ from langchain.agents.middleware import PIIDetectionError
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.runtime import Runtime
 
-from threadkeep.agent.callbacks import root_callbacks
+from threadkeep.agent.answers import storable
+from threadkeep.agent.callbacks import PartialAnswer, root_callbacks
 from threadkeep.agent.conversion import id_of, refused_message, text_of, transcript_text
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import CallKey
@@ -59,8 +60,8 @@ class Participation:
     """The call of one agent in a turn.
 
     A `silent` agent was asked by the program: it neither reads nor writes the session. `redacted` are the kinds of data
-    that `PIIMiddleware` of the agent looks for. A `resumed` agent began in an earlier call of the graph, before an
-    interrupt or in another process.
+    that `PIIMiddleware` of the agent looks for. `partial` is the answer of a model call that is not over. A `resumed`
+    agent began in an earlier call of the graph, before an interrupt or in another process.
 
     LangGraph does not report that a run was cut off after its model had answered. But the writer of a run's stream is
     one object in all nodes and lives as long as the run: without it the run is over. While it exists, the run may be
@@ -79,6 +80,7 @@ class Participation:
     turn: OpenTurn | None = None
     text: BaseMessage | str = ""
     status: Status = "interrupted"
+    partial: PartialAnswer | None = None
     redacted: frozenset[str] = frozenset()
     direct_calls: set[str] = field(default_factory=set)
     model_failed: bool = False
@@ -380,12 +382,13 @@ class OpenTurns:
                 await self.settle(call)
 
     async def settle_all(self) -> None:
-        """Store the held answers of all runs; the memory calls this when it closes."""
+        """Store the held answers of all runs and the words of open model calls, before the memory closes."""
         errors: list[Exception] = []
         for call in list(self._calls.values()):
             # After a failure the other turns are stored too; then the first error is raised.
             with ErrorBoundary(errors.append):
-                await self.settle(call)
+                begun = "" if call.partial is None else storable(call.partial.text, call.redacted, whole=False)
+                await self.end(call, call.text or begun, call.status)
         for first in errors:
             raise first
 
