@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import pairwise
 
 from threadkeep.context.cut import cut_end
@@ -28,8 +29,19 @@ _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
 def fact_line(fact: Fact) -> str:
     """Return a fact as one line; its text cannot end the line or imitate another one."""
-    key = dump_json(fact.key)[1:-1]
-    return _safe(f"> {key}: {dump_json(fact.value)} ({fact.scope.kind}, {day_of(fact)})")
+    if isinstance(fact.value, str):
+        return _text_line(fact.key, fact.value, fact.scope.kind, fact.valid_from)
+    return _fact_line(fact.key, fact.value, fact.scope.kind, fact.valid_from)
+
+
+@lru_cache(maxsize=2_000)
+def _text_line(key: str, value: str, scope: ScopeKind, since: datetime) -> str:
+    """Return the line of a text; a chat quotes the same ones in each turn."""
+    return _fact_line(key, value, scope, since)
+
+
+def _fact_line(key: str, value: Json, scope: ScopeKind, since: datetime) -> str:
+    return _safe(f"> {dump_json(key)[1:-1]}: {dump_json(value)} ({scope}, {_day(since)})")
 
 
 def graph_line(text: str, scope: ScopeKind, since: datetime | None) -> str:
@@ -40,7 +52,11 @@ def graph_line(text: str, scope: ScopeKind, since: datetime | None) -> str:
 
 def day_of(fact: Fact) -> str:
     """Return the first day on which a fact is valid, in UTC."""
-    return fact.valid_from.astimezone(UTC).date().isoformat()
+    return _day(fact.valid_from)
+
+
+def _day(moment: datetime) -> str:
+    return moment.astimezone(UTC).date().isoformat()
 
 
 def facts_text(lines: Sequence[str]) -> str:
