@@ -372,6 +372,56 @@ async def test_an_agent_may_keep_a_conversation_of_its_own(memory: Memory) -> No
     assert [info async for info in memory.sessions()] == []
 
 
+def _calling(*questions: str, name: str = "search") -> AIMessage:
+    """A reply that calls a tool several times at once."""
+    calls: list[Any] = [{"name": name, "args": {"q": q}, "id": f"call-{q}"} for q in questions]
+    return AIMessage("", tool_calls=calls)
+
+
+@pytest.mark.parametrize("blocking", [False, True], ids=["async", "sync"])
+async def test_parallel_calls_of_an_agent_with_its_own_conversation_take_turns(memory: Memory, blocking: bool) -> None:
+    """On every database: two tool calls in one turn."""
+    model = ScriptedModel(["one", "two"])
+    searcher: Any = create_agent(model, [], middleware=[SessionMemory(memory, scope="own")], name="searcher")
+
+    @tool
+    async def search(q: str) -> str:
+        """Ask another agent."""
+        return str((await searcher.ainvoke(input_of(q)))["messages"][-1].text)
+
+    @tool("search")
+    def search_in_a_thread(q: str) -> str:
+        """Ask another agent."""
+        return str(searcher.invoke(input_of(q))["messages"][-1].text)
+
+    chief = ScriptedModel([_calling("a", "b"), "here they are"])
+    tools = [search_in_a_thread if blocking else search]
+    agent: Any = create_agent(chief, tools, middleware=[SessionMemory(memory)], name="main")
+    await agent.ainvoke(input_of("both?"), config_of())
+    [own] = [info.session_id async for info in memory.sessions() if info.session_id != ROOM]
+    assert [name for name, _ in await said(memory, own)] == [None, "searcher", None, "searcher"]
+    assert texts(model.calls[1])[1] == "one"
+
+
+async def test_agents_that_ask_each_other_at_once_do_not_wait_for_each_other(small_memory: Memory) -> None:
+    """Each has a conversation of its own, and asks the other one in a tool."""
+    agents: dict[str, Any] = {}
+
+    @tool
+    async def search(q: str) -> str:
+        """Ask one agent, or the other."""
+        name = "b" if q.startswith("b") else "a"
+        return str((await agents[name].ainvoke(input_of(q)))["messages"][-1].text)
+
+    for name, other in (("a", "b"), ("b", "a")):
+        model = ScriptedModel([_calling(f"{other}?"), f"{name} is done", f"{name} says"])
+        own = SessionMemory(small_memory, scope="own")
+        agents[name] = create_agent(model, [search], middleware=[own], name=name)
+    chief = ScriptedModel([_calling("a", "b"), "done"])
+    agent: Any = create_agent(chief, [search], middleware=[SessionMemory(small_memory)], name="main")
+    assert (await agent.ainvoke(input_of("both?"), config_of()))["messages"][-1].text == "done"
+
+
 async def test_a_question_may_be_stored_as_it_was_received(memory: Memory) -> None:
     """On every database: what other middleware adds under the same id is sent, and not stored."""
 

@@ -42,7 +42,7 @@ from threadkeep.agent.invocation import (
     session_for,
 )
 from threadkeep.agent.participation import Caller, OpenTurns, Participation
-from threadkeep.agent.root_runs import RootRun, order_of, own_session, root_run, tool_of_session
+from threadkeep.agent.root_runs import RootRun, order_of, own_session, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, place_in
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
@@ -76,10 +76,19 @@ class TurnHooks:
         part = self._new_part(call)
         if not part.silent:
             part.begun_by(call.runtime)
-            if self._options.ordered and run_hold.get() is None and tool_of_session.get() is None:
+            if self._options.ordered and self._may_wait(part):
                 await order_of(self.memory).acquire(part.session.session_id, part.root, self.memory.observers)
             caller = self._caller(call.config)
             root_callbacks.at_end(lambda state, error: self._run_ended(part, caller, state, error))
+
+    def _may_wait(self, part: Participation) -> bool:
+        """Return whether an agent waits for its turn: tools do not, except for the own conversation of an agent.
+
+        Tools that such agents call do not wait either: two of them could wait for each other.
+        """
+        if part.parent is not None:
+            return len(tool_of_sessions.get()) < 2
+        return run_hold.get() is None and not tool_of_sessions.get()
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
         """Store the question and return the messages for the model; None if the agent has no part in the turn."""
@@ -271,7 +280,7 @@ class TurnHooks:
         part = Participation(
             self.memory, session, self._options, root, author, call.key, resumed=resumed, parent=parent
         )
-        asked_by_tool = tool_of_session.get() == (self.memory.identity, session.session_id)
+        asked_by_tool = (self.memory.identity, session.session_id) in tool_of_sessions.get()
         if self._options.scope == "none" or asked_by_tool:
             part.silent = True
         else:
@@ -349,8 +358,9 @@ class ToolStep:
     @contextmanager
     def marked(self) -> Iterator[None]:
         """Mark the block as a tool call: agents that it calls take no part in the turn."""
-        token = tool_of_session.set((self.part.memory.identity, self.part.session.session_id))
+        called_by = (self.part.memory.identity, self.part.session.session_id)
+        token = tool_of_sessions.set((*tool_of_sessions.get(), called_by))
         try:
             yield
         finally:
-            tool_of_session.reset(token)
+            tool_of_sessions.reset(token)

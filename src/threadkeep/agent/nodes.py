@@ -22,7 +22,7 @@ from threadkeep.agent.invocation import control_of, metadata_of, node_of, run_id
 from threadkeep.agent.model_facts import facts_of
 from threadkeep.agent.participation import Caller, Participation
 from threadkeep.agent.questions import question_before
-from threadkeep.agent.root_runs import RootRun, order_of, root_run, tool_of_session
+from threadkeep.agent.root_runs import RootRun, order_of, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, place_in
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
@@ -44,7 +44,7 @@ class NodeTurns:
         identify(question_before(messages))
         part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None
-        if ordered and tool_of_session.get() is None:
+        if ordered and not tool_of_sessions.get():
             await order_of(self._memory).acquire(part.session.session_id, part.root, self._memory.observers)
         with OnFailure(lambda: self.leave(part)):
             state = part.root.with_question(messages)
@@ -92,7 +92,7 @@ class NodeTurns:
         root = root_run(memory, control_of(), session.session_id, place)
         author = node_of(config, place)
         part = Participation(memory, session, options, root, author, (id(root.control), "", id(messages)))
-        part.silent = options.scope == "none" or tool_of_session.get() == (memory.identity, session.session_id)
+        part.silent = options.scope == "none" or (memory.identity, session.session_id) in tool_of_sessions.get()
         if not part.silent:
             part.enter(messages)
         if part.silent:

@@ -24,7 +24,7 @@ from threadkeep.agent.participation import Caller, Participation
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, first_since, superseded_places
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.quoted_sections import section_message
-from threadkeep.agent.root_runs import begun_turn, order_of, root_run, tool_of_session
+from threadkeep.agent.root_runs import begun_turn, order_of, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import AUTO_TOKENS, TurnOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
@@ -67,7 +67,7 @@ class GraphTurns:
         messages = _messages_in(given)
         part.resumed = not messages
         turn = GraphTurn(self, part, GraphEnds(memory, session, self._name), given, messages, config)
-        if tool_of_session.get() == (memory.identity, session.session_id):
+        if (memory.identity, session.session_id) in tool_of_sessions.get():
             part.silent = True
             return turn
         if options.ordered:

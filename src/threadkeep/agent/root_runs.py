@@ -40,8 +40,8 @@ _REPORT_SECONDS: Final = 30.0
 _MOST_ROOT_RUNS: Final = 1_000
 _root_runs: WeakKeyDictionary[Identity, RootRuns] = WeakKeyDictionary()
 
-tool_of_session: ContextVar[tuple[Identity, str] | None] = ContextVar("threadkeep_tool_of_session", default=None)
-"""The memory and the session of the agent that calls the current tool."""
+tool_of_sessions: ContextVar[tuple[tuple[Identity, str], ...]] = ContextVar("threadkeep_tool_of_sessions", default=())
+"""The memories and the sessions of the agents that call the current tool, from the outermost one."""
 
 
 @dataclass(eq=False)
