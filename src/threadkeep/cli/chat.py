@@ -42,17 +42,15 @@ COMMANDS = {
 async def chat(
     session: Annotated[
         str | None,
-        typer.Option("--session", metavar="ID", help="The session; a new one else.", autocompletion=session_ids),
+        typer.Option("--session", metavar="ID", help="The session; by default a new one.", autocompletion=session_ids),
     ] = None,
-    user: Annotated[str | None, typer.Option("--user", metavar="ID", help="Whose session it is.")] = None,
+    user: Annotated[str | None, typer.Option("--user", metavar="ID", help="The owner of the session.")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="NAME", help="The model, in place of THREADKEEP_MODEL.")
+        str | None, typer.Option("--model", "-m", metavar="NAME", help="The model, instead of THREADKEEP_MODEL.")
     ] = None,
     system: Annotated[
         str | None,
-        typer.Option(
-            "--system", "-s", metavar="TEXT", help="The system message, in place of THREADKEEP_SYSTEM_PROMPT."
-        ),
+        typer.Option("--system", "-s", metavar="TEXT", help="The system message, instead of THREADKEEP_SYSTEM_PROMPT."),
     ] = None,
 ) -> None:
     """Talk to the agent, in the terminal or by a pipe.

@@ -72,7 +72,7 @@ def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
     """Return all commands, or only those of a noun and a verb, because building all of them is slow."""
     application = typer.Typer(
         name="threadkeep",
-        help="The memory of LangGraph agents: serve it, talk to it, look into it.",
+        help="The memory of LangGraph agents: serve it, chat with it, inspect it.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         # Rich help output would double the time of `--help`.
@@ -132,7 +132,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """The memory of LangGraph agents: serve it, talk to it, look into it."""
+    """The memory of LangGraph agents: serve it, chat with it, inspect it."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from threadkeep.store.manifests import Cursor, StoredManifest
 
 commands = typer.Typer(
-    help="What the model saw of a session, and what not.", no_args_is_help=True, rich_markup_mode=None
+    help="The messages that the model saw, and those left out.", no_args_is_help=True, rich_markup_mode=None
 )
 
 _PAGE = 200
@@ -34,17 +34,17 @@ async def show_context(
     ] = None,
     call: Annotated[
         int | None,
-        typer.Option("--call", min=1, metavar="N", help="A call: 1 is the newest; with --run the run's N-th."),
+        typer.Option("--call", min=1, metavar="N", help="The call: 1 is the newest; with --run, the N-th of it."),
     ] = None,
-    run_id: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Look at the calls of this run.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Show calls of this run.")] = None,
     diff: Annotated[
         str | None,
-        typer.Option("--diff", metavar="[N]", help="What changed since another call, by default the one before."),
+        typer.Option("--diff", metavar="[N]", help="Show changes since another call; by default the one before."),
     ] = None,
-    following: Annotated[bool, typer.Option("--next", help="Only what the chat's next call would see.")] = False,
+    following: Annotated[bool, typer.Option("--next", help="Show only the context of the chat's next call.")] = False,
     user: UserId = None,
-    max_messages: Annotated[int | None, typer.Option(min=0, help="For the next call, in place of the setting.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=0, help="For the next call, in place of the setting.")] = None,
+    max_messages: Annotated[int | None, typer.Option(min=0, help="For the next call, instead of the setting.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=0, help="For the next call, instead of the setting.")] = None,
 ) -> None:
     """Show the context of a model call: its budget, its messages, the excluded messages, and the reasons.
 

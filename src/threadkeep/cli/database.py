@@ -27,10 +27,10 @@ _SLICE_SECONDS = 0.25
 _MOST_IDLE_PASSES = 20
 
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
-Replace = Annotated[bool, typer.Option("--replace", help="Replace what is there.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace existing data.")]
 
 pending_commands = typer.Typer(
-    help="The turns that no database has taken yet.", no_args_is_help=True, rich_markup_mode=None
+    help="Turns that are not written to a database yet.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
@@ -325,7 +325,7 @@ def list_pending() -> None:
 
 @pending_commands.command("drop")
 def drop_pending(
-    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="The entry, as the list names it.")],
+    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="The id of the entry in the list.")],
     confirmed: Confirmed = False,
 ) -> None:
     """Drop a turn permanently. A turn that its process still holds cannot be dropped from outside."""

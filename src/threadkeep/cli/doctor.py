@@ -218,7 +218,7 @@ def _room(name: str, folder: Path) -> Finding:
 
 
 async def doctor(
-    call_model: Annotated[bool, typer.Option("--call-model", help="Ask the model something; may cost.")] = False,
+    call_model: Annotated[bool, typer.Option("--call-model", help="Send the model a question; may cost.")] = False,
 ) -> None:
     """Check the installation, and name a cure for each problem.
 

@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from threadkeep.knowledge.proposals import Proposals
 
 commands = typer.Typer(
-    help="List, show, add, forget, export or import what is known beyond one session.",
+    help="List, show, add, forget, export or import facts known beyond one session.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 _WORDS = 60
 OfSession = Annotated[
-    str | None, typer.Option("--session", metavar="ID", help="Of this session.", autocompletion=session_ids)
+    str | None, typer.Option("--session", metavar="ID", help="Scope: this session.", autocompletion=session_ids)
 ]
-OfWorkspace = Annotated[str | None, typer.Option("--workspace", metavar="NAME", help="Of this workspace.")]
-OfUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Of this person, under any id.")]
-_Key = Annotated[str, typer.Argument(metavar="KEY", help="What the fact is about, such as home_city.")]
+OfWorkspace = Annotated[str | None, typer.Option("--workspace", metavar="NAME", help="Scope: this workspace.")]
+OfUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Scope: this person, by any id.")]
+_Key = Annotated[str, typer.Argument(metavar="KEY", help="The key of the fact, such as home_city.")]
 _Kind = Annotated[str | None, typer.Option("--kind", help=f"One of {', '.join(FACT_KINDS)}.")]
 
-_Id = Annotated[str, typer.Argument(metavar="PROPOSAL", help="The id of the proposal, as the list names it.")]
-_By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides; by default the user's login.")]
+_Id = Annotated[str, typer.Argument(metavar="PROPOSAL", help="The id of the proposal in the list.")]
+_By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides; by default the login name.")]
 
 
 def scope_named(session: str | None, workspace: str | None, user: str | None) -> Scope | None:
@@ -65,7 +65,7 @@ async def list_facts(
     user: OfUser = None,
     kind: _Kind = None,
     text: Annotated[str | None, typer.Option(help="Only facts with this text in key or value.")] = None,
-    past: Annotated[bool, typer.Option("--past", help="Also values that are not valid any more.")] = False,
+    past: Annotated[bool, typer.Option("--past", help="Include values that are no longer valid.")] = False,
     limit: Limit = 50,
     cursor: CursorOption = None,
 ) -> None:
@@ -127,13 +127,13 @@ async def show_fact(
 @commands.command("add")
 async def add_fact(
     key: _Key,
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="The value: JSON, or a text as it is.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="The value: JSON, or else plain text.")],
     *,
     session: OfSession = None,
     workspace: OfWorkspace = None,
     user: OfUser = None,
     kind: _Kind = None,
-    confidence: Annotated[float, typer.Option(min=0, max=1, help="How sure it is.")] = 1.0,
+    confidence: Annotated[float, typer.Option(min=0, max=1, help="The confidence, from 0 to 1.")] = 1.0,
 ) -> None:
     """Remember a value of a key. The same value confirms the fact; another value replaces it."""
     from threadkeep.knowledge.views import FactView
@@ -153,7 +153,7 @@ async def add_fact(
 
 @commands.command("forget")
 async def forget_facts(
-    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY…]", help="What the facts are about.")] = None,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY…]", help="The keys of the facts.")] = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="All facts of the scope.")] = False,
     session: OfSession = None,

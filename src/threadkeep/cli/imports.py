@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from threadkeep.history.importing import Imported, Importer, Position
 
 commands = typer.Typer(
-    help="Store conversations of other systems. What is there already is not stored again.",
+    help="Import conversations of other systems, each message once.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -44,7 +44,7 @@ Database = Annotated[
     str,
     typer.Argument(metavar="DB", help="The SQLite file, or the URL of a database: postgresql://user@host/database."),
 ]
-Owner = Annotated[str | None, typer.Option("--user", metavar="ID", help="Whose sessions they become.")]
+Owner = Annotated[str | None, typer.Option("--user", metavar="ID", help="The owner of the imported sessions.")]
 
 
 @commands.command("langgraph")
@@ -95,7 +95,7 @@ async def import_graph_store(
     ] = "agent_chat_history",
     value_field: Annotated[str, typer.Option(help="The field of a message's text.")] = "content",
     as_sessions: Annotated[
-        bool, typer.Option("--sessions", help="Make sessions of them; else they stay conversations in the graph store.")
+        bool, typer.Option("--sessions", help="Import them as sessions, not as conversations of the graph store.")
     ] = False,
 ) -> None:
     """Store histories that a LangGraph store keeps as one item each: {"version", "messages"}."""
@@ -109,7 +109,7 @@ async def import_graph_store(
 @commands.command("jsonl")
 async def import_sessions(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")],
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad line.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first invalid line.")] = False,
 ) -> None:
     """Store sessions from JSONL, as they were.
 

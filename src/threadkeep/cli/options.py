@@ -63,17 +63,17 @@ async def _session_ids(beginning: str) -> list[str]:
     return [str(session_id) for (session_id,) in rows]
 
 
-UserId = Annotated[str | None, typer.Option("--user", metavar="ID", help="This user's sessions only.")]
+UserId = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only sessions of this user.")]
 SessionIdArgument = Annotated[
     str,
     typer.Argument(metavar="SESSION", help="The session's id, such as telegram:123.", autocompletion=session_ids),
 ]
-Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")]
-CursorOption = Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on where the last list ended.")]
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="The maximum number.")]
+CursorOption = Annotated[str | None, typer.Option(metavar="CURSOR", help="Continue where the last list ended.")]
 ViewOption = Annotated[
-    Literal["active", "history"], typer.Option("--view", help="Without superseded messages, or all of them.")
+    Literal["active", "history"], typer.Option("--view", help="Exclude superseded messages, or include them.")
 ]
-Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def with_whole_options(arguments: Sequence[str]) -> list[str]:
@@ -199,11 +199,11 @@ def _common() -> typer.Typer:
             typer.Option(
                 metavar="URL",
                 callback=_choose_database,
-                help="The database, or the path of a SQLite file, in place of THREADKEEP_DATABASE_URL.",
+                help="The database, or the path of a SQLite file, instead of THREADKEEP_DATABASE_URL.",
             ),
         ] = None,
         as_json: Annotated[
-            bool, typer.Option("--json", callback=_choose_json, help="Answer as JSON, for programs.")
+            bool, typer.Option("--json", callback=_choose_json, help="Print JSON, for programs.")
         ] = False,
     ) -> None: ...
 

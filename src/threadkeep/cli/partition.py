@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 async def partition_tables(
     partitions: Annotated[int, typer.Argument(metavar="COUNT", min=2, max=1024, help="The number of partitions.")],
-    abandon: Annotated[bool, typer.Option("--abandon", help="Remove what an unfinished call has copied.")] = False,
+    abandon: Annotated[bool, typer.Option("--abandon", help="Remove the copies of an unfinished call.")] = False,
 ) -> None:
     """Put the messages and the search index of a PostgreSQL database into partitions by session.
 

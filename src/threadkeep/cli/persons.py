@@ -28,9 +28,9 @@ _Person = Annotated[str, typer.Argument(metavar="PERSON", help="Any id of the pe
 
 erase_commands = typer.Typer(help="Erase a person or a session for good.", no_args_is_help=True, rich_markup_mode=None)
 _REFUSAL = "Erasing cannot be undone: say --yes to do it without being asked, or --dry-run."
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the data that would be deleted; write nothing.")]
 Vacuum = Annotated[
-    bool, typer.Option("--vacuum", help="Rewrite the tables: also what went long ago. Nobody can write meanwhile.")
+    bool, typer.Option("--vacuum", help="Rewrite the tables, to remove earlier deletions too. Writes wait meanwhile.")
 ]
 ReceiptFile = Annotated[Path | None, typer.Option("--receipt", help="Write the receipt to this file.")]
 
@@ -67,7 +67,7 @@ async def list_persons(
 @commands.command("merge")
 async def merge_persons(
     person: _Person,
-    into: Annotated[str, typer.Argument(metavar="INTO", help="Any id of the person that it is one with.")],
+    into: Annotated[str, typer.Argument(metavar="INTO", help="Any id of the other person.")],
 ) -> None:
     """Merge two persons. No data moves, so the merge can be undone."""
     async with opened_memory() as memory:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MOST_SHOWN = 50
 _CHECKPOINTS_AT_ONCE = 50
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the data that would be deleted; write nothing.")]
 
 
 async def prune_sessions(
@@ -35,11 +35,11 @@ async def prune_sessions(
     ] = None,
     *,
     delete: Annotated[
-        bool | None, typer.Option("--delete/--archive", help="What becomes of messages beyond the limits below.")
+        bool | None, typer.Option("--delete/--archive", help="What to do with messages beyond the limits below.")
     ] = None,
-    max_age_days: Annotated[float | None, typer.Option(help="Messages stored longer ago go.")] = None,
-    max_messages: Annotated[int | None, typer.Option(help="Only so many of the newest stay.")] = None,
-    max_idle_days: Annotated[float | None, typer.Option(help="Sessions that were idle for longer go.")] = None,
+    max_age_days: Annotated[float | None, typer.Option(help="Remove messages stored longer ago.")] = None,
+    max_messages: Annotated[int | None, typer.Option(help="Keep only this number of newest messages.")] = None,
+    max_idle_days: Annotated[float | None, typer.Option(help="Remove sessions idle for longer.")] = None,
     dry_run: DryRun = False,
     vacuum: Annotated[bool, typer.Option("--vacuum", help="Return the freed space to the disk (SQLite).")] = False,
     user: UserId = None,
@@ -82,10 +82,10 @@ async def prune_runs(
     *,
     older_than: Annotated[
         float | None,
-        typer.Option(min=0, metavar="DAYS", help="Runs that ended longer ago; else as the settings say."),
+        typer.Option(min=0, metavar="DAYS", help="Runs that ended longer ago; by default as set."),
     ] = None,
     set_aside_older_than: Annotated[
-        float | None, typer.Option(min=0, metavar="DAYS", help="Also those that are set aside and ended longer ago.")
+        float | None, typer.Option(min=0, metavar="DAYS", help="Also runs that are set aside and ended longer ago.")
     ] = None,
     dry_run: DryRun = False,
     confirmed: Confirmed = False,

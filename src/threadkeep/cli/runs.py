@@ -37,8 +37,8 @@ commands = typer.Typer(
 )
 
 RunIdArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
-RunUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only if this user asked for it.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Execute it here, and show its output.")]
+RunUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only a run of this user.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Execute the run in this process, and show its output.")]
 
 
 class _Payload(NamedTuple):
@@ -52,12 +52,12 @@ class _Payload(NamedTuple):
 @commands.command("list")
 async def list_runs(
     *,
-    status: Annotated[str | None, typer.Option(metavar="STATUS", help="Only those that stand so.")] = None,
-    workflow: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this workflow.")] = None,
-    session: Annotated[str | None, typer.Option(metavar="ID", help="Only those in this session.")] = None,
-    user: Annotated[str | None, typer.Option(metavar="ID", help="Only those that this user asked for.")] = None,
+    status: Annotated[str | None, typer.Option(metavar="STATUS", help="Only runs with this status.")] = None,
+    workflow: Annotated[str | None, typer.Option(metavar="NAME", help="Only runs of this workflow.")] = None,
+    session: Annotated[str | None, typer.Option(metavar="ID", help="Only runs in this session.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="ID", help="Only runs of this user.")] = None,
     set_aside: Annotated[
-        bool, typer.Option("--set-aside", help="Only those that failed too often and wait to be tried again.")
+        bool, typer.Option("--set-aside", help="Only runs that failed too often and wait for a retry.")
     ] = False,
     limit: Limit = 50,
     cursor: CursorOption = None,
@@ -118,7 +118,7 @@ async def show_tree(run_id: RunIdArgument, user: RunUser = None) -> None:
 async def show_trace(
     run_id: RunIdArgument,
     after: Annotated[int, typer.Option(min=0, metavar="N", help="Only events after this number.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 200,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The maximum number.")] = 200,
     user: RunUser = None,
 ) -> None:
     """Show the events of a run, a line each. They contain messages' text."""
@@ -158,24 +158,24 @@ async def cancel_run(run_id: RunIdArgument, user: RunUser = None) -> None:
 
 async def run_workflow(
     name: Annotated[str, typer.Argument(metavar="WORKFLOW", help="The workflow's name.")],
-    message: Annotated[str, typer.Argument(metavar="[MESSAGE]", help="What the user says.")] = "",
+    message: Annotated[str, typer.Argument(metavar="[MESSAGE]", help="The message of the user.")] = "",
     *,
     session: Annotated[
-        str | None, typer.Option(metavar="ID", help="The session; the user's last, or a new one.")
+        str | None, typer.Option(metavar="ID", help="The session; by default the user's last one, or a new one.")
     ] = None,
-    user: Annotated[str | None, typer.Option(metavar="ID", help="Who speaks.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="ID", help="The user.")] = None,
     message_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="The message's own id: the same again is the same run.")
+        str | None, typer.Option(metavar="ID", help="The id of the message; a repeated id returns the same run.")
     ] = None,
     payload: Annotated[
-        str | None, typer.Option(metavar="FILE", help="What starts the run, a JSON object; - is stdin.")
+        str | None, typer.Option(metavar="FILE", help="The payload that starts the run, a JSON object; - is stdin.")
     ] = None,
     double_texting: Annotated[
         str | None,
-        typer.Option(metavar="POLICY", help="If a turn goes on: enqueue, interrupt, reject, coalesce or rollback."),
+        typer.Option(metavar="POLICY", help="If a turn is running: enqueue, interrupt, reject, coalesce or rollback."),
     ] = None,
     background: Annotated[
-        bool, typer.Option("--background", help="Leave it to a service or a worker, and do not wait.")
+        bool, typer.Option("--background", help="Leave the run to a service or a worker, and do not wait.")
     ] = False,
 ) -> None:
     """Run a workflow and show its output as it arrives. Ctrl-C stops the run.
@@ -216,7 +216,7 @@ async def run_workflow(
 @commands.command("resume")
 async def resume_run(
     run_id: RunIdArgument,
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="The answer: JSON, or else text as it is.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="The answer: JSON, or else plain text.")],
     user: RunUser = None,
     wait: Wait = False,
 ) -> None:
@@ -233,9 +233,9 @@ async def retry_run(
     run_id: RunIdArgument,
     *,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, max=2**53 - 1, metavar="N", help="Tokens that it may take in all.")
+        int | None, typer.Option(min=1, max=2**53 - 1, metavar="N", help="The maximum of tokens in total.")
     ] = None,
-    max_cost: Annotated[float | None, typer.Option(metavar="COST", help="What it may cost in all.")] = None,
+    max_cost: Annotated[float | None, typer.Option(metavar="COST", help="The maximum cost in total.")] = None,
     user: RunUser = None,
     wait: Wait = False,
 ) -> None:

@@ -36,9 +36,9 @@ type _Measured = tuple[str, float, float]
 
 
 async def serve_http(
-    host: Annotated[str | None, typer.Option(help="Address to listen on, in place of THREADKEEP_HOST.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on, instead of THREADKEEP_HOST.")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port, in place of THREADKEEP_PORT; 0 takes a free one.")
+        int | None, typer.Option(min=0, max=65535, help="Port, instead of THREADKEEP_PORT; 0 takes a free one.")
     ] = None,
 ) -> None:
     """Start the HTTP service.
@@ -107,7 +107,7 @@ def _stop_signals() -> Iterator[asyncio.Event]:
 
 
 async def bench(
-    turns: Annotated[int, typer.Option(min=10, max=100_000, help="How many turns to append.")] = 200,
+    turns: Annotated[int, typer.Option(min=10, max=100_000, help="The number of turns to append.")] = 200,
 ) -> None:
     """Measure how fast the memory is here.
 
@@ -153,7 +153,7 @@ async def _measure(session: Session, turns: int, reach: Reach) -> list[_Measured
 
 async def serve_mcp(
     user: Annotated[
-        str | None, typer.Option("--user", metavar="ID", help="Over stdio: the user for whom the client speaks.")
+        str | None, typer.Option("--user", metavar="ID", help="Over stdio: the user of the client.")
     ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Offer tools that store messages and delete sessions.")

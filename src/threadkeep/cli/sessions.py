@@ -47,7 +47,7 @@ async def list_sessions(
     user: UserId = None,
     query: Annotated[str | None, typer.Option(help="Only those with this text in title, last message or id.")] = None,
     active: Annotated[
-        bool | None, typer.Option("--active/--inactive", help="Only active ones, or only others.")
+        bool | None, typer.Option("--active/--inactive", help="Only active ones, or only inactive ones.")
     ] = None,
     limit: Limit = 50,
     cursor: CursorOption = None,
@@ -93,7 +93,7 @@ async def list_sessions(
 async def show_session(
     session: SessionIdArgument,
     user: UserId = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many messages at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The maximum number of messages.")] = 50,
     before: Annotated[int | None, typer.Option(min=1, metavar="SEQ", help="Only messages before this one.")] = None,
     view: ViewOption = "active",
 ) -> None:
@@ -123,9 +123,9 @@ async def show_session(
 
 @commands.command("search")
 async def search_messages(
-    query: Annotated[str, typer.Argument(help="Words that a message must all have.")],
+    query: Annotated[str, typer.Argument(help="Words that must all be in a message.")],
     user: UserId = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="How many at most.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="The maximum number.")] = 10,
 ) -> None:
     """Find messages by their words, best first."""
     async with opened_sessions() as sessions:
@@ -225,7 +225,7 @@ def _around(content: str, query: str) -> str:
 @commands.command("take-back")
 async def take_back_messages(
     session: SessionIdArgument,
-    number: Annotated[int, typer.Option("-n", min=1, max=10_000, help="How many of the newest messages.")] = 1,
+    number: Annotated[int, typer.Option("-n", min=1, max=10_000, help="The number of newest messages.")] = 1,
     user: UserId = None,
 ) -> None:
     """Take back the newest messages of a session: they stay in its history, but are not active any more."""
@@ -260,10 +260,10 @@ async def edit_message(
 async def branch_session(
     session: SessionIdArgument,
     at: Annotated[
-        int | None, typer.Option(min=1, metavar="SEQ", help="The number of its last message; the newest else.")
+        int | None, typer.Option(min=1, metavar="SEQ", help="The number of its last message; by default the newest.")
     ] = None,
     branch_id: Annotated[
-        str | None, typer.Option("--as", metavar="ID", help="The id of the branch; a new one else.")
+        str | None, typer.Option("--as", metavar="ID", help="The id of the branch; by default a new one.")
     ] = None,
     user: UserId = None,
 ) -> None:
@@ -282,9 +282,9 @@ async def branch_session(
 async def regenerate_answer(
     session: SessionIdArgument,
     *,
-    run_id: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The run whose question it is.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The run of the question.")] = None,
     message: Annotated[
-        str | None, typer.Option("--message", metavar="ID", help="The question's id; the newest question else.")
+        str | None, typer.Option("--message", metavar="ID", help="The question's id; by default the newest.")
     ] = None,
     user: UserId = None,
 ) -> None:

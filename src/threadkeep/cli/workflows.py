@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from threadkeep.workflows.describing import KeyExplanation
     from threadkeep.workflows.registry import Workflows
 
-commands = typer.Typer(help="The workflows there are, and their files.", no_args_is_help=True, rich_markup_mode=None)
+commands = typer.Typer(help="Workflows and their files.", no_args_is_help=True, rich_markup_mode=None)
 
 _ENDINGS = {"": "mermaid", ".mmd": "mermaid", ".mermaid": "mermaid", ".md": "mermaid", ".txt": "mermaid"}
 _ENDINGS |= {".svg": "svg", ".png": "png"}
@@ -73,7 +73,7 @@ def validate_workflows(
         list[Path] | None, typer.Argument(metavar="[PATH]...", help="YAML files, or folders of them.")
     ] = None,
     imports: Annotated[
-        bool, typer.Option("--imports/--no-imports", help="Whether tools and retrievers are imported.")
+        bool, typer.Option("--imports/--no-imports", help="Import tools and retrievers, or do not.")
     ] = True,
 ) -> None:
     """List all problems of workflow files, with line, column and cure; without a path, of all workflows.
@@ -116,7 +116,7 @@ def draw_workflow(
         typer.Option("--format", metavar="FORMAT", help="mermaid, svg or png; by default the file's ending."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; by default stdout.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; by default stdout.")
     ] = None,
 ) -> None:
     """Draw a workflow as Mermaid text, SVG or PNG, without network access."""
@@ -162,7 +162,7 @@ def explain_keys(
     workflow: Annotated[str, typer.Option("--workflow", metavar="WORKFLOW", help="Its name, or the path of its file.")],
     payload: Annotated[str, typer.Option("--payload", metavar="FILE", help="A JSON object; - is stdin.")],
     by_hand: Annotated[
-        bool, typer.Option("--by-hand", help="As in a run that a person starts: thread_id counts.")
+        bool, typer.Option("--by-hand", help="Resolve keys as in a run that a person starts, where thread_id is used.")
     ] = False,
 ) -> None:
     """Show the key that each agent of a workflow derives from a payload, and why other candidates failed."""

@@ -13,7 +13,7 @@ from threadkeep.records.runs import Run, RunBudget, RunEvent, RunResult, RunStat
 
 ESTIMATED = Field(
     False,
-    description="True if a provider did not report all of it; absent otherwise.",
+    description="True if a provider did not report all tokens; absent otherwise.",
     exclude_if=lambda told: not told,
 )
 
@@ -23,7 +23,7 @@ class BudgetBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
 
-    max_tokens: int | None = Field(None, ge=1, le=2**53 - 1, description="Tokens in and out together.")
+    max_tokens: int | None = Field(None, ge=1, le=2**53 - 1, description="Input and output tokens together.")
     max_cost: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Money, in the unit of THREADKEEP_PRICES."
     )
@@ -40,9 +40,9 @@ class ModelUsageBody(BaseModel):
     calls: int
     input_tokens: int
     output_tokens: int
-    cache_read_tokens: int = Field(description="Of the input tokens, those that the provider's cache served.")
-    estimated_calls: int = Field(description="Calls of which the provider reported nothing.")
-    cost: float | None = Field(description="In the unit of THREADKEEP_PRICES; null where the model has no price.")
+    cache_read_tokens: int = Field(description="Input tokens from the provider's prompt cache.")
+    estimated_calls: int = Field(description="Calls without a report of the provider.")
+    cost: float | None = Field(description="In the unit of THREADKEEP_PRICES; null if the model has no price.")
 
     @classmethod
     def of(cls, usage: TokenUsage) -> ModelUsageBody:
@@ -56,7 +56,7 @@ class RunUsageBody(BaseModel):
     input_tokens: int
     output_tokens: int
     estimated: bool = ESTIMATED
-    cost: float | None = Field(description="Of the models that have a price.")
+    cost: float | None = Field(description="The cost of models that have a price.")
     models: list[ModelUsageBody]
 
     @classmethod
@@ -84,25 +84,25 @@ class RunSummary(BaseModel):
 
     run_id: str
     workflow: str
-    version: str | None = Field(description="The version of the workflow that it began with.")
+    version: str | None = Field(description="The version of the workflow at its start.")
     status: RunStatus
-    error: str | None = Field(description="Which kind of failure; never what people said.")
+    error: str | None = Field(description="The kind of failure; never text of messages.")
     session_id: str | None
     message_id: str | None
     user_id: str | None
     parent_run_id: str | None
     root_run_id: str
     depth: int
-    node_id: str | None = Field(description="The node of the parent that asked for it.")
+    node_id: str | None = Field(description="The node of the parent that started it.")
     trigger: RunTrigger
     attempts: int
-    set_aside: bool = Field(description="Whether it failed so often that a person must have it tried again.")
+    set_aside: bool = Field(description="True if it failed so often that a person must retry it.")
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
     deadline_at: datetime | None
     cancel_requested_at: datetime | None
-    budget: BudgetBody = Field(description="What it and its children may take; null where there is no such limit.")
+    budget: BudgetBody = Field(description="The limits of the run and its children; null means no limit.")
 
     @classmethod
     def of(cls, run: Run) -> RunSummary:
@@ -113,12 +113,12 @@ class RunSummary(BaseModel):
 class RunBody(RunSummary):
     """An execution of a workflow, with its result and its usage."""
 
-    text: str = Field(description="What it said.")
-    output: JsonValue = Field(description="Its result as the workflow gives it; null until it is done.")
-    answer_id: str | None = Field(description="The id of the answer among the session's messages.")
+    text: str = Field(description="The text of its answer.")
+    output: JsonValue = Field(description="The result of the workflow; null until the run is done.")
+    answer_id: str | None = Field(description="The id of the answer in the session.")
     confidence: float | None
     escalated: bool
-    questions: list[QuestionBody] = Field(description="What a run that waits asks a person.")
+    questions: list[QuestionBody] = Field(description="The questions to a person that the run waits for.")
     usage: RunUsageBody
 
     @classmethod
@@ -141,7 +141,7 @@ class RunBody(RunSummary):
 class RunEventBody(BaseModel):
     """An event of a run."""
 
-    number: int = Field(description="1, 2, 3 … in each run.")
+    number: int = Field(description="The number of the event in its run: 1, 2, 3, …")
     kind: str
     node: str | None
     data: dict[str, JsonValue]

@@ -33,27 +33,29 @@ class RunRequestBody(BaseModel):
     )
 
     message: Annotated[CleanText, Field(max_length=MAX_MESSAGE_CHARACTERS)] = Field(
-        "", description="What the user says; empty for a run that something else starts."
+        "", description="The message of the user; empty for a run that an event starts."
     )
     session_id: str | None = Field(
-        None, description="The conversation. Without one the user's last one with this workflow goes on, or one begins."
+        None, description="The session. By default the user's last one with this workflow, or a new one."
     )
-    user_id: GivenId | None = Field(None, description="Who speaks; only they see the run.")
+    user_id: GivenId | None = Field(None, description="The user; only this user sees the run.")
     message_id: GivenId | None = Field(
-        None, description="The caller's own id of the message: the same again in the session is the same run."
+        None, description="The caller's id of the message; a repeated id in the session returns the same run."
     )
     inputs: Metadata = Field(default_factory=dict, description="The payload that starts the run: `{{inputs.…}}`.")
-    results: Metadata = Field(default_factory=dict, description="What a channel found in it: `{{results.…}}`.")
-    user_context: Metadata = Field(default_factory=dict, description="What is known of the user, for children too.")
-    metadata: Metadata = Field(default_factory=dict, description="Anything to keep with the message.")
-    budget: BudgetBody = Field(default_factory=BudgetBody, description="The tighter of this and the workflow's own.")
+    results: Metadata = Field(default_factory=dict, description="Results of the channel's parser: `{{results.…}}`.")
+    user_context: Metadata = Field(default_factory=dict, description="Known data about the user; children get it too.")
+    metadata: Metadata = Field(default_factory=dict, description="Any data to store with the message.")
+    budget: BudgetBody = Field(
+        default_factory=BudgetBody, description="The stricter one of this and the workflow's own applies."
+    )
     deadline_seconds: float | None = Field(None, gt=0, le=31_536_000, description="Seconds that the run may take.")
-    sessionless: bool = Field(False, description="Whether it sees no earlier turns and stores none.")
+    sessionless: bool = Field(False, description="True for a run that reads no earlier turns and stores none.")
     double_texting: DoubleTexting | None = Field(
-        None, description="What it does if a turn of its session goes on; the workflow's own policy if not given."
+        None, description="What to do if a turn of the session is running; by default the workflow's own policy."
     )
     mode: Literal["wait", "stream", "background"] = Field(
-        "wait", description="Wait for the end, read it as it happens (server-sent events), or come back for it (202)."
+        "wait", description="Wait for the end, stream the run (server-sent events), or get 202 at once."
     )
 
     def request(self, workflow: str) -> RunRequest:
@@ -87,8 +89,8 @@ class ResumeBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"value": "yes"}]})
 
-    value: JsonValue = Field(description="The answer; with several questions a map from their ids.")
-    mode: WaitMode = Field("wait", description="Wait for the end, or come back for it (202).")
+    value: JsonValue = Field(description="The answer; for several questions, a map from their ids.")
+    mode: WaitMode = Field("wait", description="Wait for the end, or get 202 at once.")
 
 
 class RetryBody(BaseModel):
@@ -96,17 +98,15 @@ class RetryBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"mode": "background"}]})
 
-    budget: BudgetBody = Field(
-        default_factory=BudgetBody, description="What it may take in all, in the place of what it was given."
-    )
-    mode: WaitMode = Field("wait", description="Wait for the end, or come back for it (202).")
+    budget: BudgetBody = Field(default_factory=BudgetBody, description="The new limits in total.")
+    mode: WaitMode = Field("wait", description="Wait for the end, or get 202 at once.")
 
 
 class RunList(BaseModel):
     """A page of runs."""
 
     runs: list[RunSummary]
-    next_cursor: str | None = Field(description="Where the list goes on; null at its end.")
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
 
 
 class RunTree(BaseModel):
@@ -129,13 +129,13 @@ class RunTraceBody(BaseModel):
 
     run_id: str
     events: list[RunEventBody]
-    next_after: int | None = Field(description="Ask for what follows this number; null at the end of what there is.")
+    next_after: int | None = Field(description="Pass it as `after` for later events; null if there are none.")
 
 
 class Cancelled(BaseModel):
     """The runs that were cancelled."""
 
-    run_ids: list[str] = Field(description="The run and those below it that were not over.")
+    run_ids: list[str] = Field(description="The run and its descendants that had not ended.")
 
 
 EXAMPLE = (

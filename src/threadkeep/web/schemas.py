@@ -63,7 +63,7 @@ class ChatRequestBody(BaseModel):
     )
 
     message: CleanText = Field(
-        min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="What the user says, as it was typed."
+        min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="The message of the user, as it was typed."
     )
     session_id: str | None = Field(
         None,
@@ -71,15 +71,15 @@ class ChatRequestBody(BaseModel):
         "`me@example.com`. Without one a new session begins, and the answer names it.",
     )
     user_id: GivenId | None = Field(
-        None, description="Who speaks. The first to write in a session owns it; for everybody else it is not there."
+        None, description="The user. The first one to write in a session owns it; for all others it does not exist."
     )
-    workflow: Annotated[str, Field(max_length=200)] | None = Field(None, description="What answers: `chat`.")
+    workflow: Annotated[str, Field(max_length=200)] | None = Field(None, description="Its name: `chat`.")
     message_id: GivenId | None = Field(
         None,
         description="The caller's own id of this message. The same id again in the same session gets the first answer "
         "again, whenever and wherever it arrives; after a failure it is a new try.",
     )
-    metadata: Metadata = Field(default_factory=dict, description="Anything to keep with the message.")
+    metadata: Metadata = Field(default_factory=dict, description="Any data to store with the message.")
 
 
 class Usage(BaseModel):
@@ -93,8 +93,8 @@ class Usage(BaseModel):
 class Context(BaseModel):
     """The context of the turn's last model call."""
 
-    messages: int = Field(description="Messages that were sent, the system message and the new one included.")
-    tokens: int = Field(description="Tokens that were sent, by Threadkeep's own counter.")
+    messages: int = Field(description="Messages that were sent, including the system message and the new one.")
+    tokens: int = Field(description="Tokens that were sent, by Threadkeep's counter.")
     dropped: int = Field(description="Earlier messages that were left out to keep the limits.")
 
 
@@ -120,10 +120,10 @@ class ChatResponseBody(BaseModel):
 
     session_id: str
     run_id: str
-    message_id: str = Field(description="The id of the user's message: the caller's, or the one it was given.")
+    message_id: str = Field(description="The id of the user's message: the caller's, or a generated one.")
     response: CleanText
-    confidence: float | None = Field(description="How sure the workflow is, if it says so.")
-    escalated: bool = Field(description="Whether the workflow handed the question to a person.")
+    confidence: float | None = Field(description="The confidence of the workflow, if it has one.")
+    escalated: bool = Field(description="True if the workflow handed the question to a person.")
     usage: Usage
     context: Context
 
@@ -131,18 +131,18 @@ class ChatResponseBody(BaseModel):
 class HistoryMessage(BaseModel):
     """A message of a transcript."""
 
-    seq: int = Field(description="The place in the session: 1, 2, 3, …")
-    id: str = Field(description="The message's id: the sender's, or the one it was given.")
+    seq: int = Field(description="The position in the session: 1, 2, 3, …")
+    id: str = Field(description="The id of the message: the sender's, or a generated one.")
     role: Role
     content: str
-    timestamp: datetime = Field(description="When it was sent, if the sender said so; else when it was stored.")
-    confidence: float | None = Field(None, description="Assistant messages only; absent when not known.")
+    timestamp: datetime = Field(description="The time given by the sender; else when it was stored.")
+    confidence: float | None = Field(None, description="Assistant messages only; absent if unknown.")
     escalated: bool | None = Field(None, description="Assistant messages only.")
-    author: str | None = Field(None, description="Who said it: a person's name, or an agent's; absent when not known.")
+    author: str | None = Field(None, description="The name of its writer, a person or an agent; absent if unknown.")
     status: Status = Field(
         description="`interrupted` and `failed` broke off, `erased` is an empty row; `complete` all others."
     )
-    superseded_at: datetime | None = Field(None, description="Since when it is superseded; absent while it is active.")
+    superseded_at: datetime | None = Field(None, description="When it was superseded; absent while it is active.")
     superseded_by: str | None = Field(None, description="The id of its new version; absent if there is none.")
 
     @classmethod
@@ -172,8 +172,8 @@ class History(BaseModel):
 
     session_id: str
     messages: list[HistoryMessage]
-    count: int = Field(description="How many messages are in this answer.")
-    next_before: int | None = Field(description="Pass it as `before` for the older ones; null at the beginning.")
+    count: int = Field(description="The number of messages in this page.")
+    next_before: int | None = Field(description="Pass it as `before` for older messages; null at the beginning.")
 
 
 class SessionBody(BaseModel):
@@ -182,19 +182,19 @@ class SessionBody(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
     session_id: str
-    user_id: str | None = Field(description="Who owns it.")
-    title: str | None = Field(description="The first user message, 50 characters of it, unless it was changed.")
-    last_message: str | None = Field(description="The newest message, 100 characters of it.")
+    user_id: str | None = Field(description="The owner.")
+    title: str | None = Field(description="The first 50 characters of the first user message, unless changed.")
+    last_message: str | None = Field(description="The first 100 characters of the newest message.")
     message_count: int
-    reset_seq: int = Field(description="The model sees messages after this place only; 0 before any reset.")
+    reset_seq: int = Field(description="The model sees only messages after this position; 0 without a reset.")
     active: bool
     tags: tuple[str, ...]
     metadata: dict[str, JsonValue]
     created_at: datetime
     updated_at: datetime
-    revision: int = Field(0, description="Raised whenever messages are superseded; absent if none ever was.")
-    parent_session_id: str | None = Field(None, description="The session that a branch began in; else absent.")
-    parent_seq: int | None = Field(None, description="The place up to which a branch has its parent's messages.")
+    revision: int = Field(0, description="Incremented when messages are superseded; absent if none ever was.")
+    parent_session_id: str | None = Field(None, description="Of a branch: the session that it was made from.")
+    parent_seq: int | None = Field(None, description="Of a branch: its last position from the parent.")
     namespace: tuple[str, ...] = Field(
         (),
         description="Where in the graph store a conversation is that an agent keeps by itself; absent for a session.",
@@ -244,7 +244,7 @@ class TakenBack(BaseModel):
 
     session_id: str
     messages: list[HistoryMessage]
-    count: int = Field(description="How many there are; fewer than were asked for if the session had no more.")
+    count: int = Field(description="The number of messages; fewer than requested if the session has no more.")
 
 
 class EditBody(BaseModel):
@@ -255,10 +255,10 @@ class EditBody(BaseModel):
         json_schema_extra={"examples": [{"message_id": "web-0001", "message": "What is your return policy?"}]},
     )
 
-    message_id: GivenId = Field(description="The message that is superseded, with all that follow it.")
+    message_id: GivenId = Field(description="The message to supersede, with all later ones.")
     message: CleanText = Field(min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="The new text.")
     new_message_id: GivenId | None = Field(
-        None, description="The id of the new version. The same edit again under this id changes nothing."
+        None, description="The id of the new version. Repeating the edit with this id changes nothing."
     )
 
 
@@ -277,7 +277,7 @@ class RegenerateBody(BaseModel):
     run_id: GivenId | None = Field(None, description="A run that answered the question.")
     message_id: GivenId | None = Field(None, description="The question itself; not beside a `run_id`.")
     workflow: Annotated[str, Field(max_length=200)] | None = Field(
-        None, description="What answers; without one what answered before."
+        None, description="The workflow that answers; by default the same as before."
     )
 
 
@@ -287,10 +287,10 @@ class BranchBody(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"at": 4}]})
 
     at: int | None = Field(
-        None, ge=1, lt=2**53, description="The `seq` of its last message; without one all are in it."
+        None, ge=1, lt=2**53, description="The `seq` of its last message; by default it has all messages."
     )
     session_id: str | None = Field(
-        None, description="The id of the branch; without one it gets a new one. The same branch again changes nothing."
+        None, description="The id of the branch; by default a new one. Repeating the request changes nothing."
     )
 
 

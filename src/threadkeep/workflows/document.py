@@ -47,7 +47,7 @@ class _Part(BaseModel):
 class Continuing(_Part):
     """Fields of nodes that do not choose the next node themselves."""
 
-    next: Targets = Field(description="The node with which the run goes on, a list of nodes at once, or end.")
+    next: Targets = Field(description="The next node, a list of nodes to run at once, or end.")
 
 
 class AgentEntry(AgentNode, Continuing):
@@ -153,15 +153,15 @@ ENTRIES: dict[str, type[BaseModel]] = {
 class WorkflowDocument(_Part):
     """A workflow in a YAML file."""
 
-    schema_version: Literal[1] = Field(alias="schema", description="The version of this shape.")
-    name: Name = Field(description="What the workflow is called.")
-    description: str = Field("", max_length=2000, description="What it is for, in a sentence.")
-    start: str | None = Field(None, description="The first node; by default the one that stands first.")
-    output: str | None = Field(None, description="The node whose output is the result; by default what the run says.")
+    schema_version: Literal[1] = Field(alias="schema", description="The version of this format.")
+    name: Name = Field(description="The name of the workflow.")
+    description: str = Field("", max_length=2000, description="Its purpose, in one sentence.")
+    start: str | None = Field(None, description="The node that runs first; by default the first one in the document.")
+    output: str | None = Field(None, description="The node whose output is the result; by default the run's answer.")
     given_results: tuple[Name, ...] = Field(
-        (), max_length=64, description="Results that a run is given from outside, such as those of a channel's parser."
+        (), max_length=64, description="Results that a run gets from outside, such as those of a channel's parser."
     )
-    options: RunOptions = Field(default=RunOptions(), description="How runs are carried out.")
+    options: RunOptions = Field(default=RunOptions(), description="Options of runs.")
     nodes: Annotated[dict[Name, Annotated[Entry, Field(discriminator="kind")]], Field(min_length=1, max_length=200)] = (
         Field(description="The nodes by their names.")
     )

@@ -38,7 +38,7 @@ class TurnReferenceBody(BaseModel):
 class QuotedTurnBody(TurnReferenceBody):
     """A message of a transcript that is quoted, whole or in part."""
 
-    part: tuple[int, int] | None = Field(None, description="The range of characters that is quoted of a long message.")
+    part: tuple[int, int] | None = Field(None, description="The quoted range of characters of a long message.")
 
 
 class FactReferenceBody(BaseModel):
@@ -47,9 +47,9 @@ class FactReferenceBody(BaseModel):
     id: str
     scope: ScopeKind
     source: FactSource = Field("memory", description="Absent for `memory`, the facts of this database.")
-    since: date | None = Field(None, description="The day since when it is valid, in UTC.")
-    evidence: list[TurnReferenceBody] = Field([], description="The messages that say it.")
-    rank: int | None = Field(None, description="The position of a fact of Graphiti in what was recalled, from 1.")
+    since: date | None = Field(None, description="The first day on which it is valid, in UTC.")
+    evidence: list[TurnReferenceBody] = Field([], description="The messages that it comes from.")
+    rank: int | None = Field(None, description="The position of a fact of Graphiti among the recalled ones, from 1.")
 
 
 class ScopeRecallBody(BaseModel):
@@ -57,14 +57,14 @@ class ScopeRecallBody(BaseModel):
 
     scope: ScopeKind
     outcome: GraphOutcome = Field("ok", description="Absent for `ok`.")
-    found: int = Field(0, description="The facts that it gave.")
-    shown: int = Field(0, description="Those that the model was shown.")
-    superseded: int = Field(0, description="Those that do not hold any more.")
-    duplicate: int = Field(0, description="Those that another scope has shown.")
-    over_quota: int = Field(0, description="Those beyond the limit.")
-    no_room: int = Field(0, description="Those beyond the section's tokens.")
-    queued: int = Field(0, description="Messages of the scope that wait to be sent.")
-    unconfirmed: int = Field(0, description="Messages that were sent and not seen there yet.")
+    found: int = Field(0, description="Facts that the query returned.")
+    shown: int = Field(0, description="Facts in the context.")
+    superseded: int = Field(0, description="Facts left out because they are no longer valid.")
+    duplicate: int = Field(0, description="Facts left out because another scope has them.")
+    over_quota: int = Field(0, description="Facts left out because of the limit of facts.")
+    no_room: int = Field(0, description="Facts left out because of the section's tokens.")
+    queued: int = Field(0, description="Messages of the scope that are queued to be sent.")
+    unconfirmed: int = Field(0, description="Messages that were sent, but are not confirmed yet.")
     dead: int = Field(0, description="Messages that were given up.")
 
 
@@ -72,9 +72,9 @@ class FactsLeftOutBody(BaseModel):
     """Known facts of a scope that were not sent."""
 
     scope: ScopeKind
-    reason: FactExclusion = Field(description="`over_limit`: those that do not bear on the input; not counted.")
+    reason: FactExclusion = Field(description="`over_limit`: not relevant to the input; not counted.")
     count: int = 0
-    ids: list[str] = Field([], description="The first 20.")
+    ids: list[str] = Field([], description="The first 20 ids.")
 
 
 class ConversationBody(BaseModel):
@@ -93,17 +93,17 @@ class EntryBody(BaseModel):
     tokens: int = Field(description="By the manifest's counter.")
     source: Source = Field(
         "text",
-        description="What its text is made of: the `transcript`'s message at `seq` (or with the `id`), `summaries`, "
-        "quoted `turns`, or a `text` that is kept under its `digest`, which is in no transcript. Absent for `text`.",
+        description="The source of its text: the message of the `transcript` at `seq` (or with the `id`), `summaries`, "
+        "quoted `turns`, or a `text` in no transcript, which is stored under its `digest`. Absent for `text`.",
     )
     seq: int | None = Field(None, description="The position in the session's transcript.")
-    id: str | None = Field(None, description="The message's id.")
-    digest: str | None = Field(None, description="SHA-256 of the text that is kept for it.")
-    summaries: list[str] = Field([], description="Ids of the summaries that it holds.")
-    turns: list[QuotedTurnBody] = Field([], description="The messages that it quotes.")
-    snippets: list[str] = Field([], description="Ids of the passages that it holds.")
-    facts: list[FactReferenceBody] = Field([], description="The facts that it quotes.")
-    tokens_before: int | None = Field(None, description="What it had before it was cut; absent if it is whole.")
+    id: str | None = Field(None, description="The id of the message.")
+    digest: str | None = Field(None, description="SHA-256 of the stored text.")
+    summaries: list[str] = Field([], description="Ids of the summaries in it.")
+    turns: list[QuotedTurnBody] = Field([], description="The quoted messages.")
+    snippets: list[str] = Field([], description="Ids of the passages in it.")
+    facts: list[FactReferenceBody] = Field([], description="The quoted facts.")
+    tokens_before: int | None = Field(None, description="Its tokens before it was cut; absent if it was not.")
 
 
 class ExclusionBody(BaseModel):
@@ -117,10 +117,10 @@ class ExclusionBody(BaseModel):
 class LeftOutBody(BaseModel):
     """A message of the run itself, or a range of them, that was not sent, and the reason."""
 
-    id: str | None = Field(None, description="The message, or the first one of the stretch; absent for one without.")
+    id: str | None = Field(None, description="The message, or the first one of a range; absent if it has no id.")
     reason: ExclusionReason
-    last_id: str | None = Field(None, description="The last one of the stretch; absent for one message.")
-    count: int = Field(1, description="How many there are; absent for one.")
+    last_id: str | None = Field(None, description="The id of the last message of a range; absent for one message.")
+    count: int = Field(1, description="The number of messages; absent for one.")
 
 
 class ReportedUsageBody(BaseModel):
@@ -128,7 +128,7 @@ class ReportedUsageBody(BaseModel):
 
     input_tokens: int
     output_tokens: int
-    cached_tokens: int = Field(0, description="Those of the input that came from the provider's prompt cache.")
+    cached_tokens: int = Field(0, description="Input tokens from the provider's prompt cache.")
 
 
 class StablePrefixBody(BaseModel):
@@ -136,7 +136,7 @@ class StablePrefixBody(BaseModel):
 
     messages: int
     tokens: int
-    digest: str = Field(description="SHA-256 of them.")
+    digest: str = Field(description="SHA-256 of these messages.")
 
 
 class ManifestBody(BaseModel):
@@ -176,30 +176,30 @@ class ManifestBody(BaseModel):
 
     session_id: str | None = Field(None, description="Absent for a call in a run that belongs to no session.")
     run_id: str
-    call: int = Field(description="The calls of a run are 1, 2, 3, …")
+    call: int = Field(description="The number of the call in its run: 1, 2, 3, …")
     node: str | None = Field(None, description="The node of a workflow that made the call.")
     conversation: ConversationBody | None = Field(
-        None, description="Where the places of the entries are, when it is not the session's transcript."
+        None, description="The conversation that the positions refer to, if it is not the session's transcript."
     )
     created_at: datetime
     model: str | None = None
-    counter: str = Field(description="What counted, with the factor that was learned for the model, if there is one.")
-    budget: int | None = Field(None, description="The most tokens that could be sent, by the counter.")
-    max_messages: int | None = Field(None, description="The most messages of earlier turns.")
+    counter: str = Field(description="The token counter, with the learned factor of the model, if there is one.")
+    budget: int | None = Field(None, description="The token limit, by the counter.")
+    max_messages: int | None = Field(None, description="The limit of messages of earlier turns.")
     window: WindowKind = Field("anchored", description="How the window begins; absent for `anchored`.")
-    anchor_seq: int = Field(0, description="Where the window begins; absent while nothing was cut.")
-    entries: list[EntryBody] = Field([], description="What was sent, in order.")
-    excluded: list[ExclusionBody] = Field([], description="What of the transcript was not.")
-    left_out: list[LeftOutBody] = Field([], description="What of the run itself was not.")
-    dropped: int = Field(0, description="How many earlier messages are out, those with a summary not counted.")
-    tokens: int = Field(0, description="All messages that were sent, by the counter.")
-    tools: int = Field(0, description="What the model is told of its tools, which comes on top; absent without tools.")
-    sections: dict[Section, int] = Field(description="Tokens of each section, in the order in which they were sent.")
+    anchor_seq: int = Field(0, description="The `seq` where the window begins; absent while nothing was cut.")
+    entries: list[EntryBody] = Field([], description="The messages that were sent, in order.")
+    excluded: list[ExclusionBody] = Field([], description="Messages of the transcript that were not sent.")
+    left_out: list[LeftOutBody] = Field([], description="Messages of the run itself that were not sent.")
+    dropped: int = Field(0, description="The number of earlier messages that were left out and have no summary.")
+    tokens: int = Field(0, description="Tokens of all messages that were sent, by the counter.")
+    tools: int = Field(0, description="Tokens of the tool definitions, in addition; absent without tools.")
+    sections: dict[Section, int] = Field(description="Tokens of each section, in sending order.")
     prefix: StablePrefixBody | None = None
-    digest: str = Field("", description="SHA-256 of all that was sent.")
+    digest: str = Field("", description="SHA-256 of all messages that were sent.")
     reported: ReportedUsageBody | None = Field(None, description="Absent if the provider reported nothing.")
-    notes: list[str] = Field([], description="What was missing: `history_unavailable`.")
-    graph: list[ScopeRecallBody] = Field([], description="What became of asking Graphiti; absent if it was not asked.")
+    notes: list[str] = Field([], description="Missing parts: `history_unavailable`.")
+    graph: list[ScopeRecallBody] = Field([], description="The outcomes of Graphiti queries; absent if there were none.")
     facts_left_out: list[FactsLeftOutBody] = Field([], description="Known facts that were not sent; absent if none.")
 
     @classmethod

@@ -28,10 +28,10 @@ class IngestPromptNode(Node):
 
     node_kind: ClassVar[NodeKind] = "ingest_prompt"
 
-    max_messages: int = Field(8, description="Messages that are remembered in the run; less than 1 is 1.")
-    max_chars: int = Field(8000, ge=0, description="Characters that they may have together; 0 is unlimited.")
+    max_messages: int = Field(8, description="The maximum number of messages in the run's memory; less than 1 means 1.")
+    max_chars: int = Field(8000, ge=0, description="The maximum of characters of these messages; 0 means no limit.")
     next: str = Field(description="The node that answers.")
-    skip: str = Field(END_NAME, description="Where the run goes on with an event that asks nothing.")
+    skip: str = Field(END_NAME, description="The next node for an event without a question.")
 
     def targets(self) -> Mapping[str, str]:
         """Return the next node, and the node for events without a question."""

@@ -37,8 +37,8 @@ class Category(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     name: CategoryName
-    description: str = Field("", description="What belongs to it, for the model.")
-    next: str = Field(description="The node with which the run goes on, or end.")
+    description: str = Field("", description="The description of the category, for the model.")
+    next: str = Field(description="The next node, or end.")
 
 
 class CategorizerNode(AskingNode):
@@ -50,11 +50,11 @@ class CategorizerNode(AskingNode):
 
     node_kind: ClassVar[NodeKind] = "categorizer"
 
-    categories: tuple[Category, ...] = Field(min_length=1, max_length=50, description="The categories there are.")
-    default: str = Field(description="Where the run goes on if the model names no category: a node, or end.")
-    system_prompt: str = Field("", description="What the model is told before the categories; a template.")
+    categories: tuple[Category, ...] = Field(min_length=1, max_length=50, description="The categories.")
+    default: str = Field(description="The next node if the model names no category, or end.")
+    system_prompt: str = Field("", description="The prompt before the categories; a template.")
     max_tokens: int | None = Field(
-        None, ge=1, description="Tokens of the call at most; the service's limit if not set."
+        None, ge=1, description="The maximum of tokens of a call; by default the service's limit."
     )
 
     @model_validator(mode="after")
@@ -146,13 +146,13 @@ class Rule(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     path: str = Field("text", description="The value: a path such as results.triage.category, or last_message.")
-    equals: StrictBool | StrictInt | StrictFloat | str | None = Field(None, description="What it must be equal to.")
+    equals: StrictBool | StrictInt | StrictFloat | str | None = Field(None, description="The value that it must equal.")
     matches: Pattern | None = Field(
         None,
         description="A regular expression (of RE2, without look-around) that must be found in it, in any case.",
     )
-    exists: StrictBool | None = Field(None, description="Whether there must be such a value, or must not.")
-    next: str = Field(description="The node with which the run goes on, or end.")
+    exists: StrictBool | None = Field(None, description="True if the value must exist, false if it must not.")
+    next: str = Field(description="The next node, or end.")
 
     @model_validator(mode="after")
     def _check(self) -> Rule:
@@ -187,7 +187,7 @@ class RouterNode(Node):
     node_kind: ClassVar[NodeKind] = "router"
 
     rules: tuple[Rule, ...] = Field(min_length=1, max_length=100, description="The rules, tried in their order.")
-    otherwise: str = Field(description="Where the run goes on if no rule holds: a node, or end.")
+    otherwise: str = Field(description="The next node if no rule matches, or end.")
 
     @property
     def again(self) -> Again:

@@ -35,7 +35,7 @@ type NotRemembered = Literal["nothing_to_remember", "no_owner", "secret", "inval
 class KnowledgeNode(Node):
     """A node that reads or writes the memory beyond the session."""
 
-    timeout_seconds: float = Field(3.0, gt=0, description="Seconds that the memory may take.")
+    timeout_seconds: float = Field(3.0, gt=0, description="The time limit of the memory in seconds.")
 
     @property
     def again(self) -> Again:
@@ -51,8 +51,8 @@ class IdentifyUserNode(KnowledgeNode):
 
     node_kind: ClassVar[NodeKind] = "identify_user"
 
-    max_facts: int = Field(20, ge=0, le=200, description="Facts of the person at most, the last changed first.")
-    max_episodes: int = Field(5, ge=0, le=50, description="Last questions and answers of the person at most.")
+    max_facts: int = Field(20, ge=0, le=200, description="The maximum number of facts, the last changed first.")
+    max_episodes: int = Field(5, ge=0, le=50, description="The maximum number of last questions and answers.")
 
     async def __call__(
         self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
@@ -97,11 +97,11 @@ class RememberNode(KnowledgeNode):
 
     node_kind: ClassVar[NodeKind] = "remember"
 
-    key: str = Field(min_length=1, description="What the fact is about; a template.")
-    value: str = Field(min_length=1, description="The fact; a template. An empty text is not remembered.")
-    about: ScopeKind = Field("user", description="Whose fact it is: the run's user, workspace or session.")
+    key: str = Field(min_length=1, description="The key of the fact; a template.")
+    value: str = Field(min_length=1, description="The value of the fact; a template. An empty text is not stored.")
+    about: ScopeKind = Field("user", description="The scope of the fact: the run's user, workspace or session.")
     fact_kind: FactKind | None = Field(None, description="Its kind; world_knowledge for a new fact if not set.")
-    confidence: float = Field(1.0, ge=0, le=1, description="How sure it is.")
+    confidence: float = Field(1.0, ge=0, le=1, description="The confidence, from 0 to 1.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return key and value."""
@@ -160,14 +160,14 @@ class RecallNode(KnowledgeNode):
 
     node_kind: ClassVar[NodeKind] = "recall"
 
-    query: str | None = Field(None, description="What to look for instead of the question; a template.")
+    query: str | None = Field(None, description="The query, instead of the question; a template.")
     memory: tuple[MemoryKind, ...] = Field(
-        ("facts",), min_length=1, max_length=3, description="What is looked for: facts, episodes, procedures."
+        ("facts",), min_length=1, max_length=3, description="The kinds of knowledge: facts, episodes, procedures."
     )
     scopes: tuple[ScopeKind, ...] = Field(
-        SCOPE_KINDS, min_length=1, max_length=3, description="Where to look: session, workspace, user."
+        SCOPE_KINDS, min_length=1, max_length=3, description="The scopes: session, workspace, user."
     )
-    limit: int = Field(10, ge=1, le=100, description="How many of each at most.")
+    limit: int = Field(10, ge=1, le=100, description="The maximum number of each kind.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return the query, if it is set."""

@@ -34,7 +34,7 @@ from threadkeep.workflows.state import WorkflowState, answer_of, check_template,
 class RecordingNode(Node):
     """The base of both nodes: access to the turn of the run's session. A run without a session has none."""
 
-    reset_commands: tuple[str, ...] = Field((), description="Messages that are not stored: they begin anew.")
+    reset_commands: tuple[str, ...] = Field((), description="Messages that reset the conversation; not stored.")
 
     @property
     def again(self) -> Again:
@@ -63,7 +63,7 @@ class RecordQuestionNode(RecordingNode):
 
     node_kind: ClassVar[NodeKind] = "record_question"
 
-    waits: bool = Field(False, description="Whether the question is stored when middleware has seen it.")
+    waits: bool = Field(False, description="True to store the question after middleware has seen it.")
 
     async def __call__(
         self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
@@ -140,12 +140,12 @@ class AppendMessageNode(Node, ConversationFields):
     node_kind: ClassVar[NodeKind] = "append_message"
 
     text: str = Field(min_length=1, description="The message; a template.")
-    role: Literal["assistant", "system"] = Field("assistant", description="Who says it.")
+    role: Literal["assistant", "system"] = Field("assistant", description="The role of the message.")
     session: SessionTemplate | None = Field(
-        None, description="The session it is for, if not the run's own: its id, or a template of a key."
+        None, description="The session, if not the run's own: an id, or a template of a key."
     )
     deliver: bool = Field(
-        False, description="Send it to the person too, through the channel in which they wrote last in this session."
+        False, description="Also send it to the person, on the channel of their last message in this session."
     )
 
     @model_validator(mode="after")
@@ -239,7 +239,7 @@ class TemplateNode(Node):
     node_kind: ClassVar[NodeKind] = "template"
 
     text: str = Field(min_length=1, description="The text; a template.")
-    as_message: bool = Field(False, description="Whether the run says it: an assistant message.")
+    as_message: bool = Field(False, description="True to make it an assistant message of the run.")
 
     @property
     def again(self) -> Again:

@@ -96,10 +96,10 @@ class RetrieveNode(Node):
     retriever: Reference | SkipJsonSchema[InstanceOf[BaseRetriever]] = Field(
         description="Import string of a LangChain retriever, or of a function that makes one."
     )
-    query: str | None = Field(None, description="What to ask instead of the question; a template.")
-    recent_messages: int = Field(4, ge=0, le=50, description="How many messages before the question are asked with it.")
-    max_passages: int = Field(8, ge=1, le=100, description="Passages that are kept at most.")
-    timeout_seconds: float = Field(5.0, gt=0, description="Seconds that the retriever may take.")
+    query: str | None = Field(None, description="The query, instead of the question; a template.")
+    recent_messages: int = Field(4, ge=0, le=50, description="The number of messages before the question in the query.")
+    max_passages: int = Field(8, ge=1, le=100, description="The maximum number of passages.")
+    timeout_seconds: float = Field(5.0, gt=0, description="The time limit of the retriever in seconds.")
 
     @property
     def again(self) -> Again:

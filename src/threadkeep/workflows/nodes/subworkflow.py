@@ -31,16 +31,16 @@ class SubworkflowNode(Node):
     workflow: str = Field(min_length=1, max_length=128, description="The name of the workflow to run.")
     input_source: str = Field(
         "last_message",
-        description="Its text: last_message, node_output (of source_node_id), or anything else for none.",
+        description="The text for the child: last_message, node_output (of source_node_id), or anything else for none.",
     )
     source_node_id: str | None = Field(None, description="The node whose output is the text, with node_output.")
-    session: bool = Field(False, description="Whether the child belongs to a session of its own.")
-    deadline_seconds: float | None = Field(None, gt=0, description="Seconds that the child may take.")
+    session: bool = Field(False, description="True to run the child in a session of its own.")
+    deadline_seconds: float | None = Field(None, gt=0, description="The time limit of the child in seconds.")
     max_depth: int = Field(
-        MAX_DEPTH, ge=0, le=20, description="How deep workflows may nest, this one's children first."
+        MAX_DEPTH, ge=0, le=20, description="The maximum depth of nested workflows, counted from this one's children."
     )
     on_failure: Literal["raise", "continue"] = Field(
-        "raise", description="What a child without a result does: end the run, or leave its status in the result."
+        "raise", description="What to do if a child has no result: end the run, or put its status in the result."
     )
 
     async def __call__(
