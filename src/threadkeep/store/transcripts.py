@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
-from threadkeep.store.codec import clean_text, session_of, time_text
+from threadkeep.store.codec import clean_text, json_text, session_of, time_text
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import like_pattern, load_statements
 
@@ -31,6 +31,7 @@ class SessionQuery:
     active: bool | None = None
     limit: int = 100
     cursor: tuple[datetime, str] | None = None
+    tag: str | None = None
 
 
 class Sessions(Protocol):
@@ -57,6 +58,8 @@ class TableSessions:
             "active": query.active,
             "pattern": None if query.query is None else like_pattern(clean_text(query.query)),
             "limit": query.limit,
+            # A tag in the JSON of all tags.
+            "tag": None if query.tag is None else json_text(query.tag),
         }
         sql = load_statements("transcripts.sql")["sessions" if query.user_id is None else "sessions_of_user"]
         rows = await self._driver.fetch(sql, parameters)

@@ -127,6 +127,18 @@ class SessionGuarantees(TranscriptSource):
                 assert await _ids(transcripts, SessionQuery(query=query)) == ["a"]
             assert await _ids(transcripts, SessionQuery(query="\x00\ud800")) == []
 
+    async def test_sessions_with_a_tag_can_be_listed(self) -> None:
+        """The whole tag counts, whatever its letters."""
+        async with self.open_transcripts() as transcripts:
+            await _open_sessions(transcripts, "a", "b", "c")
+            await transcripts.change("a", SessionChanges(tags=("vip", 'says "hi"', "é%_")))
+            await transcripts.change("b", SessionChanges(tags=("vip too",)))
+            for tag in ("vip", 'says "hi"', "é%_"):
+                assert await _ids(transcripts, SessionQuery(tag=tag)) == ["a"]
+            assert await _ids(transcripts, SessionQuery(tag="vip", query="b")) == []
+            for tag in ("v", "hi", "\x00", "\ud800"):
+                assert await _ids(transcripts, SessionQuery(tag=tag)) == []
+
     async def test_closed_sessions_can_be_listed_apart(self) -> None:
         """`active` is a filter; None lists both."""
         async with self.open_transcripts() as transcripts:

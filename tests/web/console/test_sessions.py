@@ -43,7 +43,7 @@ async def test_a_new_user_starts_a_conversation_on_the_first_page(client: httpx2
 
 
 async def test_sessions_are_searched_filtered_and_paged(client: httpx2.AsyncClient) -> None:
-    """By words, by user, and page by page; every page leads to the next."""
+    """By words, by user, by tag, and page by page; every page leads to the next."""
     for number in range(32):
         await said(client, f"room:{number}", f"Message {number}", user_id="ana" if number % 2 else "ben")
     first = await opened(client, "/")
@@ -53,6 +53,13 @@ async def test_sessions_are_searched_filtered_and_paged(client: httpx2.AsyncClie
     assert len(links) == 32
     assert "room:7" in (await opened(client, "/?q=Message+7&user=ana")).words
     assert "room:7 " not in (await opened(client, "/?q=Message+7&user=ben")).words
+    await client.patch("/api/v1/sessions/room:7", json={"tags": ["vip"]})
+    tagged = await opened(client, "/?tag=vip")
+    assert (
+        [link for link in tagged.links if "room" in link] == [link for link in tagged.links if "room%3A7" in link] != []
+    )
+    listed = (await client.get("/api/v1/sessions", params={"tag": "vip"})).json()["sessions"]
+    assert [one["session_id"] for one in listed] == ["room:7"]
 
 
 @pytest.mark.parametrize("session_id", ["a/b", "room 1?x#y", "räume:1", "<b>"])

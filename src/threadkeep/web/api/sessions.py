@@ -57,12 +57,14 @@ _FAILURES = documented(404, 409, 422, 503)
 
 @router.get("", summary="List sessions", responses=documented(422, 503), response_model_exclude_defaults=True)
 async def list_sessions(
+    *,
     app: AppInUse,
     user_id: UserId = None,
     query: Annotated[
         str | None, Query(max_length=200, description="Only those with this text in title, last message or id.")
     ] = None,
     active: Annotated[bool | None, Query(description="Only those that are active, or are not.")] = None,
+    tag: Annotated[str | None, Query(max_length=200, description="Only those that have this tag.")] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> SessionList:
@@ -70,7 +72,7 @@ async def list_sessions(
     position = read_cursor(cursor)
     text = clean_text(query) if query else None
     everything = AllSessions(app.memory)
-    found, following = await everything.page(SessionQuery(user_id, text, active, limit, position))
+    found, following = await everything.page(SessionQuery(user_id, text, active, limit, position, tag))
     next_cursor = write_cursor(following)
     damaged = damaged_sessions(await everything.damaged(user_id))
     return SessionList(sessions=[SessionBody.of(info) for info in found], next_cursor=next_cursor, damaged=damaged)

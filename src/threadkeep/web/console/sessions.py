@@ -41,12 +41,13 @@ async def list_sessions(
     app: AppInUse,
     user: SeenAs = None,
     q: Annotated[str | None, Query(max_length=200)] = None,
+    tag: Annotated[str | None, Query(max_length=200)] = None,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> Response:
     """Show a page of sessions, newest activity first."""
     everything = AllSessions(app.memory)
     text = clean_text(q.strip()) if q and q.strip() else None
-    query = SessionQuery(user, text, None, _PAGE, read_cursor(cursor))
+    query = SessionQuery(user, text, None, _PAGE, read_cursor(cursor), tag or None)
     found, following = await everything.page(query)
     damaged = damaged_sessions(await everything.damaged(user))
     return page(
@@ -58,6 +59,7 @@ async def list_sessions(
         cursor=cursor,
         q=text or "",
         user=user or "",
+        tag=tag or "",
         workflows=_workflows(app),
     )
 
