@@ -79,6 +79,8 @@ async def test_messages_that_wait_are_taken_back_as_well(any_desk: RunDesk) -> N
         statuses = [(await service.result(one.run_id)).status for one in (first, second)]
     assert statuses == ["cancelled", "cancelled"]
     assert await texts(any_desk.memory) == ["3", "three"]
+    history = (await any_desk.memory.session("room").page(view="history")).messages
+    assert [message.content for message in history if message.superseded_at] == ["1", "2"]
 
 
 async def test_a_message_that_was_taken_back_is_not_answered_when_it_comes_again(any_desk: RunDesk) -> None:

@@ -106,12 +106,12 @@ class TurnEndings:
         """
         found = await self._memory.runs.run(run.run_id)
         try:
-            if found is not None and found.cancel_reason == ROLLED_BACK:
-                await self._take_back(run, dependencies, hold)
-                return
             # Messages of a deleted session or of a run that another process owns are not written again.
             if found is not None and found.owner == run.owner:
                 await self._keep_question(run, dependencies)
+            if found is not None and found.cancel_reason == ROLLED_BACK:
+                await self._take_back(run, dependencies, hold)
+                return
             await self._memory.settle_run(run.run_id)
         except StoreUnavailable:
             if found is not None and found.cancel_reason == ROLLED_BACK:
