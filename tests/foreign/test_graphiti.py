@@ -23,6 +23,7 @@ from threadkeep import KnownFacts, Memory, MemoryOptions, Message, Scope, Sessio
 from threadkeep.knowledge.graphiti.recall import RecallQuestion
 from threadkeep.knowledge.graphiti.service import GraphitiStatus
 from threadkeep.knowledge.graphiti.turns import group_id_of
+from threadkeep.knowledge.promotion import Promotion
 from threadkeep.observe import GraphRecalled
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.records.knowledge import ScopeKind
@@ -338,6 +339,21 @@ async def test_the_mcp_server_takes_shows_finds_and_deletes(mcp_server: RealGrap
         recalled = await memory.graphiti.recall(RecallQuestion("What is Question 7 about?", {"session": scope}))
         assert recalled.facts
         assert (await memory.graphiti.purge(scope)).remains == ""
+
+
+async def test_the_mcp_server_forgets_a_fact_that_is_forgotten_here(mcp_server: RealGraphiti, sqlite_url: str) -> None:
+    """Its episode, and what was learned from it alone."""
+    scope = Scope("workspace", "shop")
+    async with opened(mcp_server.mcp, sqlite_url, transport="mcp", confirm_seconds=5.0) as memory:
+        await memory.graphiti.grant(["chat_text", "promoted_facts"], by="ops")
+        await memory.graphiti.promote(Promotion("decision", "Garden 7 depends on Garden 8.", key="garden"), "shop")
+        await until(memory, confirmed(1))
+        found = await memory.graphiti.client().search([group_id_of(scope)], "Garden", 5)
+        assert found
+        await memory.knowledge.forget(scope, "garden")
+        await until(memory, lambda status: status.dead == {"undone": 1})
+        assert await memory.graphiti.client().episodes(group_id_of(scope), 5) == []
+        assert await memory.graphiti.client().search([group_id_of(scope)], "Garden", 5) == []
 
 
 async def test_the_rest_server_says_that_it_deletes_and_is_told_of(server: RealGraphiti, sqlite_url: str) -> None:
