@@ -212,7 +212,7 @@ class TurnBlock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Store the answer, or the part of it that came."""
+        """Store the answer, or the part of it that arrived."""
         turn = self._ended()
         if isinstance(error, GeneratorExit):
             # The caller's coroutine was closed and cannot await.
@@ -230,7 +230,7 @@ class TurnBlock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Store the answer, or the part of it that came."""
+        """Store the answer, or the part of it that arrived."""
         turn = self._ended()
         self._turns.wait_for(lambda turns: turns.end(turn, error), turn.turns)
 

@@ -67,7 +67,7 @@ class Terminal:
 
     @property
     def width(self) -> int:
-        """The characters in a line of stdout; outside a terminal some more than usual."""
+        """The characters in a line of stdout; 160 outside a terminal."""
         return self.out.width if sys.stdout.isatty() else _PIPE_WIDTH
 
     def json(self, value: object) -> None:

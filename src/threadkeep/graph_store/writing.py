@@ -49,7 +49,7 @@ class Beginning:
 
 
 type TakingPlace = Callable[[Writing, Conversation, Prepared, Value, datetime], Awaitable[Receipt]]
-"""A callback that stores an answer in place of another one, given as stored in its chunk."""
+"""A callback that stores an answer in place of another one; it gets the other in its stored form."""
 
 
 class ConversationWriter:

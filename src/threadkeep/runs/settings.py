@@ -21,37 +21,37 @@ class RunSettings(BaseSettings):
 
     double_texting: DoubleTexting = Field(
         "enqueue",
-        description="What a chat message does that comes while a turn of its session goes on: enqueue, interrupt, "
+        description="What to do with a chat message while a turn of its session is running: enqueue, interrupt, "
         "reject, coalesce or rollback.",
     )
-    run_concurrency: int = Field(8, ge=1, le=64, description="Queued runs that a process executes at a time.")
+    run_concurrency: int = Field(8, ge=1, le=64, description="Queued runs that a process executes at once.")
     run_poll_seconds: float = Field(
-        0.25, ge=0.01, le=60, description="Seconds between two looks of a process for queued runs."
+        0.25, ge=0.01, le=60, description="Seconds between two searches of a process for queued runs."
     )
     run_dead_seconds: float = Field(
-        8.0, ge=1, le=3600, description="Seconds without a sign of life after which a process is taken for dead."
+        8.0, ge=1, le=3600, description="Seconds without a heartbeat after which a process counts as dead."
     )
     run_max_attempts: int = Field(
-        3, ge=1, le=100, description="How often a run is carried out whose process dies, before it is set aside."
+        3, ge=1, le=100, description="Attempts at a run whose process dies, before it is set aside."
     )
     run_pause_seconds: float = Field(
-        0.5, ge=0, le=3600, description="Seconds before the second try of a run that failed; doubled before each other."
+        0.5, ge=0, le=3600, description="Seconds before the second attempt at a run; doubled before each later one."
     )
-    run_longest_pause_seconds: float = Field(20.0, ge=0, le=3600, description="Seconds before a try at most.")
+    run_longest_pause_seconds: float = Field(20.0, ge=0, le=3600, description="The longest pause before an attempt.")
     run_trace_max_events: int = Field(10_000, ge=0, description="Events of a run's trace that are kept.")
     run_trace_max_chars: int = Field(4_000_000, ge=0, description="Characters of a run's trace that are kept.")
     run_retention_days: float = Field(
-        30.0, gt=0, le=36_500, description="Days that runs which are over are kept, with their traces."
+        30.0, gt=0, le=36_500, description="Days that ended runs are kept, with their traces."
     )
     run_retention_set_aside_days: float | None = Field(
-        None, gt=0, le=36_500, description="Days that runs are kept which are set aside for a person; else for good."
+        None, gt=0, le=36_500, description="Days that runs set aside for a person are kept; by default for ever."
     )
     run_checkpoint_retention_hours: float = Field(
-        24.0, ge=0, le=876_000, description="Hours that a run without a result can be tried again where it stopped."
+        24.0, ge=0, le=876_000, description="Hours in which a run without a result can be continued where it stopped."
     )
     prices: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
-        description="What models cost, comma-separated: model=input/output (or /cached), for a million tokens.",
+        description="Prices of models, comma-separated: model=input/output (or /cached), per million tokens.",
     )
 
     @field_validator("double_texting", mode="before")

@@ -208,8 +208,8 @@ class TableErasing:
     async def overwrite(self, *, vacuum: bool) -> bool:
         """Overwrite deleted texts in the search index and the WAL; return False if a reader keeps the WAL.
 
-        On PostgreSQL dead rows stay until VACUUM. With `vacuum` all tables of the schema are written anew, which holds
-        up everybody, and so are the planner's statistics, which have values of rows.
+        On PostgreSQL dead rows stay until VACUUM. With `vacuum` all tables of the schema are rewritten, which
+        blocks everybody, and the planner's statistics too, because they contain values of rows.
         """
         if self._driver.backend == "postgres":
             if vacuum:

@@ -141,9 +141,9 @@ _KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]]
 class FieldProblem(BaseModel):
     """A single problem of a request."""
 
-    detail: str = Field(description="What is wrong, and what is wanted.")
-    pointer: str | None = Field(None, description="Where in the body, as a JSON pointer.")
-    parameter: str | None = Field(None, description="Which parameter of the path or the query.")
+    detail: str = Field(description="The fault, and the expected value.")
+    pointer: str | None = Field(None, description="The location in the body, as a JSON pointer.")
+    parameter: str | None = Field(None, description="The parameter of the path or the query.")
 
 
 class Problem(BaseModel):
@@ -160,18 +160,18 @@ class Problem(BaseModel):
         }
     )
 
-    type: str = Field(description="What kind of problem this is; stable, for programs.")
-    title: str = Field(description="The same for people.")
+    type: str = Field(description="The kind of problem; stable, for programs.")
+    title: str = Field(description="The kind of problem, for people.")
     status: int = Field(description="The HTTP status.")
-    detail: str = Field(description="What happened, and what to do about it.")
-    reason: str | None = Field(None, description="Why a session id is not valid, or what is wrong with an item.")
-    item: str | None = Field(None, description="Which item of a session in the graph store cannot be read.")
-    errors: list[FieldProblem] | None = Field(None, description="Each thing that is wrong with the request.")
-    available: list[str] | None = Field(None, description="What there is instead.")
-    session_id: str | None = Field(None, description="The session of the turn that failed, or goes on.")
-    run_id: str | None = Field(None, description="The run of the turn that failed, or goes on.")
-    message_id: str | None = Field(None, description="The id under which the message can be sent again.")
-    ready: bool | None = Field(None, description="Whether the service can work.")
+    detail: str = Field(description="The problem, and its cure.")
+    reason: str | None = Field(None, description="The reason why a session id or an item is not valid.")
+    item: str | None = Field(None, description="The item of a session in the graph store that cannot be read.")
+    errors: list[FieldProblem] | None = Field(None, description="All faults of the request.")
+    available: list[str] | None = Field(None, description="The existing workflows.")
+    session_id: str | None = Field(None, description="The session of the turn that failed, or is running.")
+    run_id: str | None = Field(None, description="The run of the turn that failed, or is running.")
+    message_id: str | None = Field(None, description="The id with which the message can be sent again.")
+    ready: bool | None = Field(None, description="True if the service can work.")
     backend: str | None = Field(None, description="The database engine.")
     schema_version: int | None = Field(None, description="The schema that the service works with.")
     pending_writes: int | None = Field(None, description="Turns that wait to be written.")

@@ -33,16 +33,16 @@ class RunOptions(BaseModel):
 
     double_texting: DoubleTexting = Field(
         "enqueue",
-        description="What a message does that comes while a turn of its session goes on: wait (enqueue), end that turn "
+        description="What to do with a message while a turn of its session is running: wait (enqueue), end that turn "
         "(interrupt), be refused (reject), become one turn with others that wait (coalesce), or end that turn and take "
         "its messages back (rollback).",
     )
-    max_tokens: int | None = Field(None, ge=1, description="Tokens that a run and its children may take, in and out.")
-    max_cost: float | None = Field(None, gt=0, description="What they may cost, in the unit of the price table.")
-    deadline_seconds: float | None = Field(None, gt=0, description="Seconds that a run may take.")
-    max_depth: int = Field(MAX_DEPTH, ge=0, le=20, description="How deep workflows may nest below a run.")
-    max_tries: int = Field(3, ge=1, le=20, description="How often a failing run is tried before it is set aside.")
-    recursion_limit: int = Field(100, ge=2, le=10_000, description="Steps of the graph at most: loops come to an end.")
+    max_tokens: int | None = Field(None, ge=1, description="Input and output tokens of a run and its children.")
+    max_cost: float | None = Field(None, gt=0, description="The maximum cost, in the unit of the price table.")
+    deadline_seconds: float | None = Field(None, gt=0, description="The time limit of a run in seconds.")
+    max_depth: int = Field(MAX_DEPTH, ge=0, le=20, description="The maximum depth of nested workflows below a run.")
+    max_tries: int = Field(3, ge=1, le=20, description="Attempts at a failing run before it is set aside.")
+    recursion_limit: int = Field(100, ge=2, le=10_000, description="Steps of the graph, so that loops end.")
 
 
 type ChildStatus = Literal["done", "failed", "cancelled", "interrupted", "waiting", "deadline"]

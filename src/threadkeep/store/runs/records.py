@@ -80,7 +80,7 @@ class RunRecords:
         """Delete runs like `forget_runs`, if no run of their trees is queued or running.
 
         Raises:
-            RowLocked: a run is; nothing was deleted.
+            RowLocked: a run is queued or running; nothing was deleted.
         """
         async with self._driver.writing() as connection:
             for some in batched(run_ids, _RUNS_AT_ONCE):

@@ -65,21 +65,21 @@ class AgentNode(SpeakingNode, HistoryFields):
         (), max_length=64, description="Import strings of tools, of functions, or of lists of them."
     )
     history_tools: bool = Field(
-        False, description="Whether it may look up what is not in its context: older messages, results that were cut."
+        False, description="True to let it look up data outside its context: older messages, results that were cut."
     )
     memory_tools: tuple[MemoryToolKind, ...] = Field(
         (),
         max_length=4,
-        description="Which tools of the memory it has: facts (remember, recall, forget), episodes (what was asked and "
-        "answered earlier), procedures (how something is done), promotions (promote: decisions, lessons and the like).",
+        description="The tools of the memory that it has: facts (remember, recall, forget), episodes (questions and "
+        "answers of earlier turns), procedures (how to do something), promotions (promote: decisions, lessons …).",
     )
     tool_memory: int | None = Field(
         None,
         ge=0,
-        description="Earlier turns whose tool calls and results it is shown again, within their share; 0 means none, "
-        "the service's option (1) if not set.",
+        description="The number of earlier turns whose tool calls and results it gets, within their share; 0 means "
+        "none; by default the service's option (1).",
     )
-    max_steps: int = Field(25, ge=1, le=500, description="Model calls of one turn at most.")
+    max_steps: int = Field(25, ge=1, le=500, description="The maximum number of model calls of a turn.")
 
     _agents: dict[object, tuple[object, Any]] = PrivateAttr(default_factory=dict)
 

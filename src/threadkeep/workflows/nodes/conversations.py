@@ -58,21 +58,21 @@ type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8), A
 class ConversationFields(BaseModel):
     """The location of a conversation in the graph's store, used instead of the run's session."""
 
-    use_graph_chat_history: bool = Field(False, description="Whether earlier turns are those of the graph's store.")
-    history_namespace: Namespace = Field(("agent_chat_history",), description="Where in the store conversations are.")
+    use_graph_chat_history: bool = Field(False, description="True to read earlier turns from the graph's store.")
+    history_namespace: Namespace = Field(("agent_chat_history",), description="The namespace of conversations.")
     history_key_template: KeyTemplate = Field(
-        KEY_TEMPLATE, description="The key, made of what the winning candidate gave."
+        KEY_TEMPLATE, description="The template of the key, with the value of the winning candidate."
     )
     history_key_candidates: Candidates = Field(
         KEY_CANDIDATES,
-        description="What may name the conversation: texts or templates, tried in order; other values are skipped.",
+        description="Candidates for the key: texts or templates, tried in order; other values are skipped.",
     )
     history_meta_key_suffix: Annotated[str, AfterValidator(_meta_key_suffix)] = Field(
-        "__meta__", description="What ends the keys of a conversation's metadata."
+        "__meta__", description="The ending of the keys of metadata."
     )
-    history_chunk_size: int = Field(CHUNK_SIZE, ge=1, le=10_000, description="Messages in one item of the store.")
+    history_chunk_size: int = Field(CHUNK_SIZE, ge=1, le=10_000, description="Messages in an item of the store.")
     history_value_field: Annotated[str, AfterValidator(_value_field)] = Field(
-        "content", description="Under which name an item has a message's text."
+        "content", description="The field of an item with the text of a message."
     )
 
     @property
@@ -115,7 +115,7 @@ class HistoryFields(ConversationFields):
     """The location of an agent's history, and its reset commands."""
 
     reset_command: Annotated[str, Field(min_length=1), AfterValidator(_command)] | None = Field(
-        None, description="The message that begins the conversation anew; it is not stored."
+        None, description="The message that resets the conversation; it is not stored."
     )
 
 

@@ -50,12 +50,12 @@ class NodeCompression(BaseModel):
 
     trigger: SizeText = Field(
         "tokens:20000",
-        description="How much there is without a summary when one is made: tokens:20000, messages:40 or fraction:0.5.",
+        description="The size of unsummarised messages to start a summary: tokens:20000, messages:40 or fraction:0.5.",
     )
-    keep: SizeText = Field("messages:20", description="How much stays as it was said.")
-    max_summary_tokens: int = Field(2_000, ge=100, description="Tokens that all summaries may have together.")
+    keep: SizeText = Field("messages:20", description="The size of the newest messages that are not summarised.")
+    max_summary_tokens: int = Field(2_000, ge=100, description="The maximum of tokens of all summaries together.")
     model: ModelName | None = Field(
-        None, description="Who writes the summaries; by default THREADKEEP_SUMMARY_MODEL, or the node's own model."
+        None, description="The writer of summaries; by default THREADKEEP_SUMMARY_MODEL, or the node's own model."
     )
 
     @model_validator(mode="after")
@@ -71,14 +71,14 @@ class NodeCompression(BaseModel):
 class AskingNode(Node):
     """A node that calls a model: the service's own unless it names another."""
 
-    model: ModelName | None = Field(None, description="As THREADKEEP_MODEL names models; the service's own if not set.")
+    model: ModelName | None = Field(None, description="As in THREADKEEP_MODEL; by default the service's model.")
     context_window: int | None = Field(
         None,
         ge=1,
         description="Tokens of the model's context window; by default what its profile or its name says, and for the "
         "service's own model THREADKEEP_CONTEXT_WINDOW.",
     )
-    timeout_seconds: float = Field(60.0, gt=0, description="Seconds that a model call may take.")
+    timeout_seconds: float = Field(60.0, gt=0, description="The time limit of a model call in seconds.")
 
     def chat_model(self, step: Step) -> BaseChatModel:
         """Return the model to call."""
@@ -96,7 +96,7 @@ class ContextNode(AskingNode):
 
     max_output_tokens: int | None = Field(None, ge=1, description="Tokens that are kept free for the reply.")
     compression: NodeCompression | Literal[False] | None = Field(
-        None, description="When older messages become summaries; false for never, the service's options if not set."
+        None, description="When to summarise older messages; false for never; by default the service's options."
     )
 
     @model_validator(mode="after")
@@ -142,11 +142,11 @@ class SpeakingNode(ContextNode):
     speaks: ClassVar[bool] = True
 
     system_prompt: str = Field("", description="Instructions for the model; a template.")
-    input: str | None = Field(None, description="What to ask instead of the run's question; a template.")
-    max_messages: int = Field(30, ge=0, description="Earlier messages in a call at most; 0 means none.")
-    max_tokens: int | None = Field(None, ge=0, description="Tokens of a call at most; the service's limit if not set.")
-    snippets: bool = Field(True, description="Whether it sees the passages that retrieve nodes found before.")
-    answers: bool = Field(True, description="Whether what it says is stored as the answer to the question.")
+    input: str | None = Field(None, description="The input, instead of the run's question; a template.")
+    max_messages: int = Field(30, ge=0, description="The maximum number of earlier messages in a call; 0 means none.")
+    max_tokens: int | None = Field(None, ge=0, description="Tokens of a call; by default the service's limit.")
+    snippets: bool = Field(True, description="True to add the passages that earlier retrieve nodes found.")
+    answers: bool = Field(True, description="True to store its message as the answer to the question.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return the prompt and the input."""
@@ -208,7 +208,7 @@ class ModelNode(SpeakingNode):
     node_kind: ClassVar[NodeKind] = "model"
 
     on_error: Literal["raise", "continue"] = Field(
-        "raise", description="What a failing model does: end the run, or leave `error` in the node's result."
+        "raise", description="What to do if the model fails: end the run, or put `error` in the node's result."
     )
 
     @property
