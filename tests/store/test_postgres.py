@@ -95,6 +95,23 @@ async def test_a_cancelled_write_leaves_no_lock_behind(memory: Memory, steps: in
         assert (await session.append(says("second"))).first_seq == 2
 
 
+async def test_an_error_in_a_pipeline_is_raised_and_nothing_is_logged(
+    driver: PostgresDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is anything if the caller is cancelled, and the connection goes on."""
+    with pytest.raises(StoreError, match="22012"):
+        # The server answers the first statement while the second one is sent.
+        await driver.write([("SELECT 1 / 0", {}), ("SELECT length(:text)", {"text": "x" * 10_000_000})])
+    waiting = asyncio.ensure_future(driver.write([("SELECT pg_sleep(30)", {}), ("SELECT 1", {})]))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    async with asyncio.timeout(HANG_SECONDS):
+        assert await driver.write([("SELECT 1", {})]) == [[(1,)]]
+    assert caplog.records == []
+
+
 async def test_a_pool_without_a_free_connection_says_what_to_raise(driver: PostgresDriver) -> None:
     """The sentence names the setting."""
     async with driver.reading():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import LiteralString
 
 import psycopg
@@ -58,9 +59,24 @@ class PostgresConnection:
         if self.raw.info.transaction_status in _IN_TRANSACTION:
             await self.raw.rollback()
 
-    def _pipeline(self) -> AbstractAsyncContextManager[object]:
-        """Return a pipeline for statements; the libpq of some systems is too old for it."""
-        return self.raw.pipeline() if psycopg.AsyncPipeline.is_supported() else nullcontext()
+    @asynccontextmanager
+    async def _pipeline(self) -> AsyncIterator[None]:
+        """Open a pipeline for statements; the libpq of some systems is too old for it.
+
+        psycopg logs a warning for each block that ends with an error: the error is raised behind it.
+        """
+        failure: BaseException | None = None
+        try:
+            async with self.raw.pipeline() if psycopg.AsyncPipeline.is_supported() else nullcontext():
+                try:
+                    yield
+                except (psycopg.Error, asyncio.CancelledError) as error:
+                    failure = error
+        except psycopg.Error:
+            if failure is None:
+                raise
+        if failure is not None:
+            raise failure
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Execute a statement once for each row of parameters."""
