@@ -50,27 +50,27 @@ class Settings(RunSettings, GraphitiSettings):
 
     database_url: SecretStr = Field(
         default_factory=lambda: SecretStr(f"sqlite:///{default_database()}"),
-        description="Where transcripts are kept: sqlite:////absolute/path.db or postgresql://user@host/database.",
+        description="The database of transcripts: sqlite:////absolute/path.db or postgresql://user@host/database.",
     )
     sqlite_synchronous: Literal["FULL", "NORMAL"] = Field(
         "FULL", description="SQLite's durability: FULL survives a power cut, NORMAL may lose the last turns then."
     )
     lock_timeout: float = Field(10.0, gt=0, description="Seconds to wait for SQLite's lock.")
-    postgres_pool_min_size: int = Field(1, ge=0, description="Connections that are always open.")
-    postgres_pool_max_size: int = Field(5, ge=1, description="Connections at most.")
+    postgres_pool_min_size: int = Field(1, ge=0, description="Connections that stay open.")
+    postgres_pool_max_size: int = Field(5, ge=1, description="The maximum number of connections.")
     postgres_pool_timeout: float = Field(30.0, gt=0, description="Seconds to wait for a connection.")
     postgres_pool_max_idle: float = Field(300.0, gt=0, description="Seconds after which an idle connection is closed.")
     partitions: int | None = Field(
-        None, ge=2, le=1024, description="Partitions of messages by session in a new PostgreSQL database; else none."
+        None, ge=2, le=1024, description="Partitions of messages by session in a new PostgreSQL database."
     )
 
     database_key: SecretStr | None = Field(
         None, description="64 hexadecimal digits that encrypt SQLite files (extra sqlcipher); keep it somewhere else."
     )
-    graph_store_backend: Backend | None = Field(None, description="Where the graph store is; else with DATABASE_URL.")
+    graph_store_backend: Backend | None = Field(None, description="The engine; by default that of DATABASE_URL.")
     graph_store_sqlite_path: Path | None = Field(None, description="Absolute path of the graph store's SQLite file.")
     postgres_dsn: SecretStr | None = Field(None, description="The graph store's PostgreSQL, for its backend postgres.")
-    transcripts: TranscriptLocation = Field("tables", description="Where messages are kept: tables or graph_store.")
+    transcripts: TranscriptLocation = Field("tables", description="The storage of messages: tables or graph_store.")
 
     host: str = Field("127.0.0.1", description="Address to listen on; other than loopback needs API_KEYS.")
     port: int = Field(8700, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -78,7 +78,7 @@ class Settings(RunSettings, GraphitiSettings):
         default_factory=dict, description="Comma-separated name:key pairs; empty serves loopback only."
     )
     require_keys: bool = Field(
-        False, description="Whether each request needs a key although API_KEYS is empty: one of `threadkeep keys add`."
+        False, description="Require a key of `threadkeep keys add` for each request, even if API_KEYS is empty."
     )
     jwt_issuer: str = Field("", description="The issuer of the tokens (JWT) with which browsers speak for one user.")
     jwt_audience: str = Field("", description="The audience that tokens must name: this service.")
@@ -88,23 +88,23 @@ class Settings(RunSettings, GraphitiSettings):
     jwt_user_claim: str = Field("sub", min_length=1, description="The claim of a token that names the user.")
     jwt_scope: Literal["read", "write"] = Field("write", description="The scope of a token: read or write.")
     requests_per_key: int | None = Field(
-        None, ge=0, description="Requests of a key in a minute; 0 is no limit; else 6000, and none on loopback."
+        None, ge=0, description="Requests of a key per minute; 0 means no limit; by default 6000, no limit on loopback."
     )
     requests_per_user: int | None = Field(
-        None, ge=0, description="Requests of a user in a minute; 0 is no limit; else 300, and none on loopback."
+        None, ge=0, description="Requests of a user per minute; 0 means no limit; by default 300, no limit on loopback."
     )
     cors_origins: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
         description="Comma-separated origins of web pages that may call the service: https://chat.example.com.",
     )
-    body_limit: int = Field(2_097_152, ge=1024, description="Bytes that a request's body may have.")
-    max_connections: int = Field(1000, ge=1, description="Open connections; one more gets 503. Streams count.")
+    body_limit: int = Field(2_097_152, ge=1024, description="The maximum of bytes in a request's body.")
+    max_connections: int = Field(1000, ge=1, description="Open connections, streams included; others get 503.")
     header_timeout: float = Field(10.0, gt=0, description="Seconds for the headers of a request to arrive.")
     body_timeout: float = Field(30.0, gt=0, description="Seconds for the body of a request to arrive.")
-    shutdown_timeout: float = Field(20.0, ge=0, description="Seconds that running turns get to finish at a shutdown.")
+    shutdown_timeout: float = Field(20.0, ge=0, description="Seconds for running turns to finish at a shutdown.")
 
-    model: str = Field("demo", min_length=1, description="demo, or any name that LangChain's init_chat_model takes.")
-    model_timeout_seconds: float = Field(60.0, gt=0, description="Seconds that a model call may take.")
+    model: str = Field("demo", min_length=1, description="demo, or any model name for LangChain's init_chat_model.")
+    model_timeout_seconds: float = Field(60.0, gt=0, description="The time limit of a model call in seconds.")
     system_prompt: str = Field("", description="The system message of every chat.")
     workflows: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
@@ -113,77 +113,77 @@ class Settings(RunSettings, GraphitiSettings):
 
     channels: Path | None = Field(
         default_factory=lambda: path if (path := default_channels()).exists() else None,
-        description="Absolute path of the YAML file that lists the bots of channels; else the one in the data folder.",
+        description="Absolute path of the YAML file of bots; by default the one in the data folder.",
     )
 
-    history_enabled: bool = Field(True, description="Whether chats see earlier turns.")
-    history_max_messages: int = Field(20, ge=0, description="Earlier messages in a model call at most; 0 means none.")
+    history_enabled: bool = Field(True, description="Add earlier turns to chats.")
+    history_max_messages: int = Field(20, ge=0, description="Earlier messages in a model call; 0 means none.")
     history_max_tokens: int = Field(
-        4000, ge=0, description="Tokens that a model call is sent at most; 0 means no history."
+        4000, ge=0, description="The maximum of tokens in a model call; 0 means no history."
     )
     history_window: Literal["anchored", "sliding"] = Field(
-        "anchored", description="How earlier messages are cut: in steps that consecutive calls share, or one by one."
+        "anchored", description="The way to cut earlier messages: in steps that consecutive calls share, or one by one."
     )
     context_window: int | None = Field(
-        None, ge=1, description="Tokens of the model's context window, input and reply; its own when not set."
+        None, ge=1, description="Tokens of the context window, input and reply; by default those of the model."
     )
     max_output_tokens: int | None = Field(
         None, ge=1, description="Tokens of the context window that are kept free for the reply."
     )
     summary_trigger: str = Field(
-        "", description="What makes older messages a summary: tokens:20000, messages:40, fraction:0.5; empty is never."
+        "", description="Summarise messages at this size: tokens:20000, messages:40, fraction:0.5; empty means never."
     )
     summary_keep: str = Field(
-        _SUMMARY_KEEP, description="How much stays word for word then: tokens:2000, messages:20 or fraction:0.25."
+        _SUMMARY_KEEP, description="Newest messages not to summarise: tokens:2000, messages:20 or fraction:0.25."
     )
-    summary_model: str = Field("", description="The model that writes summaries, as in MODEL; empty is the chat's own.")
+    summary_model: str = Field("", description="The model for summaries, as in MODEL; by default the chat's.")
     recall: Literal["off", "session", "user"] = Field(
-        "off", description="Where older turns that matter are looked for: in the session, or in all of its user's."
+        "off", description="Search for relevant older turns: in the session, or in all sessions of its user."
     )
-    facts: bool = Field(False, description="Whether chats see what is known of their session, workspace and user.")
-    learning: bool = Field(False, description="Whether facts are proposed from what people say in chats, by a model.")
+    facts: bool = Field(False, description="Add known facts of the session, the workspace and the user to chats.")
+    learning: bool = Field(False, description="Have a model propose facts from messages of people in chats.")
     learning_accept_from: float | None = Field(
-        None, ge=0, le=1, description="Confidence that lets a proposed fact in; empty leaves each to a person."
+        None, ge=0, le=1, description="The confidence to accept a proposed fact; by default a person decides."
     )
     directives: bool = Field(
-        False, description="Whether lines such as `preference (user): Keep diffs small.` in messages are remembered."
+        False, description="Store lines such as `preference (user): Keep diffs small.` of messages as facts."
     )
     workspace: str | None = Field(
-        None, max_length=512, description="The workspace of runs that name none: facts about it are found by this name."
+        None, max_length=512, description="The workspace of runs that name none; its facts have this name."
     )
-    memory_max_messages: int = Field(8, description="Messages that the in-run reducer keeps; below 1 counts as 1.")
+    memory_max_messages: int = Field(8, description="Messages that the in-run reducer keeps; less than 1 means 1.")
     memory_max_chars: int = Field(8000, ge=0, description="Characters that the in-run reducer keeps; 0 means no limit.")
 
     manifest_retention_days: float = Field(
-        30.0, ge=0, le=36_500, description="Days that the records of model calls are kept; 0 means not at all."
+        30.0, ge=0, le=36_500, description="Days that records of model calls are stored; 0 means none are."
     )
     retention_archive_max_age_days: float | None = Field(
-        None, gt=0, le=36_500, description="Messages that were stored more days ago are archived."
+        None, gt=0, le=36_500, description="The age in days after which messages are archived."
     )
     retention_archive_max_messages: int | None = Field(
-        None, ge=1, description="Older messages of a session than so many of its newest are archived."
+        None, ge=1, description="The number of newest messages in a session that are not archived."
     )
     retention_archive_max_idle_days: float | None = Field(
-        None, gt=0, le=36_500, description="Sessions in which nothing was said for more days are archived."
+        None, gt=0, le=36_500, description="The idle days after which sessions are archived."
     )
     retention_delete_max_age_days: float | None = Field(
-        None, gt=0, le=36_500, description="Messages that were stored more days ago are deleted."
+        None, gt=0, le=36_500, description="The age in days after which messages are deleted."
     )
     retention_delete_max_messages: int | None = Field(
-        None, ge=1, description="Older messages of a session than so many of its newest are deleted."
+        None, ge=1, description="The number of newest messages in a session that are not deleted."
     )
     retention_delete_max_idle_days: float | None = Field(
-        None, gt=0, le=36_500, description="Sessions in which nothing was said for more days are deleted."
+        None, gt=0, le=36_500, description="The idle days after which sessions are deleted."
     )
-    retention_interval_hours: float = Field(1.0, gt=0, description="Hours between two rounds of the service.")
+    retention_interval_hours: float = Field(1.0, gt=0, description="Hours between two rounds of retention.")
 
-    pending_dir: Path | None = Field(None, description="Absolute folder of the turns that no database took yet.")
+    pending_dir: Path | None = Field(None, description="Absolute path of the folder of pending turns.")
     write_timeout: float = Field(
-        5.0, gt=0, description="Seconds after which a turn that is not written is kept as pending."
+        5.0, gt=0, description="Seconds after which a turn that is not written becomes pending."
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="How much is logged.")
-    log_json: bool = Field(False, description="Log lines as JSON.")
-    otel: bool = Field(False, description="Whether OpenTelemetry gets spans, where its SDK is set up.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="The log level.")
+    log_json: bool = Field(False, description="Write log lines as JSON.")
+    otel: bool = Field(False, description="Send spans to OpenTelemetry, if its SDK is set up.")
 
     @field_validator("database_url")
     @classmethod
