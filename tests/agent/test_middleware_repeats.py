@@ -207,3 +207,15 @@ async def test_an_earlier_message_with_the_words_of_the_question_is_sent_too(sma
     history = [HumanMessage("yes", id="a"), AIMessage("Sure?", id="b"), HumanMessage("yes", id="c")]
     await agent.ainvoke({"messages": history}, config_of())
     assert [text for _, text in seen(model.calls[0])] == ["yes", "Sure?", "yes"]
+
+
+async def test_one_message_object_in_two_calls_is_a_repeat(small_memory: Memory) -> None:
+    """LangGraph writes an id into it; a dictionary stays as it is, so it is a new message each time."""
+    model = ScriptedModel(["a", "b", "c"])
+    agent = make_agent(model, [SessionMemory(small_memory)])
+    message = HumanMessage("hi")
+    for _ in range(2):
+        await agent.ainvoke({"messages": [message]}, config_of())
+    for _ in range(2):
+        await agent.ainvoke({"messages": [{"role": "user", "content": "ho"}]}, config_of())
+    assert [text for _, text in await kept(small_memory)] == ["hi", "a", "ho", "b", "ho", "c"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import operator
 from typing import Annotated, Any, TypedDict
 
@@ -420,6 +422,34 @@ async def test_agents_that_ask_each_other_at_once_do_not_wait_for_each_other(sma
     chief = ScriptedModel([_calling("a", "b"), "done"])
     agent: Any = create_agent(chief, [search], middleware=[SessionMemory(small_memory)], name="main")
     assert (await agent.ainvoke(input_of("both?"), config_of()))["messages"][-1].text == "done"
+
+
+async def test_a_task_that_a_tool_starts_outside_of_its_context_is_a_turn_of_its_own(memory: Memory) -> None:
+    """On every database: it asks the same session after the turn; in the tool's context it takes no part."""
+    tasks: list[asyncio.Task[Any]] = []
+    over = asyncio.Event()
+    later: Any = create_agent(
+        ScriptedModel(["aside", "reminded"]), [], middleware=[SessionMemory(memory)], name="later"
+    )
+
+    async def follow_up(words: str) -> None:
+        await over.wait()
+        await later.ainvoke(input_of(words), config_of())
+
+    @tool
+    async def search(q: str) -> str:
+        """Do something, and something else later on."""
+        tasks.append(asyncio.create_task(follow_up("in the tool")))
+        tasks.append(asyncio.create_task(follow_up("outside"), context=contextvars.Context()))
+        return "found"
+
+    chief = ScriptedModel([_calling("a"), "done"])
+    agent: Any = create_agent(chief, [search], middleware=[SessionMemory(memory)], name="main")
+    await agent.ainvoke(input_of("q"), config_of())
+    over.set()
+    await asyncio.gather(*tasks)
+    assert [name for name, _ in await said(memory)] == [None, "main", None, "later"]
+    assert (await said(memory))[2] == (None, "outside")
 
 
 async def test_a_question_may_be_stored_as_it_was_received(memory: Memory) -> None:
