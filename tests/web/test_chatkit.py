@@ -56,7 +56,10 @@ async def items_of(client: httpx2.AsyncClient, thread_id: str, user: str = "ann"
 
 
 async def test_a_thread_is_a_session_and_its_answers_are_runs(app: App, client: httpx2.AsyncClient) -> None:
-    """The answer streams, the second one knows the first turn, and the transcript has each message once."""
+    """The answer streams, the second one knows the first turn, and the transcript has each message once.
+
+    The page can go on from the item of a stream, which has the id of the stored answer.
+    """
     events = await ask(client, request_of("threads.create", input=said("My cat is called Miso.")))
     kinds = [event["type"] for event in events]
     assert kinds[:5] == [
@@ -77,6 +80,10 @@ async def test_a_thread_is_a_session_and_its_answers_are_runs(app: App, client: 
     events = await ask(client, again)
     assert "Miso" in answer_in(events)
     stored = await app.memory.session(thread["id"], user_id="ann").tail(10)
+    streamed = {event["item"]["id"] for event in events if event["type"] in ("thread.item.added", "thread.item.done")}
+    assert streamed == {message.id for message in stored[-2:]}
+    older = request_of("items.list", thread_id=thread["id"], order="desc", after=str(stored[-1].id))
+    assert (await ask(client, older))["data"][0]["id"] == stored[-2].id
     assert [message.role for message in stored if message.role != "system"] == ["user", "assistant"] * 2
     assert await items_of(client, thread["id"]) == [
         ("user_message" if message.role == "user" else "assistant_message", message.content)
@@ -198,7 +205,7 @@ async def test_a_reader_who_goes_away_finds_the_answer(tmp_path: Path) -> None:
             async for line in response.aiter_lines():
                 event = json.loads(line.removeprefix("data: ") or "{}")
                 thread_id = event.get("thread", {}).get("id", thread_id)
-                if event.get("type") == "thread.item.added":
+                if event.get("type") == "stream_options":  # nothing of the answer is there yet
                     break
         gate.open()
 

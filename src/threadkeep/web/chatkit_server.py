@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -22,6 +22,7 @@ from chatkit.types import (
     ThreadItem,
     ThreadItemAddedEvent,
     ThreadItemDoneEvent,
+    ThreadItemRemovedEvent,
     ThreadItemUpdatedEvent,
     ThreadMetadata,
     ThreadsAddUserMessageReq,
@@ -149,24 +150,38 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
 
 
 async def _events(turn: ChatTurn, thread_id: str) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events of an answer as it comes."""
-    item = AssistantMessageItem(
-        id=f"msg_{turn.run_id.replace('-', '')}", thread_id=thread_id, created_at=datetime.now(UTC), content=[]
-    )
-    content = AssistantMessageContent(text="")
-    yield ThreadItemAddedEvent(item=item)
-    yield ThreadItemUpdatedEvent(
-        item_id=item.id, update=AssistantMessageContentPartAdded(content_index=0, content=content)
-    )
+    """Yield the events of an answer as it comes. The item has the id with which the answer is stored."""
+    item: AssistantMessageItem | None = None
     async for event in turn.follow():
         if isinstance(event, ChatToken):
+            if item is None:
+                item = _answer_item(event.message_id or turn.run_id, thread_id)
+                for begun in _begun(item):
+                    yield begun
             update = AssistantMessageContentPartTextDelta(content_index=0, delta=event.text)
             yield ThreadItemUpdatedEvent(item_id=item.id, update=update)
         elif isinstance(event, ChatAnswer):
+            stored = _answer_item(event.answer_id or event.run_id, thread_id)
+            if item is not None and item.id != stored.id:
+                yield ThreadItemRemovedEvent(item_id=item.id)
+                item = None
+            if item is None:
+                for begun in _begun(stored):
+                    yield begun
             content = AssistantMessageContent(text=event.response)
             done = AssistantMessageContentPartDone(content_index=0, content=content)
-            yield ThreadItemUpdatedEvent(item_id=item.id, update=done)
-            yield ThreadItemDoneEvent(item=item.model_copy(update={"content": [content]}))
+            yield ThreadItemUpdatedEvent(item_id=stored.id, update=done)
+            yield ThreadItemDoneEvent(item=stored.model_copy(update={"content": [content]}))
+
+
+def _answer_item(message_id: str, thread_id: str) -> AssistantMessageItem:
+    return AssistantMessageItem(id=message_id, thread_id=thread_id, created_at=datetime.now(UTC), content=[])
+
+
+def _begun(item: AssistantMessageItem) -> Iterator[ThreadStreamEvent]:
+    yield ThreadItemAddedEvent(item=item)
+    added = AssistantMessageContentPartAdded(content_index=0, content=AssistantMessageContent(text=""))
+    yield ThreadItemUpdatedEvent(item_id=item.id, update=added)
 
 
 async def serve(app: App, body: bytes, context: ChatKitRequest) -> Response:
