@@ -117,6 +117,32 @@ def test_a_database_in_use_is_not_replaced(cli: CommandLine) -> None:
     assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
 
 
+def test_the_database_is_no_copy_of_itself(cli: CommandLine) -> None:
+    """Also under the name of a link: a service would go on in a file that is gone."""
+    cli.store("room", "hi", "hello")
+    database = Path(cli.url.removeprefix("sqlite:///"))
+    link = cli.folder / "link"
+    link.symlink_to(database)
+    inode = database.stat().st_ino
+    for name in (database, link):
+        outcome = cli("backup", str(name), "--replace")
+        assert (outcome.exit_code, "the database itself" in outcome.err) == (2, True)
+    assert database.stat().st_ino == inode
+
+
+def test_a_link_to_the_database_stays_when_it_is_restored(cli: CommandLine) -> None:
+    """The file on the other disk is replaced."""
+    cli.store("room", "hi", "hello")
+    database, link = Path(cli.url.removeprefix("sqlite:///")), cli.folder / "link"
+    assert cli("backup", str(cli.folder / "copy")).exit_code == 0
+    cli.store("later", "not in the copy")
+    link.symlink_to(database)
+    outcome = cli("restore", str(cli.folder / "copy"), "--replace", "--database", f"sqlite:///{link}")
+    assert outcome.exit_code == 0, outcome.err
+    assert link.is_symlink()
+    assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
+
+
 def test_a_missing_tool_is_named(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to install; SQLite needs none."""
     any_cli.store("room", "hi", "hello")

@@ -222,6 +222,43 @@ async def test_facts_of_all_scopes_go_with_the_words_that_they_rest_on(memory: M
     assert [(fact.key, fact.evidence) for fact in facts] == [("stays", (Evidence("telegram:group", 2),))]
 
 
+async def test_checkpoints_of_a_shared_session_go(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Their states have the person's words; those of other sessions stay."""
+    async with (
+        open_memory(shared_url, options=memory_options) as memory,
+        open_checkpointer(parse_address(shared_url), StoreOptions()) as saver,
+    ):
+        await memory.session("telegram:group").append([said(CANARY, ANN), said("bob", BOB)])
+        await memory.session("telegram:3", user_id=BOB).append([said("bob alone")])
+        for thread in ("telegram:group", "telegram:3"):
+            await saved(saver).ainvoke({"word": CANARY}, {"configurable": {"thread_id": thread}})
+        plan = {store.name: store.before for store in (await memory.erase(user_id=ANN, dry_run=True)).stores}
+        receipt = await memory.erase(user_id=ANN)
+        assert receipt.complete
+        assert plan["checkpoints"] == {store.name: store.before for store in receipt.stores}["checkpoints"] > 0
+        assert query(shared_url, "SELECT DISTINCT thread_id FROM checkpoints") == [("telegram:3",)]
+
+
+async def test_a_user_with_the_name_of_a_namespace_takes_nothing_of_others_along(kept: Memory) -> None:
+    """Ids of users come from outside: `memories`, the namespace of conversations, or another person's session."""
+    await kept.session("telegram:1", user_id=BOB).append([said("bob's").with_fields(id="m1")])
+    store = await kept.graph_store()
+    for namespace in ((BOB, "memories"), ("carol", "notes"), ("notes", "memories")):
+        await store.aput(namespace, "k", {"text": "a note"})
+    agents = await kept.namespace(GraphLayout(("agents",)))
+    await agents.session("telegram:1", user_id=BOB).append([said("bob's")])
+    for name in ("memories", "agents", "agents_ids", "agent_chat_history", "telegram:1"):
+        await kept.session("telegram:own", user_id=name).append([said(CANARY)])
+        receipt = await kept.erase(user_id=name)
+        assert receipt.complete
+        kept_back = [one for one in receipt.not_reached if "name other users" in one]
+        assert len(kept_back) == (name == "memories")
+    assert [item.value for item in await store.asearch((BOB,))] == [{"text": "a note"}]
+    assert await store.asearch(("notes",)) == []
+    assert (await kept.session("telegram:1").append([said("again").with_fields(id="m1")])).duplicates == ("m1",)
+    assert await agents.session("telegram:1").count() == 1
+
+
 async def test_a_session_is_erased_alone(memory: Memory) -> None:
     """The person's other sessions stay."""
     await live(memory)

@@ -187,6 +187,8 @@ async def backup_database(
     address, target = settings.database, file.absolute()
     if target.exists() and not replace:
         raise WrongUse(f"{target} is there already; name another file, or say --replace.")
+    if address.path is not None and target.resolve() == address.path.resolve():
+        raise WrongUse(f"{target} is the database itself; name another file.")
     if address.dsn is not None:
         with terminal.waiting("Copying"):
             await asyncio.to_thread(dump_postgres, address.dsn, target)

@@ -182,6 +182,11 @@ class GraphLayout:
         """Return whether both layouts have the same conversations; the chunk size may differ."""
         return replace(self, chunk_size=other.chunk_size) == other
 
+    def has(self, namespace: Namespace) -> bool:
+        """Return whether a namespace is one of this layout: of the conversations, or of the ids of their messages."""
+        root, *rest = self.namespace
+        return any(namespace[: len(own)] == own for own in (self.namespace, (f"{root}_ids", *rest)))
+
     def metadata(self, session_id: str) -> ItemKey:
         """Return the key of a conversation's metadata."""
         return ItemKey(self.namespace, f"{session_id}{self.meta_key_suffix}")

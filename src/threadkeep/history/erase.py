@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from threadkeep.errors import InvalidInput, SessionDamaged, StoreUnavailable
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.memory import Memory
 from threadkeep.history.pending_files import discard_waiting, waiting_files
 from threadkeep.history.session import Session
@@ -135,6 +136,8 @@ class Eraser:
         if self._rows.backend == "postgres":
             not_reached.append(_LOG if vacuum and not dry_run else _DEAD_ROWS)
         not_reached += await self._unreadable(wanted)
+        if shared_names := await self._named(wanted, others=True):
+            not_reached.append(f"{len(shared_names)} namespaces of the graph store that name other users too")
         stores = [*(ErasedStore(name, before[name], after[name]) for name in before), groups]
         receipt = EraseReceipt(
             kind=_kind(wanted),
@@ -282,15 +285,30 @@ class Eraser:
             await store.adelete(namespace, key)
 
     async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
-        """Return the items of the graph store in namespaces that name the person."""
+        """Return the items of the graph store in namespaces that name the person, and no other user."""
+        found: dict[tuple[tuple[str, ...], str], None] = {}
+        for namespace in await self._named(wanted, others=False):
+            items = await _all_items(await self._memory.graph_store(), namespace)
+            found |= {(item.namespace, item.key): None for item in items if item.namespace == namespace}
+        return [(await self._memory.graph_store(), namespace, key) for namespace, key in found]
+
+    async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
+        """Return the namespaces of the graph store that name the person: those with `others`, or those without.
+
+        A user whose id is also the name of something (`memories`) does not take along what belongs to other users.
+        Conversations are erased by their owners and senders, whatever their namespaces are called.
+        """
         if not wanted.ids or not await self._memory.has_graph_store():
             return []
-        store = await self._memory.graph_store()
-        found: dict[tuple[tuple[str, ...], str], None] = {}
-        async for namespace in _namespaces(store):
-            if not set(wanted.ids).isdisjoint(namespace):
-                found |= {(item.namespace, item.key): None for item in await _all_items(store, namespace)}
-        return [(store, namespace, key) for namespace, key in found]
+        layouts = [GraphLayout(), *(layout for _, layout, _ in await self._memory.namespaces())]
+        mine, known = {*wanted.ids}, {*await self._rows.known(sessions=False)}
+        return [
+            namespace
+            async for namespace in _namespaces(await self._memory.graph_store())
+            if not mine.isdisjoint(namespace)
+            and not any(layout.has(namespace) for layout in layouts)
+            and (not (known - mine).isdisjoint(namespace)) == others
+        ]
 
     async def _subject(self, wanted: Erasable) -> str:
         """Return the digest that stands for the person or the session in receipts."""

@@ -84,14 +84,16 @@ def restore_sqlite(
 ) -> None:
     """Put a copy in the place of a database that no process has open. An interrupted call leaves the old one.
 
-    With a `key` the database is encrypted, whether the copy is or not.
+    A link stays, and the file that it leads to is replaced. With a `key` the database is encrypted, whether the copy is
+    or not.
 
     Raises:
         StoreUnavailable: another process has the database open, or a file cannot be written.
     """
     if lock_holders(target):
         raise StoreUnavailable("Other processes have the database open; stop them (`threadkeep doctor` names them).")
-    partial = target.with_name(target.name + ".restored")
+    file = target.resolve()
+    partial = file.with_name(file.name + ".restored")
     try:
         if key is not None and is_plain(source):
             _encrypt(source, partial, key)
@@ -99,7 +101,7 @@ def restore_sqlite(
             copy_sqlite(source, partial, report, key=key)
         if target.exists():
             _empty_log(target, key)
-        partial.replace(target)
+        partial.replace(file)
         # The engine's notes of runs are about the old rows; it makes new ones from the table of runs.
         for ending in ("", *_LOGS):
             target.with_name(f"{target.name}.runs{ending}").unlink(missing_ok=True)

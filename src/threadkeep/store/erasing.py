@@ -95,9 +95,12 @@ class TableErasing:
             shared = await self._fetch(connection, "shared_messages", wanted) if wanted.ids else []
             found["checkpoints"] = 0
             for table in await self._checkpoint_tables(connection):
-                counting = f"SELECT count(*) FROM {table} WHERE thread_id IN ({threads})"  # noqa: S608 - a fixed name
-                [[count]] = await connection.fetch(counting, parameters)
+                counting = f"SELECT count(*) FROM {table} WHERE thread_id"  # noqa: S608 - a fixed name
+                [[count]] = await connection.fetch(f"{counting} IN ({threads})", parameters)
                 found["checkpoints"] += int(count)
+                for session_id in {row[0] for row in shared}:
+                    [[count]] = await connection.fetch(f"{counting} = :session_id", {"session_id": session_id})
+                    found["checkpoints"] += int(count)
         return {**found, "shared messages": len(shared)}
 
     async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
@@ -110,8 +113,14 @@ class TableErasing:
         return dict(found)
 
     async def empty(self, session_id: str, seqs: Sequence[int]) -> None:
-        """Turn messages of a session into empty rows, and drop what was made of them."""
+        """Turn messages of a session into empty rows, and drop what was made of them.
+
+        The checkpoints of the session's graphs go as a whole: their states have the messages, too.
+        """
         async with self._driver.writing() as connection:
+            for table in await self._checkpoint_tables(connection):
+                deleting = f"DELETE FROM {table} WHERE thread_id = :session_id"  # noqa: S608 - a fixed name
+                await connection.execute(deleting, {"session_id": session_id})
             marked, index = [], await index_statements(connection, self._sql)
             for seq in seqs:
                 place = {"session_id": session_id, "seq": seq, "after": seq - 1, "upto": seq}
