@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -257,6 +259,24 @@ async def test_a_user_with_the_name_of_a_namespace_takes_nothing_of_others_along
     assert await store.asearch(("notes",)) == []
     assert (await kept.session("telegram:1").append([said("again").with_fields(id="m1")])).duplicates == ("m1",)
     assert await agents.session("telegram:1").count() == 1
+
+
+async def test_a_reader_of_the_file_holds_up_neither_the_erase_nor_writers(
+    sqlite_url: str, memory_options: MemoryOptions
+) -> None:
+    """A backup, say: the WAL that it keeps is named, and a repeat empties it."""
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        await memory.session("telegram:1", user_id=ANN).append([said(CANARY)])
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM chat_messages").fetchall()
+            erasing = asyncio.create_task(memory.erase(user_id=ANN))
+            while not erasing.done():
+                await memory.session("telegram:2").append([said("hello")])
+            receipt = await erasing
+        assert any("WAL file of SQLite" in one for one in receipt.not_reached)
+        repeated = await memory.erase(user_id=ANN)
+        assert not any("WAL file of SQLite" in one for one in repeated.not_reached)
 
 
 async def test_a_session_is_erased_alone(memory: Memory) -> None:

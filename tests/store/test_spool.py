@@ -103,6 +103,22 @@ def test_a_turn_that_this_version_cannot_read_is_not_thrown_away(tmp_path: Path)
     assert spool_files(tmp_path) == []
 
 
+def test_a_line_that_is_nested_too_deeply_is_kept_aside(tmp_path: Path) -> None:
+    """The turns before and behind it are delivered."""
+    file = SpoolFile.create(tmp_path)
+    file.keep(entry("first"))
+    file.close()
+    with file.path.open("ab") as damaged:
+        damaged.write(b'{"a":' * 20_000 + b"\n")
+    taken = SpoolFile.take_over(file.path)
+    assert taken is not None
+    assert len(taken.entries()) == 1
+    taken.keep(entry("second"))
+    assert names(file.path) == ["first", "second"]
+    taken.close()
+    assert len(damaged_turns(tmp_path)) == 1
+
+
 def test_a_line_stays_in_its_file_if_it_cannot_get_one_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,4 +292,10 @@ def test_only_their_user_may_read_pending_turns(tmp_path: Path) -> None:
     file = SpoolFile.create(tmp_path / "pending")
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700
+    file.keep(entry("first"))
     file.close()
+    file.path.chmod(0o666)
+    taken = SpoolFile.take_over(file.path)
+    assert taken is not None
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    taken.close()

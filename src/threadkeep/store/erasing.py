@@ -8,12 +8,13 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from threadkeep.errors import StoreError
 from threadkeep.store.codec import ERASED, time_text
 from threadkeep.store.compact_json import expanded
 from threadkeep.store.driver import Backend, Connection, Driver, Row, Statement
+from threadkeep.store.manifests import erase_marker
 from threadkeep.store.outbox import address_of
 from threadkeep.store.partitions import index_statements
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
@@ -23,8 +24,10 @@ from threadkeep.store.superseding import SupersedingWriter
 _CHECKPOINTS = ("checkpoints", "writes", "checkpoint_writes", "checkpoint_blobs")
 _TABLES = load_statements("foreign.sql")
 _KEY_FIELDS = ("key_id", "user_id", "name", "scope", "created_at", "expires_at", "revoked_at", "last_used_at")
+_IN_FLIGHT = timedelta(days=1)
 _LOG_TRIES = 40
 _LOG_PAUSE_SECONDS = 0.05
+_LOG_WAIT_MILLISECONDS = 50
 
 
 async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
@@ -33,10 +36,16 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
     async with driver.reading() as connection:
         if vacuum:
             await connection.execute(sql["vacuum"], {})
-        for _ in range(_LOG_TRIES):
-            if not (rows := await connection.fetch(sql["shorten_log"], {})) or not rows[0][0]:
-                return True
-            await asyncio.sleep(_LOG_PAUSE_SECONDS)
+        [(usual,)] = await connection.fetch("PRAGMA busy_timeout", {})
+        # While a try waits for a reader, nobody can write.
+        await connection.execute(f"PRAGMA busy_timeout = {_LOG_WAIT_MILLISECONDS}", {})
+        try:
+            for _ in range(_LOG_TRIES):
+                if not (rows := await connection.fetch(sql["shorten_log"], {})) or not rows[0][0]:
+                    return True
+                await asyncio.sleep(_LOG_PAUSE_SECONDS)
+        finally:
+            await connection.execute(f"PRAGMA busy_timeout = {usual}", {})
     return False
 
 
@@ -133,6 +142,10 @@ class TableErasing:
                 await self._superseding.refresh(connection, session_id, marked)
             rows = [{"session_id": session_id, "seq": seq, "marker": ERASED} for seq in seqs]
             await connection.execute_many(self._sql["empty_message"], rows)
+            noted = {"marker": erase_marker(session_id), "now": time_text(self._clock())}
+            await connection.execute(self._sql["note_erase"], noted)
+            before = {"before": time_text(self._clock() - _IN_FLIGHT)}
+            await connection.execute(self._sql["forget_old_erases"], before)
             for name in ("drop_summaries", "drop_manifests", "drop_context_texts"):
                 await connection.execute(self._sql[name], {"session_id": session_id, "seq": min(seqs)})
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from itertools import batched
 from typing import Literal
 
@@ -33,6 +34,8 @@ _LAST: Cursor = (datetime.max.replace(tzinfo=UTC), "~", 2**31 - 1)
 _ROWS_AT_ONCE = 500
 # The age of `used_at` at which a use renews it, so that not every call writes to every text.
 _RENEWAL = timedelta(hours=1)
+# The difference between the clocks of two processes that is allowed for.
+_CLOCKS_DIFFER = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,14 @@ class ManifestRows:
                 (self._sql["use_worn_text"], {**used, "digest": digest, "body": body.encode("utf-8", "surrogatepass")})
                 for digest, body in sorted(entry.texts.items())
             ),
+            *([self._dropping(session_id, [entry])] if entry.texts else []),
         ]
+
+    def _dropping(self, session_id: str, entries: Iterable[NotedManifest]) -> Statement:
+        """Return the statement that drops the texts of calls during which messages of the session were erased."""
+        begun = min(entry.created_at for entry in entries) - _CLOCKS_DIFFER
+        key = {"session_id": session_id, "marker": erase_marker(session_id), "begun": time_text(begun)}
+        return self._sql["drop_texts_after_erase"], key
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
         """Return the calls of a run in order, if the run or its session is this user's."""
@@ -252,6 +262,8 @@ class ManifestRows:
         texts = {digest: text for entry, _ in rows for digest, text in sorted(entry.texts.items())}
         if texts:
             await self._use_texts(connection, keeper, texts)
+            if keeper.session_id is not None:
+                await connection.execute(*self._dropping(keeper.session_id, [entry for entry, _ in rows]))
         return len(rows)
 
     async def _is_there(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
@@ -281,6 +293,11 @@ class ManifestRows:
         ]
         if used:
             await connection.execute_many(self._sql[keeper.statement("use_text")], used)
+
+
+def erase_marker(session_id: str) -> str:
+    """Return the name under which an erase of messages in a session is noted; it does not show the session's id."""
+    return sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _digest_parameters(digests: Sequence[str]) -> dict[str, object]:

@@ -20,7 +20,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.errors import ThreadkeepError, WrongUser
 from threadkeep.records import Message, Turn, dump_json
 from threadkeep.store.damaged_turns import damaged_id, set_aside, sync_folder
-from threadkeep.store.private_files import make_private_folder
+from threadkeep.store.private_files import make_private_folder, tighten
 
 _SUFFIX = ".pending.jsonl"
 _LOOKS = 100
@@ -80,6 +80,7 @@ class SpoolFile:
         if not _own(descriptor):
             os.close(descriptor)
             return None
+        tighten(path)
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             # A line that a crash cut off must not be continued by the next write.
@@ -283,6 +284,6 @@ def read_turn(line: bytes) -> PendingTurn | None:
 def _values(line: bytes) -> dict[str, Any] | None:
     try:
         values = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None

@@ -131,6 +131,14 @@ ORDER BY m.session_id, m.seq
 UPDATE chat_messages SET superseded_at = :now
 WHERE session_id = :session_id AND seq = :seq AND superseded_at IS NULL
 
+-- name: note_erase
+-- Calls that are in flight in the session store none of their texts.
+INSERT INTO chat_channel_state (scope, name, value) VALUES ('emptied', :marker, :now)
+ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value
+
+-- name: forget_old_erases
+DELETE FROM chat_channel_state WHERE scope = 'emptied' AND value < :before
+
 -- name: empty_message
 -- The row stays with its seq and its id, so that no place moves and a redelivery is still recognised.
 UPDATE chat_messages SET

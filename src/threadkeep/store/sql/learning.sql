@@ -28,7 +28,7 @@ WHERE chat_fact_learning.upto_seq = :before_seq
 RETURNING upto_seq
 
 -- name: add_proposal
--- Unless the same was proposed before, and waits or was refused.
+-- Unless the same was proposed before, and waits or was refused; and only while the message is active.
 INSERT INTO chat_fact_proposals (
     proposal_id, scope, owner, session_id, person_id, seq, run_id, key, value, kind, promoted, confidence, learner, status,
     created_at, updated_at
@@ -43,6 +43,10 @@ WHERE NOT EXISTS (
     WHERE o.scope = :scope AND o.owner = :owner AND o.key = :key AND o.value = :value
         AND (o.status IN ('open', 'rejected', 'undone') AND o.promoted IS NULL OR o.session_id = :session_id AND o.seq = :seq)
 )
+    AND EXISTS (
+        SELECT 1 FROM chat_messages m
+        WHERE m.session_id = :session_id AND m.seq = :seq AND m.superseded_at IS NULL
+    )
 
 -- name: proposal
 SELECT

@@ -63,6 +63,12 @@ VALUES (:session_id, :digest, :body, :now)
 ON CONFLICT (session_id, digest) DO UPDATE SET used_at = excluded.used_at
 WHERE chat_context_texts.used_at < :worn
 
+-- name: drop_texts_after_erase
+-- A call that began before an erase in its session may have texts of the person.
+DELETE FROM chat_context_texts WHERE session_id = :session_id AND EXISTS (
+    SELECT 1 FROM chat_channel_state e WHERE e.scope = 'emptied' AND e.name = :marker AND e.value >= :begun
+)
+
 -- name: use_text_of_run
 INSERT INTO chat_run_texts (run_id, digest, body, used_at)
 VALUES (:run_id, :digest, :body, :now)
