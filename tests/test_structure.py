@@ -25,7 +25,7 @@ SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 422
 # Repairs of erase, export and the doors of the service, which a review asked for, brought 350 lines. Those of facts
 # and of deliveries to Graphiti brought 100.
-MOST_LINES = 81_171
+MOST_LINES = 81_177
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

@@ -136,6 +136,8 @@ class Eraser:
         if self._rows.backend == "postgres":
             not_reached.append(_LOG if vacuum and not dry_run else _DEAD_ROWS)
         not_reached += await self._unreadable(wanted)
+        if waiting := await self._rows.retractions():
+            not_reached.append(f"{waiting} episodes of facts in Graphiti, until it confirms that they are deleted")
         if shared_names := await self._named(wanted, others=True):
             not_reached.append(f"{len(shared_names)} namespaces of the graph store that name other users too")
         stores = [*(ErasedStore(name, before[name], after[name]) for name in before), groups]

@@ -200,6 +200,10 @@ class TableErasing:
             await connection.execute_many(self._sql["delete_group_of_session"], rows)
             await connection.execute(self._sql["retract_lost_facts"], {})
 
+    async def retractions(self) -> int:
+        """Return the number of episodes in Graphiti whose deletion is not confirmed yet."""
+        return int((await self._driver.fetch(self._sql["retractions"], {}))[0][0])
+
     async def forget_runs(self, wanted: Erasable) -> None:
         """Delete facts of all scopes that rest on runs of the person or session; call it while the runs are there."""
         await self._driver.write([self._selecting("drop_facts_of_runs", wanted)])

@@ -212,8 +212,11 @@ async def test_a_fact_that_goes_with_a_person_or_a_session_is_not_told_any_more(
     await allowed.session("room:2", user_id="bob").append([Message(role="user", content="hi")])
     await allowed.graphiti.promote(Promotion("decision", "Use files.", "session"), "room:2")
     await allowed.session("room:2", user_id="bob").delete()
-    await allowed.erase(user_id="ann")
+    receipt = await allowed.erase(user_id="ann")
+    assert any("1 episodes of facts in Graphiti" in one for one in receipt.not_reached)
     await deliver(allowed, clock)
+    receipt = await allowed.erase(user_id="ann")
+    assert not any("episodes of facts" in one for one in receipt.not_reached)
     assert [one["content"].partition("shop: ")[2] for one in graphiti.stored[shop]] == ["Use Redis."]
     assert graphiti.names(room) == graphiti.names(group_id_of(Scope("session", "room:2"))) == []
 

@@ -228,6 +228,11 @@ UPDATE chat_graph_deliveries SET
 WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'forgotten', 'not_deleted')
     AND NOT EXISTS (SELECT 1 FROM chat_facts f WHERE f.fact_id = chat_graph_deliveries.turn)
 
+-- name: retractions
+-- Episodes whose deletion the server has not confirmed.
+SELECT count(*) FROM chat_graph_deliveries
+WHERE status = 'sent' AND reason = 'forgotten' OR status = 'dead' AND reason = 'not_deleted'
+
 -- name: drop_facts_of_runs
 -- Before the runs go: evidence may name a run alone.
 -- include: selection
