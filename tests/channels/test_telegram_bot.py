@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import repeat
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from langchain_core.messages import AIMessage
 
 from tests.channels.desk import SESSION, BotDesk, opened_bot, update
 from tests.channels.fake_telegram import FakeTelegram
@@ -323,6 +327,116 @@ async def test_the_answer_of_a_run_that_asked_reaches_the_person(
         [waiting], _ = await runs.list(RunQuery(status="waiting"))
         await runs.resume(waiting.run_id, "yes")
         assert await desk.answered(2) == ["Ship it?", "You said yes."]
+
+
+@asynccontextmanager
+async def asking_bot(
+    url: str, folder: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch, question: str = "'Ship it?'"
+) -> AsyncIterator[BotDesk]:
+    """A bot whose workflow asks a person something."""
+    name = f"asking_{uuid4().hex}"
+    (folder / f"{name}.py").write_text(ASKING.replace("{'question': 'Ship it?'}", question))
+    monkeypatch.syspath_prepend(str(folder))
+    given: dict[str, Any] = {"environment": {"workflows": f"asking={name}:graph"}, "workflow": "asking"}
+    given["group_messages"] = "all"
+    async with opened_bot(url, folder, telegram, ScriptedModel([]), **given) as desk:
+        yield desk
+
+
+async def test_a_person_answers_the_question_of_a_run_in_the_chat(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, however often the message is delivered; the commands work meanwhile."""
+    async with asking_bot(shared_url, tmp_path, telegram, monkeypatch) as desk:
+        await desk.say("Order it.", 1)
+        assert await desk.answered() == ["Ship it?"]
+        await desk.say("/whoami", 2)
+        await desk.answered(2)
+        assert await asyncio.gather(*(desk.send(update("yes", 3)) for _ in range(3))) == [200] * 3
+        assert (await desk.answered(3))[2:] == ["You said yes."]
+        await desk.say("yes", 3)
+        await desk.say("Order it.", 1)
+        assert len(await desk.answered(3)) == 3
+        assert await desk.transcript() == [("user", "Order it."), ("user", "yes"), ("assistant", "You said yes.")]
+        found, _ = await (await desk.app.runs.service()).list(RunQuery())
+        assert [run.status for run in found] == ["done"]
+        await desk.say("Another one.", 4)
+        assert (await desk.answered(4))[3] == "Ship it?"
+    assert telegram.calls()[2]["reply_parameters"]["message_id"] == 103
+
+
+async def test_a_new_conversation_ends_the_wait(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next message begins a run; a late repeat of the command ends no other wait."""
+    async with asking_bot(shared_url, tmp_path, telegram, monkeypatch) as desk:
+        await desk.say("Order it.", 1)
+        await desk.answered()
+        await desk.say("/new", 2)
+        await desk.answered(2)
+        await desk.say("Order two.", 3)
+        assert (await desk.answered(3))[2] == "Ship it?"
+        await desk.say("/new", 2)
+        await desk.say("no", 4)
+        assert (await desk.answered(4))[3] == "You said no."
+        found, _ = await (await desk.app.runs.service()).list(RunQuery(workflow="asking"))
+        assert [run.status for run in found] == ["done", "cancelled"]
+
+
+async def test_a_question_that_a_text_cannot_answer_is_said_to_be_answered_elsewhere(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The conversation goes on; the run waits for an operator, whose answer reaches the person."""
+    async with asking_bot("sqlite://", tmp_path, telegram, monkeypatch, "{'approve': ['refund']}") as desk:
+        await desk.say("Refund it.", 1)
+        assert await desk.answered() == ["This has to be decided outside of this chat. I will write when it is."]
+        await desk.say("Any news?", 2)
+        await desk.answered(2)
+        runs = await desk.app.runs.service()
+        found, _ = await runs.list(RunQuery(status="waiting"))
+        await runs.resume(found[-1].run_id, {"decision": "approve"})
+        assert "approve" in (await desk.answered(3))[2]
+
+
+async def test_a_persons_reply_reaches_the_tool_that_asks(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent goes on where it was, twice, and its next turn sees the whole conversation."""
+    workflow = tmp_path / "asker.yaml"
+    tools = "tools: ['tests.workflows.tools:ask_person'], next: end"
+    workflow.write_text(f"schema: 1\nname: asker\nnodes:\n  answer: {{kind: agent, {tools}}}")
+    asks = [
+        AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": question}, "id": question}])
+        for question in ("Which size?", "Which colour?")
+    ]
+    model = ScriptedModel([*asks, "Thank you.", "You are welcome."])
+    given: dict[str, Any] = {"environment": {"workflows": str(workflow)}, "workflow": "asker"}
+    async with opened_bot(shared_url, tmp_path, telegram, model, **given) as desk:
+        for number, text in enumerate(["Order it.", "M", "red", "Thanks."], 1):
+            await desk.say(text, number)
+            await desk.answered(number)
+        assert telegram.texts() == ["Which size?", "Which colour?", "Thank you.", "You are welcome."]
+        said = [text for _, text in await desk.transcript()]
+        assert said == ["Order it.", "M", "red", "Thank you.", "Thanks.", "You are welcome."]
+    assert [str(one.content) for one in model.calls[2]][-1:] == ["The person says red."]
+    shown = [str(one.content) for one in model.calls[3]]
+    assert {"Order it.", "M", "red", "Thank you.", "Thanks."} <= set(shown)
+    assert [call["reply_parameters"]["message_id"] for call in telegram.calls()] == [101, 102, 103, 104]
+
+
+async def test_in_a_group_the_person_who_was_asked_answers(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message of somebody else begins a run."""
+    other = {"id": 8, "is_bot": False, "first_name": "Ben"}
+    async with asking_bot("sqlite://", tmp_path, telegram, monkeypatch) as desk:
+        await desk.say("Order it.", 1, chat=GROUP)
+        await desk.answered()
+        await desk.say("Hello.", 2, chat=GROUP, **{"from": other})
+        assert await desk.answered(2) == ["Ship it?", "Ship it?"]
+        await desk.say("yes", 3, chat=GROUP)
+        await desk.say("no", 4, chat=GROUP, **{"from": other})
+        assert sorted((await desk.answered(4))[2:]) == ["You said no.", "You said yes."]
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ class Texts:
     `welcome` answers /start, `new` answers /new and /reset, and `media` answers a picture or another message without
     text. `failed` replaces the answer of a failed run. `busy` answers a message that arrived during another run,
     `too_many` the first message beyond the limit of a minute, and `later` ends a stream whose answer takes longer.
+    `asked_elsewhere` follows a question of a run that a text of the chat cannot answer.
     In `whoami`, `{id}` is the id of the sender and `{session}` the id of the conversation. `forget_question` asks for
     confirmation before `forgotten`; `forget_group` rejects the command in a group.
     """
@@ -43,6 +44,7 @@ class Texts:
     too_long: str
     too_many: str
     later: str
+    asked_elsewhere: str
 
     def changed(self, texts: Mapping[str, str]) -> Texts:
         """Return the texts with some of them replaced.
@@ -71,6 +73,7 @@ TEXTS: Mapping[Language, Texts] = {
         too_long="That message is too long for me. Please send a shorter one.",
         too_many="You are sending messages too fast. Please wait a minute.",
         later="This takes longer. The answer follows.",
+        asked_elsewhere="This has to be decided outside of this chat. I will write when it is.",
     ),
     "zh": Texts(
         welcome="你好！请直接给我发消息。发送 /help 查看可用的命令。",
@@ -86,6 +89,7 @@ TEXTS: Mapping[Language, Texts] = {
         too_long="这条消息太长了，请发送短一些的内容。",
         too_many="消息发送得太快了，请一分钟后再试。",
         later="处理时间较长，稍后回复。",
+        asked_elsewhere="此事需要在其他地方确认，确认后我会回复你。",
     ),
 }
 """The texts by language."""

@@ -14,6 +14,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot
 from threadkeep.channels.contract import AnswerFailed, Later, Moved, Part, Refused, Sent
+from threadkeep.channels.questions import question_text
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AnswerSent, ChannelTrouble, DeliveryOutcome
@@ -224,8 +225,7 @@ def _notify(
 
 def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
     """Return the answer to a message; of several messages of one run, only the newest gets the answer."""
-    inputs = result.run.inputs
-    if inputs and inputs[-1].message_id != message.message_id:
+    if result.run.inputs and result.run.newest_message_id != message.message_id:
         return ""
     match result.status:
         case "done":
@@ -233,13 +233,6 @@ def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
         case "failed" | "interrupted":
             return bot.texts.failed
         case "waiting":
-            return _question(result)
+            return question_text(result.run, bot.texts)
         case _:
             return ""
-
-
-def _question(result: RunResult) -> str:
-    """Return a run's question to a person, if it is a text or has one as its `question`."""
-    asked = [one.get("value") for one in result.interrupts]
-    texts = [value.get("question") if isinstance(value, Mapping) else value for value in asked]
-    return "\n".join(text for text in texts if isinstance(text, str))

@@ -20,6 +20,7 @@ from threadkeep.channels.contract import (
     Update,
 )
 from threadkeep.channels.delivery import note_failure
+from threadkeep.channels.questions import end_questions, question_for
 from threadkeep.channels.telegram import in_chat
 from threadkeep.channels.wecom_aibot import STREAM_TIME, AnswerStreams, WeComAIBotChannel
 from threadkeep.errors import (
@@ -34,14 +35,14 @@ from threadkeep.errors import (
 from threadkeep.memory import Memory
 from threadkeep.observe import ChannelTrouble, UpdateOutcome, UpdateReason, UpdateReceived
 from threadkeep.records import Message
-from threadkeep.records.runs import DELETE, RESET
-from threadkeep.runs.requests import RunRequest, Submitted
+from threadkeep.records.runs import DELETE, RESET, Run
+from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunsOnDemand
 
 _SHOW_WORKING_SECONDS = 4.0
 
-type Started = tuple[IncomingMessage, Submitted]
-"""A message and the run that answers it."""
+type Started = tuple[IncomingMessage, str]
+"""A message and the id of the run that answers it."""
 
 
 class Intake:
@@ -146,10 +147,12 @@ class Intake:
             self.in_background(self._identify(message.sender))
         async with self._locks.setdefault(session_id, asyncio.Lock()):
             command = command_in(message, bot.texts)
-            if command is None:
-                is_new = await self._answer(bot, message, started)
-            else:
+            if command is not None:
                 is_new = await self._execute(bot, message, command)
+            elif run := await question_for(self._memory, await self._runs.service(), bot, message):
+                is_new = await self._reply(bot, message, run, started)
+            else:
+                is_new = await self._answer(bot, message, started)
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
@@ -182,11 +185,29 @@ class Intake:
         )
         return await self._start(bot, message, request, started=started)
 
+    async def _reply(self, bot: Bot, message: IncomingMessage, run: Run, started: list[Started] | None) -> bool:
+        """Answer the question of a run with a message; return False if that was already done."""
+        session_id = message.session_id or ""
+        added = await self._owe(bot, message, None)
+        if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
+            return False
+        await self._store(message, session_id)
+        runs = await self._runs.service()
+        try:
+            await runs.resume(run.run_id, message.text, user_id=message.user_id, message_id=message.message_id)
+        except (InvalidInput, RunNotFound):
+            # Another delivery of the message has answered it, or a person elsewhere; then the message begins a run.
+            return await self._answer(bot, message, started) or added
+        self.in_background(self._until_ready(bot, (message, run.run_id)))
+        return added
+
     async def _execute(self, bot: Bot, message: IncomingMessage, command: Command) -> bool:
         match command.action:
             case "say":
                 return await self._say(bot, message, command.text)
             case "reset":
+                if await self._is_new(bot, message):
+                    await end_questions(await self._runs.service(), message)
                 request = RunRequest(
                     workflow=RESET,
                     session_id=message.session_id,
@@ -226,10 +247,14 @@ class Intake:
             self._wake()
             return added
         if started is None:
-            self.in_background(self._until_ready(bot, (message, submitted)))
+            self.in_background(self._until_ready(bot, (message, submitted.run_id)))
         else:
-            started.append((message, submitted))
+            started.append((message, submitted.run_id))
         return added
+
+    async def _is_new(self, bot: Bot, message: IncomingMessage) -> bool:
+        known = await self._outbox.find(bot.name, message.session_id or "", message.message_id)
+        return known is None or known.status == "waiting"
 
     async def _say(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
         """Send a text that is not the answer of a run; return False if that was already done."""
@@ -288,15 +313,15 @@ class Intake:
 
     async def _until_ready(self, bot: Bot, started: Started) -> None:
         """Show that the bot is working until the run ends, then send its answer."""
-        message, submitted = started
+        message, run_id = started
         runs = await self._runs.service()
         showing = asyncio.create_task(_show_working(bot, message))
         try:
             if isinstance(bot.channel, WeComAIBotChannel):
-                await self._streams.record(bot, message, runs.follow(submitted.run_id))
+                await self._streams.record(bot, message, runs.follow(run_id))
             else:
                 with contextlib.suppress(RunNotFound):  # it was deleted with its session
-                    await runs.result(submitted.run_id)
+                    await runs.result(run_id)
         finally:
             showing.cancel()
         await self._outbox.make_ready(message.session_id)

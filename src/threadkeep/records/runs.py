@@ -119,6 +119,10 @@ class NewRun:
             raise InvalidInput("A run's deadline_at is a datetime with a time zone, or None.")
 
 
+REPLY: Final = "reply"
+"""The name, in the `interrupt` of a run, of the message that answered its newest question."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """An execution of a workflow, with its state.
@@ -172,6 +176,14 @@ class Run:
     def over(self) -> bool:
         """True if the run has ended."""
         return self.status in RUN_ENDS
+
+    @property
+    def newest_message_id(self) -> str | None:
+        """The newest message of the run, which gets its answer: a reply to its question, or else its newest input."""
+        reply = self.interrupt.get(REPLY) if isinstance(self.interrupt, Mapping) else None
+        if isinstance(reply, str):
+            return reply
+        return self.inputs[-1].message_id if self.inputs else None
 
     @property
     def input(self) -> Mapping[str, Json]:

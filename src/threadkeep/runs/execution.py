@@ -24,7 +24,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.observe import BudgetCrossed, RunRetried
 from threadkeep.records import Json
-from threadkeep.records.runs import Run, interrupts_of
+from threadkeep.records.runs import REPLY, Run, interrupts_of
 from threadkeep.runs.checkpoints import ProgressSaver
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.progress import durability_of, thread_of
@@ -312,9 +312,11 @@ class RunExecution:
 
     def _asked(self) -> Json:
         """Return the questions that the run asks, with the number of times that it has asked."""
-        before = self._run.interrupt.get("number") if isinstance(self._run.interrupt, Mapping) else None
+        earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
+        before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
-        return {"number": (before if isinstance(before, int) else 0) + 1, "interrupts": asked}
+        number = (before if isinstance(before, int) else 0) + 1
+        return {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
 
     async def _given(self, *, again: bool = False) -> object:
         """Return the graph's input: the initial state, an answer, or None if it resumes.

@@ -111,10 +111,19 @@ class RunService:
                     await self._worker.start_following(below)
         return stopped
 
-    async def resume(self, run_id: str, value: Json, *, user_id: str | None = None, mode: Mode = "wait") -> None:
+    async def resume(
+        self,
+        run_id: str,
+        value: Json,
+        *,
+        user_id: str | None = None,
+        mode: Mode = "wait",
+        message_id: str | None = None,
+    ) -> None:
         """Answer a run that waits; for several questions, `value` is a map from their ids.
 
-        A child's question is answered through the run at the top, which waits for the child.
+        A child's question is answered through the run at the top, which waits for the child. With a `message_id` the
+        answer is a message of the session: it answers once, and a channel sends the run's answer as the reply to it.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -125,7 +134,11 @@ class RunService:
         ids = {one.get("id") for one in asked}
         if len(asked) > 1 and not (isinstance(value, dict) and value and set(value) <= ids):
             raise InvalidInput(f"Run {run.run_id!r} asks several questions; answer with a map from their ids.")
-        if run.status != "waiting" or not await self._runs.resume(run.run_id, value):
+        if run.status != "waiting" or not (
+            await self._runs.resume(run.run_id, value)
+            if message_id is None
+            else await self._runs.resume_by(message_id, run, value)
+        ):
             raise InvalidInput(f"Run {run.run_id!r} waits for nobody: it is {run.status}.")
         await self._intake.go_on(run.run_id, here=mode == "wait")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from threadkeep.records import Json, Message
-from threadkeep.records.runs import ROLLED_BACK, Run, RunBudget, RunEnd, RunInput
+from threadkeep.records.runs import REPLY, ROLLED_BACK, Run, RunBudget, RunEnd, RunInput
 from threadkeep.store.codec import clean_json, json_text, time_text
 from threadkeep.store.compact_json import compact
 from threadkeep.store.driver import Driver, Joined, Parameters, Row, Statement
@@ -196,6 +196,26 @@ class Runs:
     async def resume(self, run_id: str, value: Json) -> bool:
         """Answer a run that waits and put it in its order again; return False if it does not wait."""
         return await self._arrive_again("resume", {"run_id": run_id, "resume_value": json_text(value)})
+
+    async def resume_by(self, message_id: str, run: Run, value: Json) -> bool:
+        """Answer a run that waits by a message of its session, which gets the run's answer from now on.
+
+        Return False if the run does not wait, or the message is known: a message answers once.
+        """
+        asked = run.interrupt if isinstance(run.interrupt, Mapping) else {}
+        interrupt = json_text({**asked, REPLY: message_id})
+        parameters = {"run_id": run.run_id, "message_id": message_id, "resume_value": json_text(value)}
+        async with self._driver.writing() as connection:
+            await self._locks.hold_orders_of(connection, run.run_id)
+            current = await fetch_run(connection, run.run_id)
+            if current is None or current.interrupt != run.interrupt:
+                return False  # it asks something else by now
+            if not await connection.fetch(self._sql["take_reply"], parameters):
+                return False
+            await connection.execute(self._sql["note_reply"], {**parameters, "interrupt": interrupt})
+            await connection.execute(self._sql["resume"], parameters)
+            await connection.execute(self._sql["arrive_again"], parameters)
+        return True
 
     async def retry(self, run_id: str, *, budget: RunBudget | None = None) -> bool:
         """Queue an unsuccessful run again, with all its attempts; return False in another state.

@@ -135,6 +135,21 @@ WHERE status IN ('ready', 'failed', 'delivered', 'nothing')
         WHERE s.session_id = chat_outbox.session_id AND s.channel = chat_outbox.channel
     )
 
+-- name: take_reply
+-- A message of the session answers the question of a run, unless it is known.
+INSERT INTO chat_run_messages (session_id, message_id, run_id)
+SELECT r.session_id, CAST(:message_id AS TEXT), r.run_id
+FROM chat_runs r
+WHERE r.run_id = :run_id AND r.status = 'waiting'
+    AND NOT EXISTS (SELECT 1 FROM chat_runs k WHERE k.session_id = r.session_id AND k.message_id = :message_id)
+    AND NOT EXISTS (SELECT 1 FROM chat_run_messages k WHERE k.session_id = r.session_id AND k.message_id = :message_id)
+    AND NOT EXISTS (SELECT 1 FROM chat_answered_messages k WHERE k.session_id = r.session_id AND k.message_id = :message_id)
+ON CONFLICT (session_id, message_id) DO NOTHING
+RETURNING run_id
+
+-- name: note_reply
+UPDATE chat_runs SET interrupt = :interrupt WHERE run_id = :run_id
+
 -- name: resume
 UPDATE chat_runs SET
     status = 'queued', resume_value = :resume_value, attempts = 0,
