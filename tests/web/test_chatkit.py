@@ -110,6 +110,17 @@ async def test_an_answer_is_given_again_after_a_message(tmp_path: Path) -> None:
         assert [one.text for one in model.calls[-1] if one.type != "system"] == ["q1"]
 
 
+async def test_an_answer_after_an_unknown_message_is_not_found(app: App, client: httpx2.AsyncClient) -> None:
+    """Nothing is answered and nothing changes."""
+    [created, *_] = await ask(client, request_of("threads.create", input=said("q1")))
+    thread_id = created["thread"]["id"]
+    before = await items_of(client, thread_id)
+    retry = request_of("threads.retry_after_item", thread_id=thread_id, item_id="msg_unknown")
+    response = await client.post("/chatkit", params={"user_id": "ann"}, json=retry)
+    assert response.status_code == 404
+    assert await items_of(client, thread_id) == before
+
+
 async def test_a_repeated_request_with_its_key_gets_the_first_answer(app: App, client: httpx2.AsyncClient) -> None:
     """The page has no message ids: a key of the caller makes a request repeatable."""
     request = request_of("threads.create", input=said("My colour is teal."))

@@ -27,6 +27,7 @@ from chatkit.types import (
     ThreadMetadata,
     ThreadsAddUserMessageReq,
     ThreadsCreateReq,
+    ThreadsRetryAfterItemReq,
     ThreadStreamEvent,
     UserMessageItem,
 )
@@ -96,7 +97,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
     async def process(
         self, request: str | bytes | bytearray, context: ChatKitRequest
     ) -> StreamingResult | NonStreamingResult:
-        """Process a request, unless an attachment that it names is missing or another user's.
+        """Process a request, unless an attachment that it names is missing or another user's, or the item to retry is.
 
         Raises:
             NotFoundError: nothing was stored.
@@ -105,6 +106,8 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
             case ThreadsCreateReq() | ThreadsAddUserMessageReq() as message:
                 for attachment_id in message.params.input.attachments:
                     await self._store.load_attachment(attachment_id, context)
+            case ThreadsRetryAfterItemReq(params=after):
+                await self._store.load_item(after.thread_id, after.item_id, context)
         return await super().process(request, context)
 
     def get_stream_options(self, thread: ThreadMetadata, context: ChatKitRequest) -> StreamOptions:
