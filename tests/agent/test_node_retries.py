@@ -9,6 +9,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, AgentState
 from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
@@ -94,6 +95,25 @@ async def test_each_answer_of_a_loop_in_the_node_keeps_its_number(small_memory: 
         ("writer", "writer 1"),
     ]
     assert [len(model.calls) for model in models.values()] == [2, 1]
+
+
+async def test_an_agent_that_a_node_asks_twice_through_a_tool_answers_twice(small_memory: Memory) -> None:
+    """The node calls the tool itself; each call has a run of its own, and is no further attempt."""
+    model = drafts("writer")
+    agent = writer(small_memory, model)
+
+    @tool
+    async def write(text: str) -> str:
+        """Write."""
+        return str((await agent.ainvoke(input_of(text)))["messages"][-1].text)
+
+    async def talk(state: MessagesState) -> dict[str, Any]:
+        first, second = [await write.ainvoke({"text": state["messages"][-1].text}) for _ in range(2)]
+        return {"messages": [("assistant", f"{first}, {second}")]}
+
+    state = await graph_of(talk).ainvoke(input_of("q"), config_of())
+    assert state["messages"][-1].text == "writer 0, writer 1"
+    assert await said(small_memory) == [(None, "q"), ("writer", "writer 0"), ("writer", "writer 1")]
 
 
 async def test_tasks_of_the_functional_api(small_memory: Memory) -> None:

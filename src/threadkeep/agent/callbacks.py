@@ -73,7 +73,7 @@ class RootCallbacks(BaseCallbackHandler):
         """Return True: model calls are ignored."""
         return True
 
-    ignore_agent = ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = ignore_llm
+    ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = ignore_llm
 
     @property
     def attempts(self) -> Mapping[str, UUID]:
@@ -127,6 +127,20 @@ class RootCallbacks(BaseCallbackHandler):
             self._runs[run_id] = _Run(inputs, known.get("thread_id"))
             if len(self._runs) > _MOST_RUNS:
                 self._runs.popitem(last=False)
+
+    def on_tool_start(
+        self,
+        serialized: Any,
+        input_str: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Note a tool that a node calls: agents that it calls begin in its run."""
+        if parent_run_id is not None:
+            self._note_attempt(str((metadata or {}).get("langgraph_checkpoint_ns", "")), run_id, parent_run_id)
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
         """Note the start of a branch. Tools, and runs in another thread, are in no branch."""
