@@ -25,7 +25,8 @@ SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 422
 # Repairs of erase, export and the doors of the service, which a review asked for, brought 350 lines. Those of facts
 # and of deliveries to Graphiti brought 100.
-MOST_LINES = 81_335
+# Threads of LangGraph's API brought 115.
+MOST_LINES = 81_453
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

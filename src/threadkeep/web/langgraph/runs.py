@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import JsonValue
 
 from threadkeep.app import App
-from threadkeep.errors import InvalidInput, RunNotFound
+from threadkeep.errors import InvalidInput, RunNotFound, SessionNotFound
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.intake import Mode
@@ -25,7 +25,7 @@ from threadkeep.web.langgraph.starting import Start, start_run
 from threadkeep.web.langgraph.states import find_thread, questions, values_of_run
 from threadkeep.web.langgraph.thread_events import thread_events_of
 from threadkeep.web.langgraph.threads import ThreadId
-from threadkeep.web.problems import documented
+from threadkeep.web.problems import ProblemRaised, documented, make_problem
 from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.streams import HEARTBEAT, EventStream, event_content, with_silences
 
@@ -69,6 +69,8 @@ class ThreadRuns:
         runs = await self._app.runs.service()
         start = Start.of(body.model_dump(exclude_none=True, by_alias=True))
         start = replace(start, user_id=self._caller.user(start.user_id))
+        if body.if_not_exists == "reject" and self.thread_id is not None:
+            await self._check_exists(start.user_id)
         if body.command is None:
             submitted = await start_run(self._app, self.thread_id, start, mode=mode)
             return await runs.run(submitted.run_id), 0
@@ -85,6 +87,13 @@ class ThreadRuns:
         answer = _answer(waiting, body.command["resume"])
         await runs.resume(waiting.run_id, answer, user_id=start.user_id, mode="background" if mode != "wait" else mode)
         return await runs.run(waiting.run_id), before
+
+    async def _check_exists(self, user_id: str | None) -> None:
+        try:
+            await find_thread(self._app, str(self.thread_id), user_id=user_id)
+        except SessionNotFound:
+            sentence = "There is no such thread; create it by its first run: send if_not_exists: create."
+            raise ProblemRaised(make_problem(404, "session-not-found", sentence)) from None
 
     async def run(self, run_id: str) -> Run:
         """Return a run of the thread that the caller may see.

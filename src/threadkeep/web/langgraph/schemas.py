@@ -13,6 +13,18 @@ from threadkeep.records.runs import Run
 from threadkeep.web.schemas import Metadata
 
 type ThreadRunStatus = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
+type ThreadField = Literal[
+    "thread_id",
+    "created_at",
+    "updated_at",
+    "state_updated_at",
+    "metadata",
+    "config",
+    "context",
+    "status",
+    "values",
+    "interrupts",
+]
 type ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 
 
@@ -76,9 +88,23 @@ class ThreadCreateBody(BaseModel):
 
     thread_id: str | None = Field(None, description="The session; a new id if there is none.")
     metadata: Metadata | None = Field(
-        None, description="Returned, and not stored: a thread is stored by its first run."
+        None,
+        description="Stored if the request names its user (`user_id`), else only returned.",
     )
+    supersteps: JsonValue = Field(None, description="Not supported.")
+    ttl: JsonValue = Field(None, description="Not supported.")
     if_exists: Literal["raise", "do_nothing"] | None = Field(None, description="For a thread that exists: 409, or it.")
+
+    def check(self) -> None:
+        """Reject options that are not supported.
+
+        Raises:
+            InvalidInput: the message names the field.
+        """
+        if self.supersteps:
+            raise InvalidInput("`supersteps` is not supported; add messages by POST /threads/{thread_id}/state.")
+        if self.ttl is not None:
+            raise InvalidInput("`ttl` is not supported; the retention of the service deletes old messages.")
 
 
 class ThreadPatchBody(BaseModel):
@@ -100,7 +126,27 @@ class ThreadSearchBody(BaseModel):
     ids: Annotated[list[str], Field(max_length=200)] | None = Field(None, description="Only these threads.")
     status: ThreadStatus | None = Field(None, description="Only threads that stand so.")
     limit: int = Field(10, ge=1, le=1000, description="How many at most.")
-    offset: int = Field(0, ge=0, le=10_000, description="How many of the newest to leave out.")
+    offset: int = Field(0, ge=0, le=10_000, description="How many of the first to leave out.")
+    sort_by: Literal["thread_id", "status", "created_at", "updated_at", "state_updated_at"] = Field(
+        "updated_at", description="The order, among the 1,000 threads with the newest activity."
+    )
+    sort_order: Literal["asc", "desc"] = "desc"
+    select: Annotated[list[ThreadField], Field(max_length=20)] | None = Field(
+        None, description="The wanted fields; without `values` no messages are read."
+    )
+    values: JsonValue = Field(None, description="Not supported.")
+    extract: JsonValue = Field(None, description="Not supported.")
+
+    def check(self) -> None:
+        """Reject options that are not supported.
+
+        Raises:
+            InvalidInput: the message names the field.
+        """
+        if self.values:
+            raise InvalidInput("Threads are not found by `values`; search by `metadata`, or for words with /search.")
+        if self.extract:
+            raise InvalidInput("`extract` is not supported; name `values` in `select`.")
 
 
 class HistoryBody(BaseModel):
@@ -128,6 +174,8 @@ class StateUpdateBody(BaseModel):
     )
 
     values: dict[str, JsonValue] | None = Field(None, description="`messages`.")
+    checkpoint: dict[str, JsonValue] | None = Field(None, description="The newest checkpoint; another one is refused.")
+    checkpoint_id: str | None = Field(None, description="The same, by its id.")
 
 
 class StateUpdatedBody(BaseModel):
@@ -221,6 +269,9 @@ class RunCreateBody(BaseModel):
     checkpoint: dict[str, JsonValue] | None = Field(None, description="The checkpoint to go on from.")
     checkpoint_id: str | None = Field(None, description="The same, by its id.")
     multitask_strategy: str | None = Field(None, description="What it does if a run of the thread goes on.")
+    if_not_exists: Literal["create", "reject"] | None = Field(
+        None, description="For a thread that does not exist: `reject` is 404; without it the run stores the thread."
+    )
     on_disconnect: Literal["cancel", "continue"] | None = Field(
         None, description="What a run does if the client goes away; without it the run continues."
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from threadkeep.adapters.items import stored_item
 from threadkeep.app import App
 from threadkeep.errors import SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
@@ -28,6 +29,9 @@ MOST_MESSAGES = 1000
 
 BEGINNING = 0
 """The checkpoint before the first message."""
+
+CREATION = "langgraph"
+"""The name of the note that stores a thread before its first run."""
 
 _RUNS = 20
 
@@ -86,12 +90,22 @@ async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None =
 
 async def values_of(session: Session) -> dict[str, Json]:
     """Return the values of a thread: its newest messages."""
-    return _values(await session.tail(MOST_MESSAGES))
+    return _values(await messages_in(session))
+
+
+async def messages_in(session: Session) -> list[Message]:
+    """Return the newest messages of a thread, without the note of its creation."""
+    return [one for one in await session.tail(MOST_MESSAGES) if not is_creation(one)]
+
+
+def is_creation(message: Message) -> bool:
+    """Return whether a message is the note that stored a thread before its first run."""
+    return stored_item(CREATION, message) is not None
 
 
 async def state_of(thread: Thread, *, at: int | None = None) -> ThreadStateBody:
     """Return the state of a thread at its end, or at a checkpoint."""
-    messages = await thread.session.tail(MOST_MESSAGES)
+    messages = await messages_in(thread.session)
     if at is not None:
         messages = [one for one in messages if (one.seq or 0) <= at]
     ends = _turn_ends(messages)
@@ -126,7 +140,7 @@ async def values_of_run(app: App, run: Run) -> dict[str, Json]:
 
 async def history_of(thread: Thread, *, limit: int, before: int | None = None) -> list[ThreadStateBody]:
     """Return the states of a thread at the ends of its turns, the newest first; the last one has no messages."""
-    messages = await thread.session.tail(MOST_MESSAGES)
+    messages = await messages_in(thread.session)
     ends = [BEGINNING, *_turn_ends(messages)]
     states: list[ThreadStateBody] = []
     for step in range(len(ends) - 1, -1, -1):

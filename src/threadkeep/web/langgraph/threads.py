@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 from langchain_core.utils.uuid import uuid7
 
+from threadkeep.adapters.items import item_message
 from threadkeep.agent.conversion import from_langchain
+from threadkeep.app import App
 from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
-from threadkeep.records import Json, SessionInfo
+from threadkeep.records import Json
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, UserId
 from threadkeep.web.callers import READS
@@ -26,7 +30,17 @@ from threadkeep.web.langgraph.schemas import (
     ThreadSearchBody,
     ThreadStateBody,
 )
-from threadkeep.web.langgraph.states import Thread, find_thread, history_of, newest_runs, seq_of, state_of, thread_body
+from threadkeep.web.langgraph.states import (
+    CREATION,
+    Thread,
+    find_thread,
+    history_of,
+    is_creation,
+    newest_runs,
+    seq_of,
+    state_of,
+    thread_body,
+)
 from threadkeep.web.langgraph.states import values_of as values_of_session
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
 from threadkeep.web.routing import EncodedPathRoute
@@ -38,6 +52,7 @@ router = APIRouter(prefix="/threads", tags=["langgraph"], route_class=EncodedPat
 _FAILURES = documented(404, 409, 422, 503)
 _WRITING = {**_FAILURES, **documented(400, 413)}
 _WORKFLOW_NAMES = ("graph_id", "assistant_id")
+_ACTIVITY = ("updated_at", "state_updated_at")
 _PAGE, _SEARCHED = 200, 1000
 
 
@@ -45,12 +60,20 @@ _PAGE, _SEARCHED = 200, 1000
 async def create_thread(
     body: ThreadCreateBody, app: AppInUse, response: Response, user_id: UserId = None
 ) -> ThreadBody:
-    """Return a new thread, or the existing one. A thread is stored by its first run, so this stores nothing."""
+    """Return a new thread, or the existing one.
+
+    It is stored now if it has metadata and the request names its user, else by its first run, whose user owns it.
+    """
+    body.check()
     thread_id = body.thread_id or str(uuid7())
     session = app.memory.session(thread_id, user_id=user_id)  # validates the id
     try:
         thread = await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:
+        if body.metadata and user_id is not None and not app.memory.in_graph_store:
+            await session.append([item_message(CREATION, {}, role=None, text="[thread]")])
+            await session.update(metadata=body.metadata)
+            return thread_body(await find_thread(app, thread_id, user_id=user_id))
         now = app.memory.clock()
         return ThreadBody(
             thread_id=session.session_id, created_at=now, updated_at=now, metadata=body.metadata or {}, status="idle"
@@ -63,29 +86,24 @@ async def create_thread(
 
 @router.post("/search", summary="Find threads", responses=_WRITING, openapi_extra=READS)
 async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
-    """List threads, newest activity first, each with its first and its newest message."""
-    runs = await app.runs.service()
-    everything = AllSessions(app.memory)
-    found: list[ThreadBody] = []
-    cursor, skipped, examined = None, 0, 0
-    while len(found) < body.limit and examined < _SEARCHED:
-        page, cursor = await everything.page(SessionQuery(user_id, None, None, _PAGE, cursor))
-        for info in page:
-            examined += 1
-            if info.namespace or (body.ids is not None and info.session_id not in body.ids):
-                continue
-            session = app.memory.session(info.session_id, user_id=user_id)
-            recent = await newest_runs(runs, info.session_id, user_id=user_id)
-            thread = Thread(info.session_id, session, info, recent)
-            listed = thread_body(thread)
-            if _matches(listed, body):
-                skipped += 1
-                if skipped > body.offset and len(found) < body.limit:
-                    listed.values = await _ends_of(thread, info)
-                    found.append(listed)
-        if cursor is None:
-            break
-    return found
+    """List threads, each with its first and its newest message."""
+    body.check()
+    by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY
+    most = body.offset + body.limit if by_activity else _SEARCHED
+    found: list[tuple[Thread, ThreadBody]] = []
+    async with aclosing(_matching(app, body, user_id)) as matching:
+        async for one in matching:
+            found.append(one)
+            if len(found) >= most:
+                break
+    if not by_activity:
+        name = "updated_at" if body.sort_by in _ACTIVITY else body.sort_by
+        found.sort(key=lambda one: (getattr(one[1], name), one[1].thread_id), reverse=body.sort_order == "desc")
+    found = found[body.offset : body.offset + body.limit]
+    if body.select is None or "values" in body.select:
+        for thread, listed in found:
+            listed.values = await _ends_of(thread)
+    return [listed for _, listed in found]
 
 
 @router.get("/{thread_id}", summary="See a thread", responses=_FAILURES)
@@ -158,6 +176,9 @@ async def update_state(
     given = [from_langchain(one) for one in messages_of(body.values.get(MESSAGES))]
     said = [one for one in given if one is not None]
     session = app.memory.session(thread_id, user_id=user_id)
+    at = seq_of(body.checkpoint_id if body.checkpoint is None else body.checkpoint)
+    if at is not None and str(at) != (await get_state(thread_id, app, user_id)).checkpoint.checkpoint_id:
+        raise InvalidInput("Messages are added behind the newest checkpoint; start a run with `checkpoint` to branch.")
     if said:
         await session.append(said)
     state = await state_of(await find_thread(app, thread_id, user_id=user_id))
@@ -185,6 +206,27 @@ async def get_history(
     return await history_of(thread, limit=asked.limit, before=seq_of(asked.before))
 
 
+async def _matching(app: App, body: ThreadSearchBody, user_id: str | None) -> AsyncGenerator[tuple[Thread, ThreadBody]]:
+    """Yield the threads that a search finds, newest activity first."""
+    runs = await app.runs.service()
+    everything = AllSessions(app.memory)
+    cursor, examined = None, 0
+    while examined < _SEARCHED:
+        page, cursor = await everything.page(SessionQuery(user_id, None, None, _PAGE, cursor))
+        examined += len(page)
+        for info in page:
+            if info.namespace or (body.ids is not None and info.session_id not in body.ids):
+                continue
+            session = app.memory.session(info.session_id, user_id=user_id)
+            recent = await newest_runs(runs, info.session_id, user_id=user_id)
+            thread = Thread(info.session_id, session, info, recent)
+            listed = thread_body(thread)
+            if _matches(listed, body):
+                yield thread, listed
+        if cursor is None:
+            return
+
+
 def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
     if body.status is not None and thread.status != body.status:
         return False
@@ -196,8 +238,10 @@ def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
     return True
 
 
-async def _ends_of(thread: Thread, info: SessionInfo) -> dict[str, Json]:
+async def _ends_of(thread: Thread) -> dict[str, Json]:
     """Return the first and the newest message of a thread, for a list."""
-    first, newest = await thread.session.at([info.deleted_seq + 1]), await thread.session.tail(1)
-    shown = {one.seq: one for one in (*first, *newest) if one.superseded_at is None}
+    start = thread.info.deleted_seq + 1 if thread.info is not None else 1
+    first, newest = await thread.session.at([start, start + 1]), await thread.session.tail(1)
+    said = [one for one in first if not is_creation(one)][:1]
+    shown = {one.seq: one for one in (*said, *newest) if one.superseded_at is None and not is_creation(one)}
     return {MESSAGES: [message_json(one) for one in shown.values()]}

@@ -1,0 +1,89 @@
+"""Threads of LangGraph's server API: creation, search and the options that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph_sdk.errors import NotFoundError, UnprocessableEntityError
+
+from tests.web.test_langgraph_protocol import asks, sdk, texts
+from threadkeep.testing import ScriptedModel
+
+ANN = {"user_id": "ann"}
+
+
+async def test_the_metadata_of_a_new_thread_is_stored_for_its_user(tmp_path: Path) -> None:
+    """It is found before and after the first run, and belongs to its user; the thread has the messages of its runs."""
+    states: Any = []
+    values: Any = None
+    async with sdk(tmp_path, ScriptedModel(["hello", "bye"])) as (langgraph, _):
+        await langgraph.threads.create(thread_id="t1", metadata={"page": "/cart", "graph_id": "chat"}, params=ANN)
+        empty: Any = await langgraph.threads.get("t1")
+        state = await langgraph.threads.get_state("t1")
+        unbegun: Any = await langgraph.threads.search(metadata={"page": "/cart"}, params=ANN)
+        for text in ("first", "second"):
+            config: Any = {"configurable": ANN}
+            values = await langgraph.runs.wait("t1", "chat", input=asks(text), config=config)
+        found: Any = await langgraph.threads.search(metadata={"page": "/cart"}, params=ANN)
+        others = await langgraph.threads.search(metadata={"page": "/cart"}, params={"user_id": "bob"})
+        states = await langgraph.threads.get_history("t1")
+    assert empty["metadata"]["page"] == "/cart"
+    assert texts(state["values"]) == []
+    assert [one["thread_id"] for one in unbegun] == ["t1"]
+    assert unbegun[0]["values"] == {"messages": []}
+    assert texts(values) == [("human", "first"), ("ai", "hello"), ("human", "second"), ("ai", "bye")]
+    assert found[0]["metadata"]["page"] == "/cart"
+    assert found[0]["metadata"]["title"] == "first"
+    assert texts(found[0]["values"]) == [("human", "first"), ("ai", "bye")]
+    assert others == []
+    assert [len(texts(one["values"])) for one in states] == [4, 2, 0]
+
+
+async def test_a_run_may_want_a_thread_that_exists(tmp_path: Path) -> None:
+    """Nothing is stored for one that does not, if the client says so."""
+    async with sdk(tmp_path, ScriptedModel(["a", "b"])) as (langgraph, _):
+        with pytest.raises(NotFoundError, match="if_not_exists"):
+            await langgraph.runs.create("t1", "chat", input=asks("x"), if_not_exists="reject")
+        assert await langgraph.threads.search() == []
+        await langgraph.runs.wait("t1", "chat", input=asks("first"), if_not_exists="create")
+        values: Any = await langgraph.runs.wait("t1", "chat", input=asks("second"), if_not_exists="reject")
+    assert len(values["messages"]) == 4
+
+
+async def test_threads_are_sorted_and_read_without_values(tmp_path: Path) -> None:
+    """By the fields of LangGraph's client, in both directions, also by pages."""
+    async with sdk(tmp_path, ScriptedModel(["1", "2", "3", "4"])) as (langgraph, _):
+        for thread_id in ("b", "c", "a", "b"):
+            await langgraph.runs.wait(thread_id, "chat", input=asks(thread_id))
+
+        async def ids(**options: Any) -> str:
+            return "".join(one["thread_id"] for one in await langgraph.threads.search(**options))
+
+        assert await ids() == "bac"
+        assert await ids(sort_by="updated_at", sort_order="asc") == "cab"
+        assert await ids(sort_by="created_at") == "acb"
+        assert await ids(sort_by="created_at", sort_order="asc", limit=1, offset=1) == "c"
+        assert await ids(sort_by="thread_id", sort_order="asc") == "abc"
+        [thread] = await langgraph.threads.search(ids=["a"], select=["thread_id", "metadata"])
+        assert thread["values"] is None
+        [thread] = await langgraph.threads.search(ids=["a"], select=["thread_id", "values"])
+        assert texts(thread["values"]) == [("human", "a"), ("ai", "3")]
+
+
+async def test_what_is_not_supported_is_refused_with_the_cure(tmp_path: Path) -> None:
+    """Nothing is ignored that would change the result."""
+    async with sdk(tmp_path, ScriptedModel(["a"])) as (langgraph, _):
+        await langgraph.runs.wait("t1", "chat", input=asks("x"))
+        with pytest.raises(UnprocessableEntityError, match="metadata"):
+            await langgraph.threads.search(values={"topic": "cats"})
+        with pytest.raises(UnprocessableEntityError, match="select"):
+            await langgraph.threads.search(extract={"last": "values.messages[-1]"})
+        with pytest.raises(UnprocessableEntityError, match="/state"):
+            await langgraph.threads.create(supersteps=[{"updates": []}])
+        with pytest.raises(UnprocessableEntityError, match="retention"):
+            await langgraph.threads.create(ttl=5)
+        with pytest.raises(UnprocessableEntityError, match="checkpoint"):
+            await langgraph.threads.update_state("t1", {"messages": asks("y")["messages"]}, checkpoint_id="1")
+        await langgraph.threads.update_state("t1", {"messages": asks("y")["messages"]}, checkpoint_id="2")
