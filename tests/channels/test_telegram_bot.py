@@ -245,6 +245,22 @@ async def test_who_pressed_start_alone_owns_the_conversation(
     assert ["reply_parameters" in call for call in telegram.calls()] == [True, False, True]
 
 
+async def test_a_session_without_an_owner_becomes_the_persons(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """If no person has said anything in it: an earlier version stored what the bot's side said without an owner."""
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["Fine.", "Hi."])) as desk:
+        await desk.memory.session(SESSION).append([Message(role="assistant", content="News!", id="news")])
+        await desk.say("How are you?", 1)
+        assert await desk.answered(1) == ["Fine."]
+        assert (await desk.memory.session(SESSION).info()).user_id == "telegram:7"
+        other = {"chat": {"id": 8, "type": "private"}, "from": {"id": 8, "is_bot": False, "first_name": "Ben"}}
+        await desk.memory.session("telegram:4242:8").append([Message(role="user", content="Mine.")])
+        await desk.say("Whose is it?", 2, **other)
+        assert (await desk.answered(2))[1] == "I could not answer that. Please try again later."
+        assert await desk.transcript("telegram:4242:8") == [("user", "Mine.")]
+
+
 @pytest.mark.parametrize("by_command", [True, False])
 async def test_who_pressed_start_alone_is_forgotten_too(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, by_command: bool

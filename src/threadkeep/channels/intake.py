@@ -36,7 +36,8 @@ from threadkeep.memory import Memory
 from threadkeep.observe import ChannelTrouble, UpdateOutcome, UpdateReason, UpdateReceived
 from threadkeep.records import Message
 from threadkeep.records.runs import DELETE, RESET, Run
-from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.intake import Mode
+from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunsOnDemand
 
 _SHOW_WORKING_SECONDS = 4.0
@@ -234,9 +235,8 @@ class Intake:
         # A process may have died between the two steps; an answered message starts no second run.
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
             return False
-        runs = await self._runs.service()
         try:
-            submitted = await runs.submit(request, mode="wait" if started is None else "later")
+            submitted = await self._submit(bot, request, mode="wait" if started is None else "later")
         except (SessionBusy, WrongUser, WorkflowNotFound, InvalidInput) as error:
             busy = isinstance(error, SessionBusy)
             if not busy:
@@ -251,6 +251,17 @@ class Intake:
         else:
             started.append((message, submitted.run_id))
         return added
+
+    async def _submit(self, bot: Bot, request: RunRequest, mode: Mode) -> Submitted:
+        runs = await self._runs.service()
+        try:
+            return await runs.submit(request, mode=mode)
+        except WrongUser:
+            # The key of a private chat names its person.
+            owner, session_id = request.user_id, request.session_id
+            if owner is None or session_id is None or not await self._outbox.own(bot.name, session_id, owner):
+                raise
+            return await runs.submit(request, mode=mode)
 
     async def _is_new(self, bot: Bot, message: IncomingMessage) -> bool:
         known = await self._outbox.find(bot.name, message.session_id or "", message.message_id)

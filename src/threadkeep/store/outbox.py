@@ -132,6 +132,13 @@ class Outbox:
         async with self._driver.writing() as connection:
             return bool(await connection.fetch(self._sql["add"], row))
 
+    async def own(self, channel: str, session_id: str, user_id: str) -> bool:
+        """Make a session without an owner the one of its person; return False if a person has said something in it.
+
+        Earlier versions stored what the bot's side said first without an owner, so that the person was refused.
+        """
+        return await self._execute("own", {"channel": channel, "session_id": session_id, "user_id": user_id}) > 0
+
     async def recipient(self, session_id: str) -> Recipient | None:
         """Return the person of a session; None if no channel has a message of it."""
         rows = await self._driver.fetch(self._sql["recipient"], {"session_id": session_id})

@@ -31,6 +31,17 @@ UNION ALL
 SELECT run_id FROM chat_answered_messages WHERE session_id = :session_id AND message_id = :message_id
 LIMIT 1
 
+-- name: own
+-- Only what the bot's side said is and was in the session, and this channel has heard its person.
+UPDATE chat_sessions SET user_id = :user_id
+WHERE session_id = :session_id AND user_id IS NULL AND last_user_seq = 0 AND parent_session_id IS NULL
+    AND graph_version IS NULL AND deleted_seq = 0 AND archived_seq = 0 AND EXISTS (
+        SELECT 1 FROM chat_channel_sessions c
+        WHERE c.session_id = chat_sessions.session_id AND c.channel = :channel
+    ) AND NOT EXISTS (
+        SELECT 1 FROM chat_messages m WHERE m.session_id = chat_sessions.session_id AND m.role = 'user'
+    )
+
 -- name: recipient
 SELECT channel, address FROM chat_channel_sessions WHERE session_id = :session_id
 
