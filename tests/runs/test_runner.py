@@ -87,6 +87,24 @@ async def test_a_run_waits_for_a_person(every_desk: RunDesk) -> None:
     assert statuses == ["status running", "status waiting"] * 2 + ["status running", "status done"]
 
 
+async def test_a_message_answers_one_question_once(every_desk: RunDesk) -> None:
+    """Also if it is delivered twice at once, or again when the run asks the next question."""
+    async with every_desk.open(asking_twice()) as service:
+        request = RunRequest(workflow="form", text="register me", session_id="room", message_id="m1")
+        run_id = (await carried_out(service, request)).run.run_id
+        answers = [service.resume(run_id, "Ann", message_id="m2") for _ in range(3)]
+        outcomes = await asyncio.gather(*answers, return_exceptions=True)
+        assert sorted(type(one).__name__ for one in outcomes) == ["InvalidInput", "InvalidInput", "NoneType"]
+        asked = await service.result(run_id)
+        assert (asked.interrupts[0]["value"], asked.run.newest_message_id) == ({"ask": "age"}, "m2")
+        for known in ("m1", "m2"):
+            with pytest.raises(InvalidInput):
+                await service.resume(run_id, "Ann", message_id=known)
+        await service.resume(run_id, 30, message_id="m3")
+        assert (await service.result(run_id)).text == "Ann is 30"
+        assert (await service.submit(replace(request, text="Ann", message_id="m2"))).run_id == run_id
+
+
 async def test_several_questions_at_once(desk: RunDesk) -> None:
     """They are answered together, each by its id."""
 
