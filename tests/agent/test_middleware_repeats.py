@@ -12,7 +12,17 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.agent.talking import ROOM, add, adding, ask, config_of, input_of, kept, make_agent, seen
-from threadkeep import Memory, Retention, RetentionLimits, SessionMemory
+from threadkeep import (
+    Memory,
+    MemoryOptions,
+    Message,
+    Retention,
+    RetentionLimits,
+    SessionMemory,
+    StoreUnavailable,
+    open_memory,
+)
+from threadkeep.history.session import Session
 from threadkeep.testing import Gate, ScriptedModel
 
 
@@ -219,3 +229,37 @@ async def test_one_message_object_in_two_calls_is_a_repeat(small_memory: Memory)
     for _ in range(2):
         await agent.ainvoke({"messages": [{"role": "user", "content": "ho"}]}, config_of())
     assert [text for _, text in await kept(small_memory)] == ["hi", "a", "ho", "b", "ho", "c"]
+
+
+@pytest.mark.parametrize("failures", [1, 99])
+async def test_who_comes_second_never_tells_its_own_answer(
+    memory: Memory, memory_options: MemoryOptions, database_url: str, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """Another process has answered, and its answer cannot be read at once: it is tried again, then the call fails."""
+    monkeypatch.setattr("threadkeep.agent.turns._READ_PAUSES", (0.0, 0.01))
+    gate, tell = Gate(), Session.tell
+    left = iter(range(failures))
+
+    async def failing(session: Session, message_id: str) -> Message | None:
+        if next(left, None) is not None:
+            raise StoreUnavailable("down")
+        return await tell(session, message_id)
+
+    slow = make_agent(ScriptedModel([[gate, "second"]]), [SessionMemory(memory)])
+    asking = asyncio.create_task(ask(slow, "hi", message_id="m1"))
+    await gate.reached()
+    async with open_memory(database_url, options=memory_options) as other:
+        faster = make_agent(ScriptedModel(["first"]), [SessionMemory(other, ordered=False)])  # as in another process
+        assert await ask(faster, "hi", message_id="m1") == "first"
+    monkeypatch.setattr(Session, "tell", failing)
+    gate.open()
+    if failures == 1:
+        assert await asking == "first"
+    else:
+        with pytest.raises(StoreUnavailable, match="send the message again"):
+            await asking
+    monkeypatch.undo()
+    assert await memory.pending.deliver()  # the database is back
+    assert await kept(memory) == [("user", "hi"), ("assistant", "first")]
+    again = make_agent(ScriptedModel([]), [SessionMemory(memory)])
+    assert await ask(again, "hi", message_id="m1") == "first"

@@ -7,10 +7,13 @@ database decides which answer counts: the first complete answer of a speaker.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
+from typing import Final
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.utils.uuid import uuid7
@@ -35,6 +38,9 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.observe import HistoryDiffers
 from threadkeep.records import Json, Message, Receipt, Status
+
+_READ_PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before each try to read the answer of another process, which a caller gets instead of this one's."""
 
 
 @dataclass(frozen=True)
@@ -327,8 +333,25 @@ class OpenTurn:
         self._adopted = True
         if self._hold is not None:
             self._hold.replaced = True
-        first = await self._read(self.session.tell(receipt.adopted) if told else self._find(receipt.adopted))
+        first = await self._first_answer(receipt.adopted, told=told)
         return None if first is None else as_answer(first)
+
+    async def _first_answer(self, answer_id: str, *, told: bool) -> Message | None:
+        """Return the answer that was stored first, which callers get instead of this one; None if it was deleted.
+
+        Raises:
+            StoreUnavailable: it cannot be read in time. A run waits for the database, as for its end.
+        """
+        pauses = _READ_PAUSES if self._hold is None else chain(_READ_PAUSES, repeat(_READ_PAUSES[-1]))
+        for pause in pauses:
+            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError, StoreUnavailable):
+                async with self.session.timeout():
+                    return await (self.session.tell(answer_id) if told else self.session.find(answer_id))
+        raise StoreUnavailable(
+            "Another process has answered this message, and its answer cannot be read now; send the message again "
+            "with the same id."
+        )
 
     def _take_run_id(self, run_id: str | None) -> None:
         """Set the run of the turn; if the caller names none, it is the run of the stored question."""
