@@ -154,7 +154,9 @@ class _Check:
                 yield Fault("told is not stored", says)
 
     def _gave_way(self, told: Told) -> bool:
-        kept = any(row.content == told.text for row in self.superseded.get(told.message_id, ()))
+        # An answer to coalesced messages names the newest one, and is stored with any of them.
+        rows = self.sessions.get(told.session_id, ())
+        kept = any(row.superseded and row.content == told.text for row in rows)
         asked = self.asked[told.message_id].at if told.message_id in self.asked else told.begun_at
         return kept and not told.final and self.outage(asked, told.at)
 

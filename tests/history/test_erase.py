@@ -288,6 +288,9 @@ async def test_a_session_is_erased_alone(memory: Memory) -> None:
     assert await memory.session("telegram:2").count() == 1
     with pytest.raises(InvalidInput, match="either session_id or user_id"):
         await memory.erase()
+    await memory.session("telegram:2").branch(1)
+    receipt = await memory.erase(session_id="telegram:2")
+    assert any("1 branches of the session" in one for one in receipt.not_reached)
 
 
 STEPS = ("empty", "delete_person", "forget_evidence", "delete_checkpoints", "overwrite")

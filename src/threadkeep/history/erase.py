@@ -113,7 +113,7 @@ class Eraser:
         begun_at = self._memory.clock()
         before = found = await self._find(wanted)
         shared = {*await self._rows.shared(wanted), *(name for _, name, _ in await self.shared_conversations(wanted))}
-        not_reached = [*remains, *_ALWAYS]
+        not_reached = [*remains, *await self._elsewhere(wanted), *_ALWAYS]
         after = before
         if not dry_run:
             # The first attempt's counts, if this one continues it.
@@ -155,6 +155,15 @@ class Eraser:
             not_reached=tuple(not_reached),
         )
         return replace(receipt, signature=digest(receipt.signed_text()))
+
+    async def _elsewhere(self, wanted: Erasable) -> list[str]:
+        """Return what has words of the person or session and stays, because it is others' or has another id."""
+        found: list[str] = []
+        if episodes := await self._rows.episodes_elsewhere(wanted):
+            found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
+        if wanted.session_id is not None and (branches := await self._rows.branches(wanted.session_id)):
+            found.append(f"{branches} branches of the session, which have copies of its messages: erase each")
+        return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
         """Return whether the signature is this database's, and whether the person or session is still gone."""

@@ -200,6 +200,15 @@ class TableErasing:
             await connection.execute_many(self._sql["delete_group_of_session"], rows)
             await connection.execute(self._sql["retract_lost_facts"], {})
 
+    async def episodes_elsewhere(self, wanted: Erasable) -> int:
+        """Return the number of episodes that stay in groups of Graphiti that others use too, such as a workspace's."""
+        async with self._driver.reading() as connection:
+            return int((await self._fetch(connection, "episodes_elsewhere", wanted))[0][0])
+
+    async def branches(self, session_id: str) -> int:
+        """Return the number of sessions that were branched off a session, with copies of its messages."""
+        return int((await self._driver.fetch(self._sql["branches"], {"session_id": session_id}))[0][0])
+
     async def retractions(self) -> int:
         """Return the number of episodes in Graphiti whose deletion is not confirmed yet."""
         return int((await self._driver.fetch(self._sql["retractions"], {}))[0][0])

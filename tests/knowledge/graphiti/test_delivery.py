@@ -53,6 +53,16 @@ async def test_a_talk_arrives_in_each_group_in_order_and_once(
     assert max(len(request.body["messages"]) for request in graphiti.requests if request.path == "/messages") == 20
 
 
+async def test_an_erase_names_the_episodes_that_stay_with_others(allowed: Memory, clock: SettableClock) -> None:
+    """Those of the workspace; the groups of the session and of the person are deleted."""
+    await talk(allowed, 2)
+    await deliver(allowed, clock)
+    for dry_run in (True, False):
+        receipt = await allowed.erase(user_id="ann", dry_run=dry_run)
+        named = [one for one in receipt.not_reached if "episodes in Graphiti" in one]
+        assert [one.partition(" ")[0] for one in named] == ["4"]
+
+
 async def test_a_message_says_who_said_what_and_when(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:

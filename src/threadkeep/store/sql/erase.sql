@@ -228,6 +228,21 @@ UPDATE chat_graph_deliveries SET
 WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'forgotten', 'not_deleted')
     AND NOT EXISTS (SELECT 1 FROM chat_facts f WHERE f.fact_id = chat_graph_deliveries.turn)
 
+-- name: episodes_elsewhere
+-- What the person said, or was said in the sessions, in groups of Graphiti that others use too: they stay.
+-- include: selection
+SELECT count(*) FROM chat_graph_deliveries d JOIN chat_graph_groups g ON g.group_id = d.group_id
+    LEFT JOIN chat_messages m ON m.session_id = d.session_id AND m.id = d.message_id
+WHERE d.sent_at IS NOT NULL
+    AND g.group_key NOT IN (SELECT 'user:' || id FROM ids)
+    AND g.group_key NOT IN (SELECT 'session:' || session_id FROM own)
+    AND (d.session_id IN (SELECT session_id FROM own) OR m.role = 'user' AND (
+        m.author IN (SELECT id FROM ids) OR CAST(m.metadata ->> 'sender_id' AS TEXT) IN (SELECT id FROM ids)
+    ))
+
+-- name: branches
+SELECT count(*) FROM chat_sessions WHERE parent_session_id = :session_id AND agent IS NULL
+
 -- name: retractions
 -- Episodes whose deletion the server has not confirmed.
 SELECT count(*) FROM chat_graph_deliveries
