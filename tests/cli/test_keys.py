@@ -26,3 +26,9 @@ def test_mcp_names_its_user_or_none(cli: CommandLine) -> None:
     """An empty one is refused at the start, not at each call."""
     refused = cli("mcp", "--user", "")
     assert (refused.exit_code, "user_id" in refused.err) == (2, True)
+
+
+def test_times_have_limits(cli: CommandLine) -> None:
+    """No date is that far away."""
+    assert cli("keys", "add", "bot", "--days", "inf").exit_code == 2
+    assert cli("keys", "rotate", "bot", "--hours", "1e9").exit_code == 2

@@ -27,7 +27,9 @@ async def add_key(
     *,
     scope: Annotated[str, typer.Option(help="read, write or admin; each includes the ones before it.")] = "write",
     user_id: Annotated[str | None, typer.Option("--user", metavar="ID", help="Requests for this user only.")] = None,
-    days: Annotated[float | None, typer.Option(min=0.001, help="Days of validity; by default no limit.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0.001, max=36_500, help="Days of validity; by default no limit.")
+    ] = None,
 ) -> None:
     """Add a key, and show it once: only its digest is stored. A running service accepts it within seconds."""
     from threadkeep.records.api_keys import KEY_SCOPES
@@ -71,7 +73,7 @@ async def list_keys() -> None:
 @commands.command("rotate")
 async def rotate_key(
     name: _Name,
-    hours: Annotated[float, typer.Option(min=0, help="Hours that the old key stays valid.")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0, max=876_000, help="Hours that the old key stays valid.")] = 24.0,
 ) -> None:
     """Add a key in the place of the one with this name, which stays valid for a day, or as long as you say."""
     async with opened_memory() as memory:

@@ -73,6 +73,10 @@ class Eraser:
         """Return the scope, name and value of each value that a front end or framework keeps for the person."""
         return await self._rows.values(wanted.ids)
 
+    async def groups(self, wanted: Erasable) -> int:
+        """Return the number of groups in Graphiti that are of the person or the sessions."""
+        return (await self._rows.counts(wanted))["chat_graph_groups"]
+
     async def facts(self, wanted: Erasable) -> list[str]:
         """Return the ids of facts in scopes of others that rest on the person's sessions and runs."""
         return await self._rows.facts(wanted)

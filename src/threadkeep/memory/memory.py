@@ -105,6 +105,8 @@ class Memory(history.Memory):
         """Delete the groups of a person and of the person's sessions from Graphiti; return what remains there."""
         remains: list[str] = []
         purged = 0
+        if not self.graphiti.is_on and (groups := await self.eraser.groups(wanted)):
+            remains.append(f"Graphiti: {groups} groups, which this process does not reach: erase again where it is on")
         scopes = [Scope("user", id_) for id_ in wanted.ids]
         scopes += [Scope("session", session_id) for session_id in await self.eraser.sessions(wanted)]
         for scope in scopes if self.graphiti.is_on else ():

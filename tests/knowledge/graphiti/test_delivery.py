@@ -63,6 +63,19 @@ async def test_an_erase_names_the_episodes_that_stay_with_others(allowed: Memory
         assert [one.partition(" ")[0] for one in named] == ["4"]
 
 
+async def test_an_erase_where_graphiti_is_off_is_not_complete(
+    allowed: Memory, database_url: str, memory_options: MemoryOptions, clock: SettableClock
+) -> None:
+    """The groups are on the server; a repeat where Graphiti is on asks it to delete them."""
+    await talk(allowed, 2)
+    await deliver(allowed, clock)
+    async with open_memory(database_url, options=memory_options) as off:
+        receipt = await off.erase(user_id="ann")
+    assert not receipt.complete
+    assert any("erase again where it is on" in one for one in receipt.not_reached)
+    assert not any("erase again" in one for one in (await allowed.erase(user_id="ann")).not_reached)
+
+
 async def test_a_message_says_who_said_what_and_when(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
