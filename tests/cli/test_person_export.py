@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import stat
+from collections.abc import AsyncIterator
 from zipfile import ZipFile
+
+import pytest
 
 from tests.cli.running import CommandLine
 
@@ -41,3 +45,21 @@ def test_a_partial_export_of_another_person_is_not_continued(any_cli: CommandLin
     assert (refused.exit_code, target.exists(), partial.read_bytes()) == (2, False, begun)
     assert str(partial) in refused.err
     assert "another person" in refused.err
+
+
+def test_a_full_disk_leaves_no_archive(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence says so, and the repeat goes on."""
+    cli.store("room", "tell me about tea", "gladly", user_id="ann")
+    target = cli.folder / "ann.zip"
+
+    async def full(*_: object) -> AsyncIterator[bytes]:
+        yield b"PK"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("threadkeep.memory.person_archive.archive", full)
+        failed = cli("persons", "export", "ann", "-o", str(target))
+    assert (failed.exit_code, "The disk is full" in failed.err) == (1, True)
+    assert [path.name for path in cli.folder.glob("ann.zip*")] == ["ann.zip.partial"]
+    assert cli("persons", "export", "ann", "-o", str(target)).exit_code == 0
+    assert target.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from threadkeep.cli.opening import opened_memory
 from threadkeep.cli.options import Confirmed, CursorOption, Limit, read_cursor, write_cursor
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, relative, terminal
+from threadkeep.cli.transfer import new_file
 from threadkeep.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ async def export_person(
     if output.exists():
         raise WrongUse(f"{output} is there already; name another file.")
     partial.touch(mode=0o600)
+    partial.chmod(0o600)
     with partial.open("r+b") as file:
         after, count = whole_lines(file)
         async with opened_memory() as memory:
@@ -106,7 +107,7 @@ async def export_person(
                     reach(count, counted(count, "line"))
             now = memory.clock()
         file.seek(0)
-        with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
+        with new_file(output) as target:
             async for part in archive(_read(file), now):
                 target.write(part)
     partial.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import traceback
 from dataclasses import dataclass
@@ -81,6 +82,9 @@ def _foreign(error: BaseException) -> Problem:
         case ModuleNotFoundError():
             sentence = f"This needs the package {error.name}; install it with: pip install 'threadkeep[server]'"
             return Problem("package-missing", sentence)
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EFBIG):
+            sentence = "The disk is full, or a file reached a limit of its size; make room, and repeat the command."
+            return Problem("disk-full", sentence)
         case OSError(filename=str(name), strerror=str(reason)):
             return Problem("file-trouble", f"{name}: {reason}. Check the path, its permissions and the disk.")
         case _:

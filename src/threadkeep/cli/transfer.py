@@ -130,20 +130,28 @@ def _is_file(path: Path | None) -> bool:
 
 
 @contextmanager
-def _opened(path: Path | None) -> Iterator[BinaryIO]:
-    """Open stdout, or a file that appears only when it is complete and that only its owner can read."""
-    if path is None or not _is_file(path):
-        yield sys.stdout.buffer
-        return
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that appears only when it is complete, and that only its owner can read."""
     part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
     try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[BinaryIO]:
+    """Open stdout, or a file that appears only when it is complete and that only its owner can read."""
+    if path is None or not _is_file(path):
+        yield sys.stdout.buffer
+        return
+    with new_file(path) as stream:
+        yield stream
 
 
 def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
