@@ -333,9 +333,9 @@ async def test_the_answer_of_a_run_that_asked_reaches_the_person(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The question at once, and the answer when somebody has answered the question."""
-    (tmp_path / "asking.py").write_text(ASKING)
+    (tmp_path / "form_asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(str(tmp_path))
-    given: dict[str, Any] = {"environment": {"workflows": "asking=asking:graph"}, "workflow": "asking"}
+    given: dict[str, Any] = {"environment": {"workflows": "asking=form_asking:graph"}, "workflow": "asking"}
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel([]), **given) as desk:
         await desk.say("Order it.")
         assert await desk.answered() == ["Ship it?"]
