@@ -1,5 +1,12 @@
 -- Facts: values of keys in scopes, each with its period of validity.
 
+-- name: owners
+-- Included by other statements: an owner, and all ids of the person.
+SELECT CAST(:owner AS TEXT)
+UNION
+SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
+WHERE g.person_id = :owner AND :scope = 'user'
+
 -- name: sees
 -- A row if a scope belongs to a user: the person under any id, or a session of the user.
 SELECT 1
@@ -106,10 +113,7 @@ SELECT
 FROM chat_facts f
 WHERE f.scope = :scope
     AND f.owner IN (
-        SELECT CAST(:owner AS TEXT)
-        UNION
-        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
-        WHERE g.person_id = :owner AND :scope = 'user'
+-- include: owners
     )
     AND (f.updated_at, f.fact_id) < (:updated_at, :fact_id)
     AND (f.valid_to IS NULL OR CAST(:past AS BOOLEAN))
@@ -122,10 +126,7 @@ LIMIT :limit
 -- name: keys_of
 -- The keys of an owner's facts and proposals; of a person under any id.
 WITH ids (id) AS (
-    SELECT CAST(:owner AS TEXT)
-    UNION
-    SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
-    WHERE g.person_id = :owner AND :scope = 'user'
+-- include: owners
 )
 SELECT key FROM chat_facts WHERE scope = :scope AND owner IN (SELECT id FROM ids)
 UNION
@@ -136,10 +137,7 @@ SELECT key FROM chat_fact_proposals WHERE scope = :scope AND owner IN (SELECT id
 DELETE FROM chat_fact_proposals
 WHERE scope = :scope AND (CAST(:key AS TEXT) IS NULL OR key = :key)
     AND owner IN (
-        SELECT CAST(:owner AS TEXT)
-        UNION
-        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
-        WHERE g.person_id = :owner AND :scope = 'user'
+-- include: owners
     )
 
 -- name: retract_facts
@@ -157,10 +155,7 @@ WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'f
         WHERE f.scope = :scope AND (CAST(:key AS TEXT) IS NULL OR f.key = :key)
             AND (CAST(:fact_id AS TEXT) IS NULL OR f.fact_id = :fact_id)
             AND f.owner IN (
-                SELECT CAST(:owner AS TEXT)
-                UNION
-                SELECT p.person_id FROM chat_persons c JOIN chat_persons p ON p.canonical_id = c.canonical_id
-                WHERE c.person_id = :owner AND :scope = 'user'
+-- include: owners
             )
     )
 
@@ -169,20 +164,14 @@ WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'f
 DELETE FROM chat_facts
 WHERE scope = :scope AND key = :key
     AND owner IN (
-        SELECT CAST(:owner AS TEXT)
-        UNION
-        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
-        WHERE g.person_id = :owner AND :scope = 'user'
+-- include: owners
     )
 
 -- name: forget_owner
 DELETE FROM chat_facts
 WHERE scope = :scope
     AND owner IN (
-        SELECT CAST(:owner AS TEXT)
-        UNION
-        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
-        WHERE g.person_id = :owner AND :scope = 'user'
+-- include: owners
     )
 
 -- name: remove_evidence
