@@ -22,7 +22,7 @@ from tests.web.services import until
 from threadkeep import MemoryOptions, open_memory
 
 CUSTOMERS = ("wm1", "wm2")
-MESSAGES = 30
+MESSAGES = 12
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

@@ -67,6 +67,8 @@ async def test_an_erase_where_graphiti_is_off_is_not_complete(
     allowed: Memory, database_url: str, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:
     """The groups are on the server; a repeat where Graphiti is on asks it to delete them."""
+    if database_url == "sqlite://":
+        pytest.skip("A database in memory is of one memory.")
     await talk(allowed, 2)
     await deliver(allowed, clock)
     async with open_memory(database_url, options=memory_options) as off:
