@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import shutil
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +21,7 @@ from tests.agent.talking import ROOM, add, adding, ask, config_of, input_of, kep
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, SessionMemory, open_memory, open_memory_sync, recorded
+from threadkeep.errors import TurnInMemoryOnly
 from threadkeep.observe import ReadFailed, WriteDeferred, WriteRecovered
 from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import Gate, ScriptedModel
@@ -280,3 +282,39 @@ async def test_a_memory_that_cannot_be_read_does_not_stop_the_agent(
             connection.execute("ALTER TABLE elsewhere RENAME TO chat_messages")
         await recover(memory)
         assert [text for _, text in await kept(memory)] == ["hi", "hello", "and now?", "fine"]
+
+
+@asynccontextmanager
+async def no_disk(folder: Path) -> AsyncIterator[None]:
+    """Let no file be made in a folder: another program's file is in its place."""
+    await asyncio.to_thread(shutil.rmtree, folder)
+    await asyncio.to_thread(folder.touch)
+    yield
+    await asyncio.to_thread(folder.unlink)
+
+
+@pytest.mark.parametrize("again", ["here", "when the disk is back", "when the database is back"])
+async def test_an_answer_that_could_be_lost_is_told_to_nobody(
+    sqlite_url: str, hurried: MemoryOptions, tmp_path: Path, again: str
+) -> None:
+    """Neither the database nor the disk takes it: the caller gets an error, and the answer when one of them does."""
+    options = dataclasses.replace(hurried, pending=dataclasses.replace(hurried.pending, folder=tmp_path / "waiting"))
+    model = ScriptedModel(["hello", "only one"])
+    async with open_memory(sqlite_url, options=options) as memory, contextlib.AsyncExitStack() as outage:
+        agent = make_agent(model, [SessionMemory(memory)])
+        await ask(agent, "hi")
+        await outage.enter_async_context(locked(sqlite_url))
+        async with no_disk(tmp_path / "waiting"):
+            with pytest.raises(TurnInMemoryOnly):
+                await ask(agent, "and now?", message_id="m2")
+            if again == "here":
+                with pytest.raises(TurnInMemoryOnly):
+                    await ask(agent, "and now?", message_id="m2")
+        if again == "when the database is back":
+            await outage.aclose()
+            await recover(memory)
+        assert await ask(agent, "and now?", message_id="m2") == "only one"
+        await outage.aclose()
+        await recover(memory)
+        assert [text for _, text in await kept(memory)] == ["hi", "hello", "and now?", "only one"]
+    assert len(model.calls) == 2

@@ -117,6 +117,7 @@ class OpenTurn:
 
         Raises:
             InvalidMessage, WrongUser: the question can never be stored in this session.
+            TurnInMemoryOnly: it is a repeat, and a crash would lose its answer.
         """
         self._take_run_id(run_id)
         if not self.question:
@@ -142,6 +143,8 @@ class OpenTurn:
         if self._repeated and not self.earlier:
             await self._read_stored()
         self._find_answer()
+        if waiting and self.answered is not None and self._hold is None:
+            await self._memory.pending.ensure_kept(self.session.session_id, str(self.answered.id))
 
     def _pending(self) -> list[Message]:
         """Return the pending question and the pending answers to it."""
@@ -193,10 +196,16 @@ class OpenTurn:
     async def _record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
     ) -> Receipt | None:
-        """Record messages; return None if the turn is in memory only, which events have reported."""
+        """Record messages; return None if they are pending.
+
+        Raises:
+            TurnInMemoryOnly: an answer that the caller is told could be lost. Executors of runs check that themselves.
+        """
         try:
             return await self.session.record(messages, answers=answers, told=told)
         except TurnInMemoryOnly:
+            if told and self._hold is None:
+                raise
             return None
 
     def join(self, first: OpenTurn) -> None:
@@ -257,6 +266,9 @@ class OpenTurn:
 
         Returns the answer that was stored instead: the one of another process, if that was first, or this one under a
         new id, if another message of the session has its id.
+
+        Raises:
+            TurnInMemoryOnly: neither the database nor the disk takes the answer; a repeat gets it later.
         """
         message = AIMessage(content=answer, id=str(uuid7())) if isinstance(answer, str) else answer
         return await self._memory.finish(self._close, message, status)

@@ -233,6 +233,26 @@ class PendingTurns:
                 await self._files.renew(entry)
         return message
 
+    async def ensure_kept(self, session_id: str, message_id: str) -> None:
+        """Check that a message which a caller is told is stored, or on disk; one that is not is written to disk now.
+
+        Raises:
+            TurnInMemoryOnly: neither the database nor the disk takes it; a crash would lose it.
+        """
+        for each in list(self._all):
+            if each._in_memory_only(session_id, message_id):  # noqa: SLF001 - ours
+                await each._spool_the_rest()  # noqa: SLF001 - ours
+                if each._in_memory_only(session_id, message_id):  # noqa: SLF001 - ours
+                    raise TurnInMemoryOnly(session_id)
+
+    def _in_memory_only(self, session_id: str, message_id: str) -> bool:
+        return self._files.on_disk and any(
+            entry.file is None
+            and entry.turn.session_id == session_id
+            and message_id in [m.id for m in entry.turn.messages]
+            for entry in self._turns
+        )
+
     async def damaged(self) -> list[DamagedTurn]:
         """Return the lines of pending files that cannot be read, kept until a person repairs or drops them."""
         return [turn for each in list(self._listed) for turn in await each._files.damaged()]  # noqa: SLF001 - ours

@@ -111,6 +111,7 @@ class Chat:
             RunWaits: the workflow asks a person first.
             SessionNotFound: the session is another user's, or was deleted meanwhile.
             SessionBusy: the workflow takes no message while another turn of the session is active.
+            TurnInMemoryOnly: the answer is neither in the database nor on disk; a repeat gets it when it is.
             Interrupted: the service or the turn was stopped meanwhile.
         """
         return await self.begin(request, stream=False).answer()
@@ -165,7 +166,10 @@ class Chat:
             raise Interrupted("The service stops; send the message again, with its message_id.") from None
         except (StoreError, TimeoutError):
             pass
-        return answer or await self._answer_unstored(turn)
+        answer = answer or await self._answer_unstored(turn)
+        if answer.answer_id is not None:
+            await self._memory.pending.ensure_kept(answer.session_id, answer.answer_id)
+        return answer
 
     async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
         """Return the answer of a recorded run; None if no run can be recorded now.

@@ -21,6 +21,7 @@ from threadkeep.errors import (
     StoreError,
     StoreUnavailable,
     ThreadkeepError,
+    TurnInMemoryOnly,
     WrongUser,
 )
 from threadkeep.history.memory import Memory
@@ -257,6 +258,7 @@ def error_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> Thread
     known: dict[str, ThreadkeepError] = {
         WrongUser.__name__: SessionNotFound(turn.session_id),
         StoreUnavailable.__name__: StoreUnavailable(_NO_DATABASE),
+        TurnInMemoryOnly.__name__: TurnInMemoryOnly(turn.session_id),
         BudgetTooSmall.__name__: BudgetTooSmall(_TOO_SMALL),
     }
     if kind in known:

@@ -288,6 +288,9 @@ class RunEndings:
 
     async def _record(self, active: ActiveRun, outcome: Outcome, dependencies: Dependencies) -> Outcome | None:
         run_id, owner = active.run.run_id, active.owner
+        if active.run.session_id is not None and isinstance(answer := (outcome.result or {}).get("message_id"), str):
+            # A run that is done is not executed again: its answer must be safe first.
+            await self._pending.ensure_kept(active.run.session_id, answer)
         if outcome.status == "waiting":
             await active.tracer.flush()
             if await self._runs.wait(run_id, owner, outcome.interrupt):

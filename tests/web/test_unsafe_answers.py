@@ -1,0 +1,58 @@
+"""Neither the database nor the disk takes an answer: nobody is told what a crash would lose."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from tests.web.services import check_problem, client_of, history, opened_app, said, say, settings_for, streamed, until
+from threadkeep.testing import ScriptedModel
+
+
+@contextmanager
+def nothing_is_stored(database: Path, pending: Path) -> Iterator[None]:
+    """Hold the lock of a database; a file of another program is where the pending turns would be."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        shutil.rmtree(pending)
+        pending.touch()
+        yield
+        pending.unlink()
+        other.execute("ROLLBACK")
+
+
+async def test_nobody_is_told_an_answer_that_could_be_lost(tmp_path: Path) -> None:
+    """The caller gets a 503, and with the same message id the answer of the same model call when it is safe."""
+    database, pending = tmp_path / "threadkeep.db", tmp_path / "pending"
+    settings = settings_for(tmp_path, database_url=f"sqlite:///{database}", write_timeout=0.5, lock_timeout=0.5)
+    model = ScriptedModel(["hello", "only one"])
+    async with opened_app(model, settings) as app, client_of(app) as client:
+        await say(client, "hi", session_id="room")
+        body = {"message": "and now?", "session_id": "room", "message_id": "m2"}
+        with nothing_is_stored(database, pending):
+            for _ in range(2):
+                check_problem(await client.post("/api/v1/chat", json=body), 503, "database-unavailable")
+            assert len(model.calls) == 2
+        await until(lambda: app.memory.pending.count == 0)
+        assert (await say(client, "and now?", session_id="room", message_id="m2"))["response"] == "only one"
+        told = [(role, text) for role, text, _ in said(await history(client, "room"))]
+        assert told == [("user", "hi"), ("assistant", "hello"), ("user", "and now?"), ("assistant", "only one")]
+    assert len(model.calls) == 2
+
+
+async def test_a_stream_does_not_end_with_an_answer_that_could_be_lost(tmp_path: Path) -> None:
+    """Its tokens were sent; its end is an error."""
+    database, pending = tmp_path / "threadkeep.db", tmp_path / "pending"
+    settings = settings_for(tmp_path, database_url=f"sqlite:///{database}", write_timeout=0.5, lock_timeout=0.5)
+    async with opened_app(ScriptedModel(["hello", "only one"]), settings) as app, client_of(app) as client:
+        await say(client, "hi", session_id="room")
+        body = {"message": "and now?", "session_id": "room", "message_id": "m2"}
+        with nothing_is_stored(database, pending):
+            events = await streamed(client, body)
+            assert (events[-1].name, events[-1].data["status"]) == ("error", 503)
+        await until(lambda: app.memory.pending.count == 0)
+        again = await streamed(client, body)
+        assert (again[-1].name, again[-1].data["response"]) == ("end", "only one")
