@@ -18,7 +18,7 @@ from bench.chaos_graphs import OUTPUT_TOKENS
 from bench.chaos_notes import Note
 from bench.chaos_soak import Told
 from threadkeep.store.address import parse_address
-from threadkeep.store.runs.trace_packing import stored_usage
+from threadkeep.store.runs.trace import stored_usage
 
 _RUNS: LiteralString = """
 SELECT r.run_id, r.session_id, r.message_id, r.workflow, r.status, r.error, r.arrival, r.attempts, r.started_at,

@@ -23,7 +23,7 @@ from bench.token_patterns import all_patterns, pattern_counts
 from bench.token_samples import rows
 from bench.tokens import ENCODINGS, Row, measure, misses
 from threadkeep.context import estimates
-from threadkeep.context.exact_tokens import Encoding
+from threadkeep.context.estimates import Encoding
 from threadkeep.context.tokens import TokenCounter, counter_named
 
 type Floats = NDArray[np.float64]

@@ -24,7 +24,7 @@ from rich.table import Table
 from bench.machine import machine_line
 from bench.tables import Sheet, markdown
 from bench.token_samples import Half, rows
-from threadkeep.context.exact_tokens import Encoding
+from threadkeep.context.estimates import Encoding
 from threadkeep.context.tokens import TokenCounter, counter_named, estimate, estimate_cl100k
 
 PAGE = "explanation/tokens.md"

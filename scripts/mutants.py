@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     # Runs: prices, budgets, owners, retries and ends.
     Mutant(
-        "runs/prices.py",
+        "runs/options.py",
         "fresh * self.input + cache_read_tokens * cached",
         "fresh * cached + cache_read_tokens * self.input",
         "tests/runs/test_prices.py tests/runs/test_metering.py",

@@ -10,10 +10,10 @@ import psycopg
 
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import Driver, StoreOptions
-from threadkeep.store.encryption import connect
 from threadkeep.store.migrations import migrate
 from threadkeep.store.postgres import PostgresDriver
 from threadkeep.store.sqlite import SqliteDriver
+from threadkeep.store.sqlite_connection import connect
 
 
 @asynccontextmanager

@@ -38,7 +38,7 @@ from threadkeep.workflows.resources import Resources
 # Their libraries are optional extras.
 if TYPE_CHECKING:
     from threadkeep.channels.configuration import ChannelsFile
-    from threadkeep.channels.service import ChannelService
+    from threadkeep.channels.opening import ChannelService
     from threadkeep.observe.prometheus import PrometheusObserver
 
 

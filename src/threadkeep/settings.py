@@ -24,7 +24,7 @@ from threadkeep.history.pending import PendingOptions
 from threadkeep.history.retention import RetentionOptions
 from threadkeep.knowledge.graphiti.settings import GraphitiSettings
 from threadkeep.records import Retention, RetentionLimits
-from threadkeep.runs.settings import RunSettings, split_list
+from threadkeep.runs.options import RunSettings, split_list
 from threadkeep.store.address import DatabaseAddress, TranscriptLocation, parse_address
 from threadkeep.store.driver import Backend, StoreOptions
 from threadkeep.store.partitions import check_partitions

@@ -6,7 +6,7 @@ import pytest
 
 from bench.lasting_facts import TURNS, LimitedModel, Planted, ask, converse, planted
 from threadkeep import Memory
-from threadkeep.context.summary_text import SummaryText
+from threadkeep.context.compression import SummaryText
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from bench.tables import markdown
 from bench.token_patterns import all_patterns, pattern_counts
 from bench.token_samples import LONGEST, SHORTEST, Half, rows, texts
 from bench.tokens import ENCODINGS, ESTIMATES, PAGE, Row, error_sheet, measure, misses
-from threadkeep.context.exact_tokens import Encoding
+from threadkeep.context.estimates import Encoding
 
 HALVES: tuple[Half, ...] = ("fit", "published")
 DOCS = Path(__file__).parents[2] / "docs"

@@ -19,7 +19,7 @@ from threadkeep.app import App
 from threadkeep.channels.configuration import AnyBot, ChannelsFile, TelegramSettings
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.opening import open_channels
-from threadkeep.records.channels import OutboxStatus
+from threadkeep.records.messages import OutboxStatus
 
 SESSION = "telegram:4242:7"
 SOON = DeliveryOptions(poll_seconds=0.05, first_pause_seconds=0.05, longest_pause_seconds=0.2)

@@ -26,7 +26,7 @@ from threadkeep.channels.configuration import (
     WeComServiceSettings,
 )
 from threadkeep.channels.opening import open_channels
-from threadkeep.records.channels import OutboxStatus
+from threadkeep.records.messages import OutboxStatus
 
 KINDS: dict[str, type[WeCom]] = {"wecom_dm": WeComDirect, "wecom_cs": WeComService, "wecom_aibot": WeComAIBot}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.context.exact_tokens import ExactCounter
+from threadkeep.context.estimates import ExactCounter
 from threadkeep.context.tokens import (
     GREATEST_FACTOR,
     LEAST_FACTOR,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.context.exact_tokens import ExactCounter, installed_counter
+from threadkeep.context.estimates import ExactCounter, installed_counter
 from threadkeep.context.tokens import counter_for, counter_named, encoding_of, estimate, estimate_cl100k, name_of
 from threadkeep.errors import InvalidInput
 

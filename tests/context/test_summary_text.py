@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from threadkeep.context.summary_text import SummaryText, fitting_facts, merged_facts
+from threadkeep.context.compression import SummaryText, fitting_facts, merged_facts
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.runs.desk import LEAVING, QUICK, RunDesk, carried_out
 from threadkeep.errors import BudgetSpent, InvalidInput, RunNotFound
 from threadkeep.observe import BudgetCrossed
 from threadkeep.records.runs import RunBudget
-from threadkeep.runs.prices import read_prices
+from threadkeep.runs.options import read_prices
 from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.definition import Workflow, python_workflow

@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from threadkeep import count_tokens
 from threadkeep.records.runs import TokenUsage
-from threadkeep.runs.prices import Price, Prices
+from threadkeep.runs.options import Price, Prices
 from threadkeep.runs.usage import UNNAMED, Meter
 from threadkeep.testing import ScriptedModel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from threadkeep import InvalidInput
-from threadkeep.runs.prices import Price, read_prices
+from threadkeep.runs.options import Price, read_prices
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from tests.databases import migrated_driver, query
 from tests.store.summarising import ROOM, say, summary
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.store.address import parse_address
-from threadkeep.store.context_tables import TokenFactors
-from threadkeep.store.contexts import ContextState
+from threadkeep.store.contexts import ContextState, TokenFactors
 from threadkeep.testing import SettableClock
 
 _FILLED = ("chat_anchors", "chat_claims", "chat_embeddings", "chat_messages", "chat_sessions", "chat_summaries")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep.records import Json, dump_json
-from threadkeep.store.manifest_packing import packed, places_of_ids, unpacked, with_ids, without_ids
+from threadkeep.store.compact_json import packed, places_of_ids, unpacked, with_ids, without_ids
 
 VALUES: st.SearchStrategy[Json] = st.one_of(
     st.none(), st.booleans(), st.integers(0, 2), st.sampled_from(["window", "input"]), st.just([1]), st.just({"a": 1})

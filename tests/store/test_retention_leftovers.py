@@ -10,7 +10,7 @@ import pytest
 from tests.databases import migrated_driver
 from tests.store.pruning import ROOM, Database, database_over, message
 from threadkeep.records import Turn
-from threadkeep.store.context_tables import EmbeddingRows
+from threadkeep.store.contexts import EmbeddingRows
 from threadkeep.store.driver import DuplicateRow
 from threadkeep.store.manifests import ManifestRows, NotedManifest
 from threadkeep.store.retention import REDELIVERY

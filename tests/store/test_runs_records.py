@@ -13,7 +13,7 @@ from tests.store.running import asked, begun
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import InvalidInput
 from threadkeep.records.runs import RunBudget, RunQuery, TokenUsage, TraceEvent
-from threadkeep.store.runs.records import RunCounts
+from threadkeep.store.runs.rows import RunCounts
 from threadkeep.testing import SettableClock
 
 _TABLES = (

@@ -13,8 +13,7 @@ from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.records.runs import Begun, RunEnd, TokenUsage, TraceEvent
 from threadkeep.store.compact_json import expanded
 from threadkeep.store.runs.runs import RunEnding
-from threadkeep.store.runs.trace import TraceGroup
-from threadkeep.store.runs.trace_packing import MOST_EVENTS, StoredEvent, packed_events, stored_events
+from threadkeep.store.runs.trace import MOST_EVENTS, StoredEvent, TraceGroup, packed_events, stored_events
 from threadkeep.testing import SettableClock
 
 GPT = TokenUsage("gpt", input_tokens=100, output_tokens=10, cost=0.5)

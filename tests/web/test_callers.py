@@ -12,10 +12,9 @@ from tests.web.bodies import body_of
 from tests.web.services import check_problem, client_of, opened_app, say, settings_for, until
 from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
-from threadkeep.records.api_keys import KeyScope
-from threadkeep.web.callers import PUBLIC, READS
+from threadkeep.store.api_keys import KeyScope
+from threadkeep.web.callers import PUBLIC, READS, Buckets
 from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS
-from threadkeep.web.rate_limits import Buckets
 from threadkeep.web.service import create_service
 
 CANARY = "canary-of-ann"

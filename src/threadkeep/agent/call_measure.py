@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage
 from threadkeep.agent.model_facts import facts_of, tools_text
 from threadkeep.agent.turn_options import AUTO_SHARED_TOKENS, TurnOptions
 from threadkeep.context.budget import input_budget
-from threadkeep.context.exact_tokens import ExactCounter
+from threadkeep.context.estimates import ExactCounter
 from threadkeep.context.manifest import ReportedUsage
 from threadkeep.context.tokens import ScaledCounter, TokenCounter, counter_for, estimate, plain_counter
 from threadkeep.errors import BudgetTooSmall

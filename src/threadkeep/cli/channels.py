@@ -15,7 +15,7 @@ from threadkeep.cli.options import Confirmed
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import relative, terminal
 from threadkeep.records import Json
-from threadkeep.records.channels import OUTBOX_STATUSES, OutboxStatus
+from threadkeep.records.messages import OUTBOX_STATUSES, OutboxStatus
 
 if TYPE_CHECKING:
     from threadkeep.channels.configuration import AnyBot, ChannelsFile

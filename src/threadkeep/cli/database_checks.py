@@ -28,13 +28,13 @@ from threadkeep.store.condition import (
     lock_holders,
     read_condition,
 )
-from threadkeep.store.context_tables import TokenFactors
+from threadkeep.store.contexts import TokenFactors
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.opening import open_database
 from threadkeep.store.partitions import partition_state
 from threadkeep.store.runs.order import RunOrder
-from threadkeep.store.runs.records import RunRecords
+from threadkeep.store.runs.rows import RunRecords
 from threadkeep.store.search import MUCH_UNINDEXED
 
 _DATABASE_SECONDS = 5.0

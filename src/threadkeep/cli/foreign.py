@@ -17,7 +17,7 @@ from threadkeep.history.archive_lines import SessionLine
 from threadkeep.records import Message
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.codec import time_of
-from threadkeep.store.foreign import ForeignDatabase, open_foreign
+from threadkeep.store.opening import ForeignDatabase, open_foreign
 
 type Kind = Literal["langgraph", "openai-agents", "graph-store", "chatgpt", "jsonl", "threadkeep"]
 type LeftOut = Literal["tool_call", "tool_result", "system", "summary", "reasoning", "hidden", "empty", "other"]

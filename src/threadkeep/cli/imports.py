@@ -57,7 +57,7 @@ async def import_langgraph(
 
     A thread becomes the session with its id; the messages keep their ids. The checkpoints are only read.
     """
-    from threadkeep.cli.from_langgraph import LangGraphThreads, open_threads
+    from threadkeep.cli.from_databases import LangGraphThreads, open_threads
 
     read = await _import_source(open_threads(source, channel=channel, user_id=user))
     if isinstance(read, LangGraphThreads) and read.total and not read.has_channel:

@@ -12,7 +12,7 @@ from threadkeep.cli.options import one_of
 from threadkeep.cli.terminal import relative, terminal
 
 if TYPE_CHECKING:
-    from threadkeep.records.api_keys import NewKey
+    from threadkeep.store.api_keys import NewKey
 
 commands = typer.Typer(
     help="Add, list, rotate and revoke keys of the HTTP service.", no_args_is_help=True, rich_markup_mode=None
@@ -32,7 +32,7 @@ async def add_key(
     ] = None,
 ) -> None:
     """Add a key, and show it once: only its digest is stored. A running service accepts it within seconds."""
-    from threadkeep.records.api_keys import KEY_SCOPES
+    from threadkeep.store.api_keys import KEY_SCOPES
 
     wanted = one_of("--scope", scope, KEY_SCOPES) or "write"
     async with opened_memory() as memory:

@@ -9,8 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from threadkeep.records import Json, Message
-from threadkeep.records.html import messages_html
 from threadkeep.records.knowledge import ScopeKind
+from threadkeep.records.messages import messages_html
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -8,8 +8,16 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from threadkeep.context.budget import continues, names_of
-from threadkeep.context.estimates import TokenCounter, chars4, estimate, estimate_cl100k
-from threadkeep.context.exact_tokens import Encoding, ExactCounter, exact_counter, installed_counter
+from threadkeep.context.estimates import (
+    Encoding,
+    ExactCounter,
+    TokenCounter,
+    chars4,
+    estimate,
+    estimate_cl100k,
+    exact_counter,
+    installed_counter,
+)
 from threadkeep.errors import InvalidInput
 
 LEAST_FACTOR, GREATEST_FACTOR = 0.5, 3.0

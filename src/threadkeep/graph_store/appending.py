@@ -12,8 +12,7 @@ from threadkeep.graph_store.items import Value
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_of, joined, ranges_of, size_of
 from threadkeep.graph_store.shapes import Conversation, answer_note, chunk_value, message_value
 from threadkeep.records import Message, Receipt
-from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, shorten
-from threadkeep.store.preparing import Prepared
+from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Prepared, shorten
 
 
 @dataclass(frozen=True)

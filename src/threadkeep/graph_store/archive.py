@@ -14,9 +14,8 @@ from threadkeep.graph_store.shapes import Conversation
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import SessionInfo, dump_json
 from threadkeep.store.archive import ArchivedPart, Restored, SummaryArchive
-from threadkeep.store.codec import Counter, clean_json, clean_text, identified, marks_of, time_text
+from threadkeep.store.codec import Counter, Prepared, clean_json, clean_text, identified, marks_of, prepare, time_text
 from threadkeep.store.driver import Driver
-from threadkeep.store.preparing import Prepared, prepare
 
 
 class ConversationArchive:

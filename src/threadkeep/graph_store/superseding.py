@@ -24,8 +24,7 @@ from threadkeep.graph_store.reading import ConversationReader, HeldChunks, Overl
 from threadkeep.graph_store.shapes import Conversation, answer_note, message_in
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, Receipt
-from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, shorten, time_of, time_text
-from threadkeep.store.preparing import Prepared
+from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Prepared, shorten, time_of, time_text
 from threadkeep.store.superseding import check_branch, done_before, no_message_at
 from threadkeep.store.transcripts import Branching, Superseded, Superseding
 

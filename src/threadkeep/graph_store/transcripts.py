@@ -14,10 +14,9 @@ from threadkeep.graph_store.superseding import ConversationSuperseding
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.observe import Backend
 from threadkeep.records import SPEAKERS, Message, Page, Receipt, SessionInfo, Turn, View
-from threadkeep.store.codec import Counter, clean_text, time_text
+from threadkeep.store.codec import Counter, clean_text, prepare, prepare_turn, time_text
 from threadkeep.store.contexts import Steps
 from threadkeep.store.null_stores import NullContexts
-from threadkeep.store.preparing import prepare, prepare_turn
 from threadkeep.store.transcripts import (
     END,
     Branching,

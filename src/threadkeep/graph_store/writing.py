@@ -23,8 +23,7 @@ from threadkeep.graph_store.shapes import (
     noted_seq,
 )
 from threadkeep.records import Receipt, Turn, dump_json
-from threadkeep.store.codec import clean_json, clean_text, time_text
-from threadkeep.store.preparing import Prepared
+from threadkeep.store.codec import Prepared, clean_json, clean_text, time_text
 from threadkeep.store.transcripts import SessionChanges
 
 type Work[T] = Callable[[Writing, Conversation | None], Awaitable[T]]

@@ -1,14 +1,35 @@
-"""Compression of sessions: the options, the protocol of summarizers, and the errors."""
+"""Compression of sessions: options, the protocol of summarizers, and the ranges that are summarised next."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from threadkeep.context.compression import Size, check_size
+from threadkeep.context.compression import (
+    UNLIMITED,
+    Extent,
+    Size,
+    SummaryRoom,
+    WindowRoom,
+    check_size,
+    even_room,
+    is_worth_it,
+    kept_after,
+    kept_from,
+    part_length,
+    reaches,
+)
+from threadkeep.context.cut import keep_ends, pieces
+from threadkeep.context.quotation import quoted_message
+from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import InvalidInput, ThreadkeepError
 from threadkeep.observe import SummaryFailure
+from threadkeep.records import SPEAKERS, Message
+from threadkeep.store.summaries import Uncovered
+from threadkeep.store.transcripts import Transcripts
 
 type SummaryTask = Literal["messages", "continuation", "summaries"]
 
@@ -127,3 +148,165 @@ _SENTENCES: dict[SummaryFailure, str] = {
     "store": "The database did not answer",
     "crowded": "More sessions than the queue holds wait to be compressed",
 }
+
+_PAGE_ROWS = 200
+_MOST_PIECES = 32
+"""A message longer than this many records loses its middle, with a mark."""
+
+
+@dataclass(frozen=True)
+class CompressionRequest:
+    """A session to compress, and how.
+
+    `budget` is the tokens of a model call. `left_out_upto_seq` is the newest message that did not fit a window:
+    messages up to it are summarised before the trigger is reached, and so is the beginning of a `window` that is nearly
+    full. `upto_seq` is the end of a range that an earlier pass found due and did not finish.
+    """
+
+    session_id: str
+    compression: Compression
+    summarizer: Summarizer
+    budget: int
+    left_out_upto_seq: int = 0
+    window: WindowRoom = UNLIMITED
+    upto_seq: int = 0
+
+    @property
+    def room(self) -> SummaryRoom:
+        """The allowed length of summaries, and the size of a record."""
+        return SummaryRoom.within(self.compression.max_summary_tokens, self.budget, self.summarizer.input_tokens)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Messages that are summarised together: their range, and the records to read, in order.
+
+    `revision` is the session's before they were read.
+    """
+
+    first_seq: int
+    last_seq: int
+    last_id: str | None
+    records: tuple[str, ...]
+    revision: int | None = None
+
+
+def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
+    """Return whether the counts allow a summary to be due."""
+    if _is_triggered(uncovered, request) or request.window.nearly_full(_extent(uncovered)):
+        return True
+    return uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
+
+
+class RangeReader:
+    """A reader of the range to summarise, in bounded steps."""
+
+    def __init__(self, transcripts: Transcripts, counter: TokenCounter) -> None:
+        self._transcripts = transcripts
+        self._counter = counter
+
+    async def upto(self, request: CompressionRequest, uncovered: Uncovered) -> int:
+        """Return the last `seq` to summarise; the end of the last summary if nothing is due."""
+        after = uncovered.after_seq
+        rows: list[Message] = []
+        before = uncovered.last_seq + 1
+        while is_due(uncovered, request):
+            page = await self._transcripts.newest(request.session_id, limit=_PAGE_ROWS, before=before)
+            newer = [row for row in reversed(page.messages) if _seq(row) > after]
+            rows += newer
+            complete = len(newer) < _PAGE_ROWS or _seq(rows[-1]) == after + 1
+            first = _tail_start(rows, uncovered, request, complete=complete)
+            if first is not None:
+                return first - 1
+            if complete:
+                break
+            before = _seq(rows[-1])
+        return after
+
+    async def part(self, session_id: str, after: int, upto: int, limit: int) -> Part | None:
+        """Return the next messages that fit one record; None if there are none.
+
+        They come after the `seq` and after the archived messages. A message that is too long forms one part with
+        several records.
+        """
+        rows: list[Message] = []
+        lines: list[str] = []
+        sizes: list[int] = []
+        info = await self._transcripts.session(session_id)
+        position = after = max(after, info.archived_seq if info else 0)
+        while position < upto and sum(sizes) <= limit:
+            end = min(position + _PAGE_ROWS, upto)
+            page = await self._transcripts.newest(session_id, limit=_PAGE_ROWS, before=end + 1)
+            rows += [row for row in page.messages if _seq(row) > position]
+            lines += [quoted_message(row) for row in rows[len(lines) :]]
+            # Counting long messages takes time, and other tasks must run meanwhile.
+            sizes += await asyncio.to_thread(self._sizes, rows[len(sizes) :], lines[len(sizes) :], limit)
+            position = end
+        if not rows:
+            return None
+        length = part_length(rows, sizes, even_room(sum(sizes), limit) if position == upto else limit)
+        records: tuple[str, ...] = ("\n".join(lines[:length]),)
+        if sizes[0] > limit:
+            records = await asyncio.to_thread(self._pieces, rows[0], sizes[0], limit)
+        revision = None if info is None else info.revision
+        return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records, revision)
+
+    def _sizes(self, rows: Sequence[Message], lines: Sequence[str], limit: int) -> list[int]:
+        """Return the tokens of each line; for a message far over the limit, its stored count."""
+        return [
+            row.tokens if row.tokens is not None and row.tokens > 2 * limit else self._counter(line) + 1
+            for row, line in zip(rows, lines, strict=True)
+        ]
+
+    def _pieces(self, message: Message, size: int, limit: int) -> tuple[str, ...]:
+        """Return one message as several numbered records; a huge message is reduced to its beginning and end."""
+        content = message.content
+        if size > limit * _MOST_PIECES:
+            content = keep_ends(content, len(content) * limit * _MOST_PIECES // size)
+        found = pieces(
+            content,
+            limit,
+            lambda text: self._counter(quoted_message(message, text, part="99 of 99")),
+        )
+        return tuple(
+            quoted_message(message, piece, part=f"{number} of {len(found)}")
+            for number, piece in enumerate(found, start=1)
+        )
+
+
+def _tail_start(
+    rows: list[Message], uncovered: Uncovered, request: CompressionRequest, *, complete: bool
+) -> int | None:
+    """Return the first `seq` of the tail that stays; None if older rows are needed to decide."""
+    after, left_out = uncovered.after_seq, request.left_out_upto_seq
+    starts: list[int | None] = [after + 1]
+    if _is_triggered(uncovered, request):
+        kept = kept_from(rows, request.compression.keep, request.budget, complete=complete)
+        if kept is None or _is_worth_it(rows, kept, uncovered, request):
+            starts.append(kept)
+    crowding = request.window.nearly_full(_extent(uncovered))
+    starts += [kept_from(rows, keep, request.budget, complete=complete) for keep in crowding]
+    if after < left_out <= uncovered.last_seq:
+        known = complete or _seq(rows[-1]) <= left_out
+        starts.append(kept_after(rows, left_out, complete=complete) if known else None)
+    if None in starts and not complete:
+        return None
+    return max(start for start in starts if start is not None)
+
+
+def _is_worth_it(rows: list[Message], kept: int, uncovered: Uncovered, request: CompressionRequest) -> bool:
+    tail = [row for row in rows if _seq(row) >= kept and row.role in SPEAKERS]
+    beyond = Extent(uncovered.messages - len(tail), uncovered.tokens - sum(row.tokens or 0 for row in tail))
+    return is_worth_it(beyond, request.compression.trigger, request.budget)
+
+
+def _is_triggered(uncovered: Uncovered, request: CompressionRequest) -> bool:
+    return reaches(_extent(uncovered), request.compression.trigger, request.budget)
+
+
+def _extent(uncovered: Uncovered) -> Extent:
+    return Extent(uncovered.messages, uncovered.tokens)
+
+
+def _seq(message: Message) -> int:
+    return message.seq or 0

@@ -21,7 +21,7 @@ from threadkeep.context.recall.embedding import Embedder, dot_products, unit_vec
 from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.observe import EmbeddingsSkipped, ExtraNotFound, Observer
 from threadkeep.records import SPEAKERS, Message, SessionInfo, Summary
-from threadkeep.store.context_tables import EmbeddingRows
+from threadkeep.store.contexts import EmbeddingRows
 from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 

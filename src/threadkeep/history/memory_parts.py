@@ -26,10 +26,9 @@ from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import Restoring
 from threadkeep.store.backend import DamageRegister
-from threadkeep.store.channel_tables import ChannelTables
-from threadkeep.store.context_tables import ContextTables
-from threadkeep.store.contexts import Contexts
+from threadkeep.store.contexts import Contexts, ContextTables
 from threadkeep.store.driver import Driver
+from threadkeep.store.duties import ChannelTables
 from threadkeep.store.runs import Runs
 from threadkeep.store.search import MUCH_UNINDEXED, Search
 from threadkeep.store.transcripts import Transcripts

@@ -22,7 +22,7 @@ from threadkeep.errors import SessionDamaged
 from threadkeep.history.conversation_index import ConversationIndex, TurnVectors, id_at, position_of
 from threadkeep.observe import Observer
 from threadkeep.records import Message, SessionInfo, Summary
-from threadkeep.store.context_tables import EmbeddingRows
+from threadkeep.store.contexts import EmbeddingRows
 from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import SessionQuery, Transcripts
 

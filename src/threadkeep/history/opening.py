@@ -33,13 +33,12 @@ from threadkeep.observe import Backend as BackendLabel
 from threadkeep.observe import Observer, Observers, Outcome
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.backend import BackendDependencies, TranscriptBackend, open_table_backend
-from threadkeep.store.channel_tables import ChannelTables
-from threadkeep.store.context_tables import ContextTables
+from threadkeep.store.codec import GraphTurns
+from threadkeep.store.contexts import ContextTables
 from threadkeep.store.driver import Driver
-from threadkeep.store.duties import Duties
+from threadkeep.store.duties import ChannelTables, Duties
 from threadkeep.store.migrations import migrate
 from threadkeep.store.opening import open_database
-from threadkeep.store.preparing import GraphTurns
 from threadkeep.store.runs import Runs
 
 

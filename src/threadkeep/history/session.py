@@ -35,7 +35,7 @@ from threadkeep.history.session_events import ReportedRead, SessionEvents
 from threadkeep.history.session_rows import SessionCache, rows_of
 from threadkeep.observe import Observer, Outcome
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
-from threadkeep.records.html import session_html
+from threadkeep.records.messages import session_html
 from threadkeep.store.contexts import Contexts, state_of
 from threadkeep.store.driver import Joined, Row
 from threadkeep.store.tables import TableTranscripts

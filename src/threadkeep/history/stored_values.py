@@ -11,8 +11,8 @@ from typing import Final
 
 from threadkeep.context.tokens import TokenFactor
 from threadkeep.errors import StoreError
-from threadkeep.store.channel_tables import ChannelState
-from threadkeep.store.context_tables import TokenFactors
+from threadkeep.store.contexts import TokenFactors
+from threadkeep.store.duties import ChannelState
 
 _TIMEOUT_SECONDS = 1.0
 _PAUSE_SECONDS = 15.0

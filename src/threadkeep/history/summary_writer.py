@@ -10,15 +10,20 @@ from dataclasses import replace
 from uuid import uuid4
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.context.compression import packed, sources_of, to_merge
+from threadkeep.context.compression import SummaryText, fitting_facts, merged_facts, packed, sources_of, to_merge
 from threadkeep.context.cut import pieces
 from threadkeep.context.quotation import quoted_summary
-from threadkeep.context.summary_text import SummaryText, fitting_facts, merged_facts
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreError
-from threadkeep.history.compression import CompressionFailed, SummaryTask
+from threadkeep.history.compression import (
+    CompressionFailed,
+    CompressionRequest,
+    Part,
+    RangeReader,
+    SummaryTask,
+    is_due,
+)
 from threadkeep.history.keys import channel_of
-from threadkeep.history.summary_ranges import CompressionRequest, Part, RangeReader, is_due
 from threadkeep.observe import Observer, SummaryMade
 from threadkeep.records import Summary
 from threadkeep.store.codec import clean_text

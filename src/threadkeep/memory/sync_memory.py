@@ -31,7 +31,7 @@ from threadkeep.memory.sync_parts import (
     SyncSummaries,
 )
 from threadkeep.observe import Observer
-from threadkeep.records.html import session_html
+from threadkeep.records.messages import session_html
 from threadkeep.store.address import DatabaseAddress
 
 _SHOWN = 10

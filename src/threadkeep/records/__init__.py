@@ -16,8 +16,7 @@ from threadkeep.records.messages import (
     Turn,
     View,
 )
-from threadkeep.records.retention import Retention, RetentionLimits
-from threadkeep.records.sessions import SessionInfo, Summary
+from threadkeep.records.sessions import Retention, RetentionLimits, SessionInfo, Summary
 
 __all__ = [
     "MAX_ID_CHARACTERS",

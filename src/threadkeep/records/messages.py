@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from html import escape
 from typing import Any, Literal, NamedTuple, get_args
 
 from threadkeep.errors import InvalidMessage
@@ -261,3 +262,35 @@ def _parse_time(name: str, text: str) -> datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         raise InvalidMessage(f"A message's {name} is a time in ISO 8601 with a time zone.") from None
+
+
+type OutboxStatus = Literal["waiting", "ready", "failed", "delivered", "dropped", "nothing"]
+"""`waiting` for the run; `ready` to be sent; `nothing`: the run gave no answer to this message."""
+
+OUTBOX_STATUSES: tuple[OutboxStatus, ...] = get_args(OutboxStatus.__value__)
+
+_CELL = 'style="text-align: left; vertical-align: top; white-space: pre-wrap"'
+_MOST_CHARACTERS = 2_000
+
+
+def session_html(session_id: str, user_id: str | None, messages: Iterable[Message] = (), *, note: str = "") -> str:
+    """Return a session as HTML: its owner, some messages, and a note below them."""
+    owner = "" if user_id is None else f", user <code>{escape(user_id)}</code>"
+    return messages_html(f"Session <code>{escape(session_id)}</code>{owner}", messages, note=note)
+
+
+def messages_html(title: str, messages: Iterable[Message], *, note: str = "") -> str:
+    """Return messages as an HTML table below `title`, which is HTML, and above `note`, which is plain text."""
+    rows = "".join(_row(message) for message in messages)
+    table = f"<table><thead><tr><th>seq</th><th>role</th><th>content</th></tr></thead><tbody>{rows}</tbody></table>"
+    below = f"<p>{escape(note)}</p>" if note else ""
+    return f"<div><p>{title}</p>{table if rows else ''}{below}</div>"
+
+
+def _row(message: Message) -> str:
+    content = message.content
+    shown = content if len(content) <= _MOST_CHARACTERS else f"{content[:_MOST_CHARACTERS]}…"
+    speaker = message.role if message.author is None else f"{message.role} {message.author}"
+    status = "" if message.status == "complete" else f" ({message.status})"
+    cells = ("" if message.seq is None else str(message.seq), speaker + status, shown)
+    return "<tr>" + "".join(f'<td dir="auto" {_CELL}>{escape(cell)}</td>' for cell in cells) + "</tr>"

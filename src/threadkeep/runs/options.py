@@ -1,12 +1,88 @@
-"""Options for the execution and maintenance of runs, besides those of the engine."""
+"""Options for the execution and maintenance of runs, and their settings in the environment."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Self
 
-from threadkeep.errors import InvalidInput
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode
+
+from threadkeep.context.budget import continues, names_of
+from threadkeep.errors import InvalidInput, InvalidSettings
+from threadkeep.history.run_retention import RunRetention
+from threadkeep.records.runs import DoubleTexting
 from threadkeep.runs.engine.engine import EngineOptions
-from threadkeep.runs.prices import Prices
+from threadkeep.store.runs.trace import TraceLimits
+
+_MILLION = 1_000_000
+_FORM = "A price is model=input/output or model=input/output/cached, each for a million tokens: gpt-5-mini=0.25/2."
+
+
+@dataclass(frozen=True)
+class Price:
+    """The price of a million tokens of a model, in the unit of the table; `cached` applies to cached input tokens."""
+
+    input: float
+    output: float
+    cached: float | None = None
+
+    def cost(self, input_tokens: int, output_tokens: int, cache_read_tokens: int = 0) -> float:
+        """Return the cost of a call. The input tokens include the cached ones."""
+        cached = self.input if self.cached is None else self.cached
+        fresh = max(input_tokens - cache_read_tokens, 0)
+        return (fresh * self.input + cache_read_tokens * cached + output_tokens * self.output) / _MILLION
+
+
+class Prices:
+    """A table of prices; a model's full name matches first, then the longest known prefix."""
+
+    def __init__(self, table: Mapping[str, Price]) -> None:
+        self._table = {name.strip().lower(): price for name, price in table.items()}
+
+    def __bool__(self) -> bool:
+        """Return whether any model has a price."""
+        return bool(self._table)
+
+    def of(self, model: str) -> Price | None:
+        """Return the price of a model; None if the table has none."""
+        names = names_of(model)
+        for name in names:
+            if name in self._table:
+                return self._table[name]
+        for name in names:
+            if known := [known for known in self._table if continues(name, known)]:
+                return self._table[max(known, key=len)]
+        return None
+
+
+def read_prices(entries: Iterable[str]) -> Prices:
+    """Return the table for such entries: `gpt-5-mini=0.25/2`, `claude-sonnet-4=3/15/0.3`.
+
+    Raises:
+        InvalidInput: an entry is not a price; the message quotes it.
+    """
+    return Prices(dict(map(_entry, entries)))
+
+
+def _entry(text: str) -> tuple[str, Price]:
+    model, equals, numbers = text.partition("=")
+    try:
+        price = Price(*map(_amount, numbers.split("/")))
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{text!r} is no price. {_FORM}") from None
+    if not model.strip() or not equals:
+        raise InvalidInput(f"{text!r} names no model. {_FORM}")
+    return model, price
+
+
+def _amount(text: str) -> float:
+    amount = float(text)
+    if not math.isfinite(amount) or amount < 0:
+        raise ValueError(text)
+    return amount
 
 
 @dataclass(frozen=True)
@@ -56,3 +132,102 @@ class RunServiceOptions:
     def reaps_every(self) -> float:
         """Seconds between two checks whether owners of runs are dead."""
         return min(1.0, self.engine.dead_seconds / 4) if self.reap_seconds is None else self.reap_seconds
+
+
+class RunSettings(BaseSettings):
+    """Settings for execution, retries, traces and retention of runs."""
+
+    double_texting: DoubleTexting = Field(
+        "enqueue",
+        description="What to do with a chat message while a turn of its session is running: enqueue, interrupt, "
+        "reject, coalesce or rollback.",
+    )
+    run_concurrency: int = Field(8, ge=1, le=64, description="Queued runs that a process executes at once.")
+    run_poll_seconds: float = Field(
+        0.25, ge=0.01, le=60, description="Seconds between two searches of a process for queued runs."
+    )
+    run_dead_seconds: float = Field(
+        8.0, ge=1, le=3600, description="Seconds without a heartbeat after which a process counts as dead."
+    )
+    run_max_attempts: int = Field(
+        3, ge=1, le=100, description="Attempts at a run whose process dies, before it is set aside."
+    )
+    run_pause_seconds: float = Field(
+        0.5, ge=0, le=3600, description="Seconds before the second attempt at a run; doubled before each later one."
+    )
+    run_longest_pause_seconds: float = Field(20.0, ge=0, le=3600, description="The longest pause before an attempt.")
+    run_trace_max_events: int = Field(10_000, ge=0, description="Events of a run's trace that are kept.")
+    run_trace_max_chars: int = Field(4_000_000, ge=0, description="Characters of a run's trace that are kept.")
+    run_retention_days: float = Field(
+        30.0, gt=0, le=36_500, description="Days that ended runs are kept, with their traces."
+    )
+    run_retention_set_aside_days: float | None = Field(
+        None, gt=0, le=36_500, description="Days that runs set aside for a person are kept; by default for ever."
+    )
+    run_checkpoint_retention_hours: float = Field(
+        24.0, ge=0, le=876_000, description="Hours in which a run without a result can be continued where it stopped."
+    )
+    prices: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="Prices of models, comma-separated: model=input/output (or /cached), per million tokens.",
+    )
+
+    @field_validator("double_texting", mode="before")
+    @classmethod
+    def _any_policy_case(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("prices", mode="before")
+    @classmethod
+    def _parse_prices(cls, value: object) -> object:
+        return split_list(value)
+
+    @field_validator("prices")
+    @classmethod
+    def _check_prices(cls, value: list[str]) -> list[str]:
+        if value:
+            read_prices(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_run_retention(self) -> Self:
+        aside = self.run_retention_set_aside_days
+        if aside is not None and aside < self.run_retention_days:
+            variable = "THREADKEEP_RUN_RETENTION_SET_ASIDE_DAYS"
+            raise InvalidSettings(
+                f"{variable} is below THREADKEEP_RUN_RETENTION_DAYS: what waits for a person is kept longer.",
+                variable=variable,
+            )
+        return self
+
+    @property
+    def run_retention(self) -> RunRetention:
+        """The retention of runs that are over."""
+        return RunRetention(self.run_retention_days, self.run_retention_set_aside_days)
+
+    @property
+    def run_trace_limits(self) -> TraceLimits:
+        """The limits of a run's stored trace."""
+        return TraceLimits(self.run_trace_max_events, self.run_trace_max_chars)
+
+    def run_options(self, *, works: bool, close_seconds: float) -> RunServiceOptions:
+        """Return the options of the run service; without `works` the process takes no queued runs."""
+        return RunServiceOptions(
+            prices=read_prices(self.prices),
+            engine=EngineOptions(
+                works=works,
+                concurrency=self.run_concurrency,
+                poll_seconds=self.run_poll_seconds,
+                dead_seconds=self.run_dead_seconds,
+                close_seconds=close_seconds,
+            ),
+            max_attempts=self.run_max_attempts,
+            pause_seconds=self.run_pause_seconds,
+            longest_pause_seconds=self.run_longest_pause_seconds,
+            keep_checkpoints_seconds=self.run_checkpoint_retention_hours * 3600,
+        )
+
+
+def split_list(value: object) -> object:
+    """Return the comma-separated parts of a text."""
+    return [part for part in map(str.strip, value.split(",")) if part] if isinstance(value, str) else value

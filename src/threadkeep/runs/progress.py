@@ -16,7 +16,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import Observer, RunTrouble, RunWorkRecovered
 from threadkeep.runs.retries import Debounced
-from threadkeep.store.runs.records import RunRecords
+from threadkeep.store.runs.rows import RunRecords
 from threadkeep.workflows.definition import Workflow
 
 

@@ -18,7 +18,7 @@ from threadkeep.errors import BudgetSpent
 from threadkeep.observe import ContextBuilt, Event, Observers
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, TokenUsage
-from threadkeep.runs.prices import Prices
+from threadkeep.runs.options import Prices
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.store.runs.trace import RunTrace
 

@@ -1,20 +1,56 @@
-"""The table of the service's keys."""
+"""The keys of the HTTP service, and their table."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, Literal
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import ApiKeyNotFound, InvalidInput
-from threadkeep.records.api_keys import KEY_SCOPES, ApiKey, KeyScope, NewKey
 from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Connection, Driver
 from threadkeep.store.statements import load_statements
+
+type KeyScope = Literal["read", "write", "admin"]
+"""The requests that a key may make: `write` includes `read`, and `admin` includes both."""
+
+KEY_SCOPES: tuple[KeyScope, ...] = ("read", "write", "admin")
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A key as the database knows it. With a `user_id` it speaks for that user only."""
+
+    key_id: str
+    name: str
+    digest: str
+    scope: KeyScope
+    user_id: str | None
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
+
+    def is_valid(self, now: datetime) -> bool:
+        """Return whether requests with the key are served."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+@dataclass(frozen=True)
+class NewKey:
+    """A new key with its secret, which is not stored and cannot be read again."""
+
+    name: str
+    scope: KeyScope
+    user_id: str | None
+    expires_at: datetime | None
+    secret: str
+
 
 _PREFIX: Final = "tk_"
 _SECRET_BYTES: Final = 32

@@ -11,9 +11,8 @@ from typing import Final
 from threadkeep.errors import InvalidSettings, SessionDamaged, StoreError
 from threadkeep.observe import Backend
 from threadkeep.store.archive import Archive, Restoring
-from threadkeep.store.codec import Counter
+from threadkeep.store.codec import Counter, GraphTurns
 from threadkeep.store.driver import Driver
-from threadkeep.store.preparing import GraphTurns
 from threadkeep.store.retention import RetentionRows
 from threadkeep.store.search import Search, SearchIndex
 from threadkeep.store.statements import load_statements

@@ -12,9 +12,8 @@ from shutil import which
 
 from threadkeep.errors import InvalidInput, StoreUnavailable
 from threadkeep.store.condition import lock_holders
-from threadkeep.store.encryption import connect, export_plain
 from threadkeep.store.private_files import make_private_database
-from threadkeep.store.sqlite_connection import sqlite_errors
+from threadkeep.store.sqlite_connection import connect, export_plain, sqlite_errors
 
 type Report = Callable[[int, int], object]
 """A callback after each part: the number of copied pages, and of all pages."""

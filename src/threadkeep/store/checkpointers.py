@@ -15,8 +15,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.foreign import FOREIGN_OPTIONS
-from threadkeep.store.opening import make_folder, one_at_a_time
+from threadkeep.store.opening import FOREIGN_OPTIONS, make_folder, one_at_a_time
 from threadkeep.store.sqlite import open_sqlite
 from threadkeep.store.sqlite_connection import translated
 from threadkeep.store.translating_saver import TranslatingSaver

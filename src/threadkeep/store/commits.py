@@ -9,9 +9,8 @@ from itertools import islice
 
 from threadkeep.errors import QuestionGone, StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
 from threadkeep.records import Receipt
-from threadkeep.store.codec import session_parameters
+from threadkeep.store.codec import GraphTurns, session_parameters
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Driver, DuplicateRow, RowLocked, TurnRefused
-from threadkeep.store.preparing import GraphTurns
 from threadkeep.store.turn_writer import PreparedTurn, TurnWriter, receipt_of
 
 type _Outcome = Receipt | StoreError | WrongUser | QuestionGone

@@ -1,12 +1,15 @@
-"""Duties: work that one process at a time does for all sessions, at a limited rate."""
+"""Tables with which processes share work: duties that one process at a time does, and the state of channels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Self
 
 from threadkeep.store.codec import time_text
-from threadkeep.store.driver import Driver
+from threadkeep.store.driver import Driver, Parameters, Statement
+from threadkeep.store.outbox import Outbox
 from threadkeep.store.statements import load_statements
 
 
@@ -54,3 +57,67 @@ class Duties:
     async def _end(self, statement: str, duty: str, owner: str) -> None:
         parameters = {"duty": duty, "owner": owner, "now": time_text(self._clock())}
         await self._driver.write([(self._sql[statement], parameters)])
+
+
+class ChannelState:
+    """The table `chat_channel_state`: offsets, cursors, tokens and earlier chat ids, shared by all processes.
+
+    A value has a name within a `scope`; the scope is a bot, whatever the name of its channel.
+    """
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("channel_state.sql")
+
+    async def value(self, scope: str, name: str) -> str | None:
+        """Return a value that has not expired."""
+        parameters = {"scope": scope, "name": name, "now": time_text(self._clock())}
+        rows = await self._driver.fetch(self._sql["value"], parameters)
+        return str(rows[0][0]) if rows else None
+
+    async def values_of(self, scope: str, prefix: str) -> dict[str, str]:
+        """Return the values of a scope whose names begin with a prefix, by name."""
+        parameters = {"scope": scope, "prefix": prefix, "now": time_text(self._clock())}
+        rows = await self._driver.fetch(self._sql["values_of"], parameters)
+        return {str(name): str(value) for name, value in rows}
+
+    async def keep(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> None:
+        """Store a value, replacing the previous one."""
+        await self._driver.write([self.keep_statement(scope, name, value, expires_at=expires_at)])
+
+    def keep_statement(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> Statement:
+        """Return the statement of `keep`, for a transaction of the caller."""
+        expiry = None if expires_at is None else time_text(expires_at)
+        return self._sql["keep"], {"scope": scope, "name": name, "value": value, "expires_at": expiry}
+
+    async def keep_first(self, scope: str, name: str, value: str) -> None:
+        """Store a value unless there is one."""
+        await self._execute("keep_first", {"scope": scope, "name": name, "value": value})
+
+    async def keep_for_duty(self, scope: str, name: str, value: str, *, duty: str, owner: str) -> bool:
+        """Store a value for the owner of a duty; return False if another process has the duty."""
+        held = {"duty": duty, "owner": owner, "now": time_text(self._clock())}
+        return await self._execute("keep_for_duty", {"scope": scope, "name": name, "value": value, **held}) > 0
+
+    async def forget(self, scope: str, name: str, value: str) -> None:
+        """Delete a value, unless another one has replaced it."""
+        await self._execute("forget", {"scope": scope, "name": name, "value": value})
+
+    async def _execute(self, statement: str, parameters: Parameters) -> int:
+        async with self._driver.writing() as connection:
+            return await connection.execute(self._sql[statement], parameters)
+
+
+@dataclass(frozen=True)
+class ChannelTables:
+    """The outbox, the state, and the duties of polling and syncing."""
+
+    outbox: Outbox
+    state: ChannelState
+    duties: Duties
+
+    @classmethod
+    def over(cls, driver: Driver, *, clock: Callable[[], datetime]) -> Self:
+        """Return the tables of a database."""
+        return cls(Outbox(driver, clock=clock), ChannelState(driver, clock=clock), Duties(driver, clock=clock))

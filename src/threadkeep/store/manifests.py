@@ -12,7 +12,7 @@ from typing import Literal
 
 from threadkeep.records import Json, dump_json
 from threadkeep.store.codec import clean_json, json_text, short_time, time_of, time_text
-from threadkeep.store.compact_json import compact, expanded
+from threadkeep.store.compact_json import compact, expanded, packed, places_of_ids, unpacked, with_ids, without_ids
 from threadkeep.store.driver import (
     GROUP_LOCK_SECONDS,
     Backend,
@@ -23,7 +23,6 @@ from threadkeep.store.driver import (
     Row,
     Statement,
 )
-from threadkeep.store.manifest_packing import packed, places_of_ids, unpacked, with_ids, without_ids
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 
 type Cursor = tuple[datetime, str, int]

@@ -7,15 +7,16 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from threadkeep.errors import StoreUnavailable
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.driver import Driver, Row, StoreOptions
 from threadkeep.store.private_files import make_private_folder
+from threadkeep.store.statements import load_statements
 
 SETUP_SECONDS: Final = 60.0
 """Seconds that a process waits while another one creates LangGraph's tables."""
@@ -84,3 +85,34 @@ def _locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+FOREIGN_OPTIONS = StoreOptions(pool_max_size=2, pool_timeout_seconds=10.0)
+
+
+class ForeignDatabase:
+    """The tables of another system."""
+
+    def __init__(self, driver: Driver, columns: Mapping[str, frozenset[str]]) -> None:
+        self._driver = driver
+        self._sql = load_statements("foreign.sql")
+        self.columns = columns
+
+    async def rows(self, statement: str, **parameters: object) -> list[Row]:
+        """Return the rows of a statement of `foreign.sql`."""
+        return await self._driver.fetch(self._sql[statement], parameters)
+
+
+@asynccontextmanager
+async def open_foreign(address: DatabaseAddress) -> AsyncIterator[ForeignDatabase]:
+    """Open a database of another system.
+
+    Raises:
+        StoreUnavailable: the database does not answer, or the file is no database.
+    """
+    async with open_database(address, FOREIGN_OPTIONS, read_only=True) as driver:
+        rows = await driver.fetch(load_statements("foreign.sql")[f"columns_{driver.backend}"], {})
+        tables: dict[str, set[str]] = {}
+        for table, column in rows:
+            tables.setdefault(table, set()).add(column)
+        yield ForeignDatabase(driver, {table: frozenset(names) for table, names in tables.items()})

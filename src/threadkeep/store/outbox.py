@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from threadkeep.records import Json
-from threadkeep.records.channels import OutboxStatus
+from threadkeep.records.messages import OutboxStatus
 from threadkeep.store.codec import clean_text, json_text, time_of, time_text
 from threadkeep.store.driver import Driver, Parameters, Row
 from threadkeep.store.runs.rows import json_of

@@ -15,7 +15,6 @@ import aiosqlite
 from threadkeep.boundary import AsyncOnFailure, OnFailure
 from threadkeep.errors import StoreClosed, StoreUnavailable
 from threadkeep.store.driver import Appended, Backend, Parameters, Row, Statement, StoreOptions, seconds_left
-from threadkeep.store.encryption import connect
 from threadkeep.store.private_files import is_read_only, make_private_database
 from threadkeep.store.search_terms import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import (
@@ -24,6 +23,7 @@ from threadkeep.store.sqlite_connection import (
     Group,
     OpenFile,
     SqliteConnection,
+    connect,
     sqlite_errors,
     translated,
 )

@@ -18,6 +18,7 @@ from threadkeep.records import Message, Turn
 from threadkeep.store.codec import (
     LAST_MESSAGE_CHARACTERS,
     TITLE_CHARACTERS,
+    Prepared,
     marked_message_of,
     message_of,
     session_parameters,
@@ -25,7 +26,6 @@ from threadkeep.store.codec import (
     time_text,
 )
 from threadkeep.store.driver import Connection, Row
-from threadkeep.store.preparing import Prepared
 from threadkeep.store.statements import load_statements
 from threadkeep.store.transcripts import Branching, Superseded, Superseding
 

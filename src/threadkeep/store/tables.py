@@ -8,17 +8,19 @@ from datetime import datetime
 from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.store.codec import (
     Counter,
+    GraphTurns,
     clean_text,
     json_text,
     marked_message_of,
     message_of,
+    prepare,
+    prepare_turn,
     session_of,
     time_text,
 )
 from threadkeep.store.commits import GroupCommit
 from threadkeep.store.driver import Backend, Connection, Driver, Joined, Parameters, Row, Statement, TurnRefused
 from threadkeep.store.partitions import index_statements
-from threadkeep.store.preparing import GraphTurns, prepare, prepare_turn
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.statements import like_pattern as like_pattern  # noqa: PLC0414 - others name it as a part of this
 from threadkeep.store.superseding import SupersedingWriter

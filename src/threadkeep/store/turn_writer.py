@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from threadkeep.errors import QuestionGone, WrongUser
 from threadkeep.records import Message, Receipt, Turn
-from threadkeep.store.codec import marked_message_of, session_parameters
+from threadkeep.store.codec import GraphTurns, marked_message_of, session_parameters
 from threadkeep.store.driver import Connection, Row, Statement
-from threadkeep.store.preparing import GraphTurns
 from threadkeep.store.statements import load_statements
 from threadkeep.store.superseding import SupersedingWriter
 

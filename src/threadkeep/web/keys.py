@@ -14,12 +14,10 @@ from typing import Any, Final
 import jwt
 
 from threadkeep.errors import StoreError
-from threadkeep.records.api_keys import ApiKey, KeyScope
 from threadkeep.settings import Settings
-from threadkeep.store.api_keys import ApiKeys, digest_of
-from threadkeep.web.callers import Caller
+from threadkeep.store.api_keys import ApiKey, ApiKeys, KeyScope, digest_of
+from threadkeep.web.callers import Caller, RateLimits
 from threadkeep.web.problems import ProblemRaised, make_problem
-from threadkeep.web.rate_limits import RateLimits
 
 REFRESH_SECONDS = 5.0
 _TIMEOUT_SECONDS = 1.0

@@ -16,12 +16,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from threadkeep.adapters.mcp import McpCaller, memory_server
 from threadkeep.errors import InvalidSettings
 from threadkeep.memory import Memory
-from threadkeep.records.api_keys import KEY_SCOPES
 from threadkeep.settings import Settings
-from threadkeep.web.callers import Caller
+from threadkeep.store.api_keys import KEY_SCOPES
+from threadkeep.web.callers import Buckets, Caller, RateLimits
 from threadkeep.web.keys import KeyRing, UserTokens, tokens_of
 from threadkeep.web.problems import ProblemRaised, problem_response
-from threadkeep.web.rate_limits import Buckets, RateLimits
 from threadkeep.web.server import ConnectionLimits, Server
 
 

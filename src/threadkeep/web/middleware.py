@@ -18,17 +18,15 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from threadkeep.settings import is_loopback
-from threadkeep.web import description
-from threadkeep.web.callers import Caller
-from threadkeep.web.console import mounting
-from threadkeep.web.console.cookies import is_page, key_in_cookie
+from threadkeep.web.callers import Caller, RateLimits
+from threadkeep.web.console.forms import is_page, key_in_cookie
 from threadkeep.web.console.sign_in import refusal_page
 from threadkeep.web.keys import KeyRing, UserTokens
+from threadkeep.web.mounts import DOCS, DOCS_FILES, OPEN
 from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, problem_response
-from threadkeep.web.rate_limits import RateLimits
 
 CALLBACKS = "/channels/"
-OPEN_PATHS = frozenset({"/healthz", description.ADDRESS, *description.FILES, "/openapi.json", *mounting.OPEN})
+OPEN_PATHS = frozenset({"/healthz", DOCS, *DOCS_FILES, "/openapi.json", *OPEN})
 
 EXPOSED_HEADERS = ("Content-Location", "Location", "Retry-After", "X-Session-Id")
 _PREFLIGHT_SECONDS = 600

@@ -30,15 +30,14 @@ from threadkeep.web.api import (
     sessions,
     workflows,
 )
+from threadkeep.web.callers import Buckets, RateLimits
 from threadkeep.web.chat_protocols import ag_ui, ai_sdk, openai
-from threadkeep.web.console.mounting import mount_console
-from threadkeep.web.description import describe
 from threadkeep.web.keys import KeyRing, tokens_of
 from threadkeep.web.langgraph import assistants, commands, store, threads
 from threadkeep.web.langgraph import runs as thread_runs
 from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS, Access, BodyLimit, CrossOrigin, SafeHeaders
+from threadkeep.web.mounts import describe, mount_console
 from threadkeep.web.problems import Problem, answer_errors_with_problems, documented
-from threadkeep.web.rate_limits import Buckets, RateLimits
 from threadkeep.web.server import ConnectionLimits, Server, bind
 
 HEARTBEAT_SECONDS = 15.0

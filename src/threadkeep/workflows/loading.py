@@ -11,11 +11,19 @@ from threadkeep.errors import InvalidInput, InvalidWorkflow, WorkflowProblem
 from threadkeep.records import Json
 from threadkeep.workflows.building import Paths, build_graph, targets_of
 from threadkeep.workflows.definition import Compiler, Workflow, digest_of, python_workflow
-from threadkeep.workflows.document import NAME, NAME_CURE, RESERVED_NAMES, Entry, WorkflowDocument
+from threadkeep.workflows.document import (
+    NAME,
+    NAME_CURE,
+    RESERVED_NAMES,
+    Entry,
+    WorkflowDocument,
+    document_of,
+    in_order,
+    suggestion,
+)
 from threadkeep.workflows.nodes import AgentNode, AppendMessageNode, RetrieveNode, RouterNode, SubworkflowNode
 from threadkeep.workflows.nodes.agent import check_tools
 from threadkeep.workflows.nodes.base import END_NAME, import_named, made_by
-from threadkeep.workflows.reading import document_of, in_order, suggestion
 from threadkeep.workflows.state import check_template, nodes_named
 from threadkeep.workflows.yaml_source import MOST_CHARACTERS, YamlSource, read_yaml
 from threadkeep.workflows.yaml_source import Path as ValuePath

@@ -20,10 +20,10 @@ from threadkeep.records import Json
 from threadkeep.records.runs import OWN_NAMES
 from threadkeep.workflows.built_in import chat_workflow
 from threadkeep.workflows.definition import Compiler, Workflow
+from threadkeep.workflows.document import suggestion
 from threadkeep.workflows.loading import SUFFIXES, load_python, load_yaml
 from threadkeep.workflows.nodes import SubworkflowNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
-from threadkeep.workflows.reading import suggestion
 from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatus, Resources, RunContext
 from threadkeep.workflows.state import answer_of, initial_state
 from threadkeep.workflows.yaml_source import Path as ValuePath

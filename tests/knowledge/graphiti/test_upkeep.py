@@ -110,7 +110,7 @@ async def test_the_state_of_the_operators_folder_is_told_when_it_changes(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only with consent for both kinds of data; branch, commit and whether it is dirty, and no path."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.repo_state.CACHED_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.consent.CACHED_SECONDS", 0.0)
     commit(tmp_path, "one")
     async with opening(git_folder=str(tmp_path), scopes=("workspace",)) as memory:
         for classes in ((), ("git_metadata",), ("promoted_facts",)):

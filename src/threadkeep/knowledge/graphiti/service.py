@@ -12,7 +12,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiClosed, GraphitiClosure, InvalidInput
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.graphiti.client import GraphitiClient
-from threadkeep.knowledge.graphiti.consent import Consents
+from threadkeep.knowledge.graphiti.consent import CACHED_SECONDS, Consents, GitMetadata
 from threadkeep.knowledge.graphiti.deliveries import Deliveries
 from threadkeep.knowledge.graphiti.maintenance import (
     Backfill,
@@ -27,7 +27,6 @@ from threadkeep.knowledge.graphiti.maintenance import (
     smoke_test,
 )
 from threadkeep.knowledge.graphiti.recall import GraphRecall, GraphRecaller, RecallQuestion
-from threadkeep.knowledge.graphiti.repo_state import CACHED_SECONDS, GitMetadata
 from threadkeep.knowledge.graphiti.turns import Outbound, TurnQueue, fact_episode
 from threadkeep.knowledge.graphiti.worker import DeliveryWorker
 from threadkeep.knowledge.promotion import Promotion

@@ -16,10 +16,9 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiError, StoreError
 from threadkeep.knowledge.graphiti.client import Breaker, Episode, EpisodeRole, GraphitiClient
-from threadkeep.knowledge.graphiti.consent import Consents
+from threadkeep.knowledge.graphiti.consent import Consents, GitMetadata
 from threadkeep.knowledge.graphiti.deliveries import Deliveries, Lease, OnTheWay, Waiting
 from threadkeep.knowledge.graphiti.maintenance import delete_episodes
-from threadkeep.knowledge.graphiti.repo_state import GitMetadata
 from threadkeep.knowledge.graphiti.turns import TurnQueue, clamped, sendable, source_of
 from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
 from threadkeep.records.graphiti import DataClass, GraphitiOptions

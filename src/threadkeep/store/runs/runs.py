@@ -13,9 +13,8 @@ from threadkeep.store.compact_json import compact
 from threadkeep.store.driver import Driver, Joined, Parameters, Row, Statement
 from threadkeep.store.runs.conversations import ActiveSessions, RunLocks, RunPlaces
 from threadkeep.store.runs.order import DISOWNED, RunOrder
-from threadkeep.store.runs.records import RunRecords
 from threadkeep.store.runs.retention import FinishedRuns, WorkflowVersions
-from threadkeep.store.runs.rows import fetch_run, json_of, lacks_text, run_of, short_inputs, short_result
+from threadkeep.store.runs.rows import RunRecords, fetch_run, json_of, lacks_text, run_of, short_inputs, short_result
 from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
 from threadkeep.store.statements import load_statements
 

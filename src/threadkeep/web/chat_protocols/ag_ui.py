@@ -15,7 +15,7 @@ from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
-from threadkeep.web.langgraph.messages import messages_of
+from threadkeep.web.langgraph.states import messages_of
 from threadkeep.web.problems import Problem, documented
 from threadkeep.web.streams import EventStream, StreamParts, event_content, json_event, open_stream
 from threadkeep.workflows.built_in import CHAT

@@ -17,7 +17,7 @@ from threadkeep.web.api.chat import answer_of
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import PUBLIC, CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
-from threadkeep.web.langgraph.messages import messages_of
+from threadkeep.web.langgraph.states import messages_of
 from threadkeep.web.problems import Problem, documented
 from threadkeep.web.schemas import GivenId, Usage
 from threadkeep.web.streams import EventStream, StreamParts, event_content, json_event, open_stream

@@ -16,7 +16,7 @@ from threadkeep.app import App
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json, Message
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
-from threadkeep.web.langgraph.messages import asked_text, new_messages
+from threadkeep.web.langgraph.states import asked_text, new_messages
 
 
 @dataclass(frozen=True)

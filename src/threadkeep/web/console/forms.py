@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
-from typing import Annotated
+from http.cookies import CookieError, SimpleCookie
+from typing import Annotated, Final
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Query, Request
+from starlette.datastructures import Headers
 
 from threadkeep.web.callers import CallerInUse
-from threadkeep.web.console.cookies import COOKIE
 from threadkeep.web.problems import ProblemRaised, make_problem
+
+COOKIE: Final = "threadkeep_console"
+_HOME = "/"
+_BELOW = "/console/"
+
+
+def is_page(path: str) -> bool:
+    """Return whether an address belongs to the console. The cookie is no key for any other address."""
+    return path == _HOME or path.startswith(_BELOW)
+
+
+def as_cookie(key: str) -> str:
+    """Return a key as the value of the cookie."""
+    return base64.urlsafe_b64encode(key.encode()).decode()
+
+
+def key_in_cookie(headers: Headers) -> bytes:
+    """Return the key in the cookie; empty without one."""
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        return base64.b64decode(found.value, altchars=b"-_", validate=True) if found else b""
+    except (CookieError, binascii.Error):
+        return b""
+
 
 FIELD = "csrf"
 _STALE_FORM = "The form is older than the service or your sign-in: load the page again, and send it once more."

@@ -19,8 +19,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import ThreadkeepError
 from threadkeep.version import __version__
 from threadkeep.web.console import charts
-from threadkeep.web.console.cookies import COOKIE
-from threadkeep.web.console.forms import csrf_token
+from threadkeep.web.console.forms import COOKIE, csrf_token
 from threadkeep.web.problems import ProblemRaised, log_failure, problem_of
 from threadkeep.web.routing import EncodedPathRoute
 

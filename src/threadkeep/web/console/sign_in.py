@@ -8,13 +8,11 @@ from urllib.parse import quote, urlsplit
 from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Scope
 
-from threadkeep.web.callers import PUBLIC
-from threadkeep.web.console.cookies import COOKIE, as_cookie, is_page
-from threadkeep.web.console.forms import Form, read_fields
+from threadkeep.web.callers import PUBLIC, RateLimits
+from threadkeep.web.console.forms import COOKIE, Form, as_cookie, is_page, read_fields
 from threadkeep.web.console.rendering import ConsoleRoute, error_page, page, redirect
 from threadkeep.web.keys import KeyRing
 from threadkeep.web.problems import ProblemRaised, make_problem
-from threadkeep.web.rate_limits import RateLimits
 
 ADDRESS: Final = "/console/sign-in"
 _HOME = "/"

@@ -19,9 +19,9 @@ from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.intake import Mode
 from threadkeep.web.api.parameters import AppInUse, RunId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
+from threadkeep.web.langgraph.commands import Start, start_run
 from threadkeep.web.langgraph.run_events import INTERRUPTS, RunEvents, encoded_parts, status_of
 from threadkeep.web.langgraph.schemas import RunCreateBody, ThreadRunBody, ThreadRunStatus
-from threadkeep.web.langgraph.starting import Start, start_run
 from threadkeep.web.langgraph.states import find_thread, questions, values_of_run
 from threadkeep.web.langgraph.thread_events import thread_events_of
 from threadkeep.web.langgraph.threads import ThreadId

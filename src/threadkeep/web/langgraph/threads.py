@@ -18,7 +18,6 @@ from threadkeep.records import Json
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, UserId
 from threadkeep.web.callers import READS
-from threadkeep.web.langgraph.messages import MESSAGES, message_json, messages_of
 from threadkeep.web.langgraph.schemas import (
     CheckpointQueryBody,
     HistoryBody,
@@ -32,10 +31,13 @@ from threadkeep.web.langgraph.schemas import (
 )
 from threadkeep.web.langgraph.states import (
     CREATION,
+    MESSAGES,
     Thread,
     find_thread,
     history_of,
     is_creation,
+    message_json,
+    messages_of,
     newest_runs,
     seq_of,
     state_of,

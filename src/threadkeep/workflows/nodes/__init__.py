@@ -2,13 +2,12 @@
 
 from threadkeep.workflows.nodes.agent import AgentNode
 from threadkeep.workflows.nodes.base import Node, NodeKind
-from threadkeep.workflows.nodes.candidates import BuildCandidateNode, IngestPromptNode
 from threadkeep.workflows.nodes.choosing import CategorizerNode, Category, RouterNode, Rule
 from threadkeep.workflows.nodes.knowledge import IdentifyUserNode, RecallNode, RememberNode
 from threadkeep.workflows.nodes.messages import AppendMessageNode, RecordAnswerNode, RecordQuestionNode, TemplateNode
 from threadkeep.workflows.nodes.retrieve import RetrieveNode
 from threadkeep.workflows.nodes.speaking import ModelNode
-from threadkeep.workflows.nodes.subworkflow import SubworkflowNode
+from threadkeep.workflows.nodes.subworkflow import BuildCandidateNode, IngestPromptNode, SubworkflowNode
 
 __all__ = [
     "AgentNode",

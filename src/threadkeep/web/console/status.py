@@ -1,18 +1,25 @@
-"""The page of the service's health: pending turns, runs, retention, keys of settings, and turns over time."""
+"""The pages of the service's health, of channels, and of knowledge with the deliveries to Graphiti."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from statistics import median
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.app import App
+from threadkeep.records.knowledge import FactQuery
+from threadkeep.records.messages import OutboxStatus
 from threadkeep.records.runs import Run, RunQuery
-from threadkeep.web.api.parameters import AppInUse
+from threadkeep.store.codec import clean_text
+from threadkeep.store.outbox import Outgoing
+from threadkeep.web.api.parameters import AppInUse, read_cursor, write_cursor
 from threadkeep.web.console.charts import Column
+from threadkeep.web.console.forms import SeenAs
 from threadkeep.web.console.rendering import ConsoleRoute, page
 
 _RUNS = 500
@@ -98,3 +105,74 @@ def _file_bytes(app: App) -> int | None:
         return None
     files = [path, path.with_name(f"{path.name}-wal")]
     return sum(file.stat().st_size for file in files if file.exists())
+
+
+_OPEN: tuple[OutboxStatus, ...] = ("waiting", "ready", "failed")
+_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class ChannelStatus:
+    """A bot with the numbers of its open answers."""
+
+    name: str
+    counts: dict[OutboxStatus, int]
+    oldest_open: datetime | None
+    last_heard: datetime | None
+
+
+@router.get("/channels")
+async def show_channels(request: Request, app: AppInUse) -> Response:
+    """Show the bots that have ever received or sent a message, and their open answers."""
+    return page(request, "channels.html", channels=await _statuses(app), open=_OPEN, outbox=await _open_answers(app))
+
+
+async def _statuses(app: App) -> list[ChannelStatus]:
+    outbox = app.memory.channels.outbox
+    counts, times = await outbox.counts(), await outbox.times()
+    names = sorted({name for name, _ in counts} | times.keys())
+    return [
+        ChannelStatus(name, {status: counts.get((name, status), 0) for status in _OPEN}, *times.get(name, (None, None)))
+        for name in names
+    ]
+
+
+async def _open_answers(app: App) -> list[Outgoing]:
+    """Return the first open answers, failed ones first."""
+    found = [await app.memory.channels.outbox.entries(status=status, limit=_SHOWN) for status in reversed(_OPEN)]
+    return list(islice((entry for entries in found for entry in entries), _SHOWN))
+
+
+_PAGE = 50
+_DEAD = 20
+
+
+@router.get("/knowledge")
+async def show_knowledge(
+    *,
+    request: Request,
+    app: AppInUse,
+    user: SeenAs = None,
+    q: Annotated[str | None, Query(max_length=200)] = None,
+    past: Annotated[bool, Query()] = False,
+    cursor: Annotated[str | None, Query(max_length=1000)] = None,
+) -> Response:
+    """Show facts, most recently changed first; without a user also the deliveries to Graphiti."""
+    words = clean_text(q.strip()) if q and q.strip() else None
+    query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor(cursor))
+    facts, following = await app.memory.knowledge.facts_page(query)
+    graphiti = app.memory.graphiti
+    # Deliveries and consent are about all users.
+    status = await graphiti.status() if user is None else None
+    return page(
+        request,
+        "knowledge.html",
+        facts=facts,
+        q=words or "",
+        user=user or "",
+        past=past,
+        next_cursor=write_cursor(following),
+        status=status,
+        consents=await graphiti.consents.decisions() if user is None else [],
+        dead=await graphiti.deliveries(status="dead", limit=_DEAD) if user is None else [],
+    )
