@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AwareDatetime, BaseModel, Field, JsonValue, model_validator
 
 from threadkeep.errors import InvalidInput
+from threadkeep.records.json_values import example
 from threadkeep.records.knowledge import (
     MAX_KEY_CHARACTERS,
     MAX_OWNER_CHARACTERS,
@@ -49,10 +50,8 @@ Key = Annotated[
 Confidence = Annotated[float, Field(ge=0, le=1, description="How sure it is.")]
 
 
-class EvidenceView(BaseModel):
+class EvidenceView(BaseModel, extra="forbid", from_attributes=True):
     """The origin of a fact: a message of a session by its `seq`, or a run."""
-
-    model_config = ConfigDict(extra="forbid", from_attributes=True)
 
     session_id: str | None = None
     seq: Annotated[int, Field(ge=1, lt=2**53)] | None = None
@@ -77,10 +76,8 @@ class ScopedView(BaseModel):
         return cls.model_validate({**values, "scope": record.scope.kind, "owner": record.scope.owner})
 
 
-class FactView(ScopedView):
+class FactView(ScopedView, extra="forbid"):
     """A value of a key in a scope."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: Annotated[str, Field(min_length=1, max_length=64)]
     key: Key
@@ -123,13 +120,12 @@ class FactList(BaseModel):
     next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
 
 
-class FactInput(BaseModel):
+class FactInput(
+    BaseModel,
+    extra="forbid",
+    json_schema_extra=example(scope="user", owner="user-456", key="home_city", value="Lisbon"),
+):
     """A fact to remember."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"scope": "user", "owner": "user-456", "key": "home_city", "value": "Lisbon"}]},
-    )
 
     scope: ScopeKind
     owner: Owner
@@ -165,35 +161,26 @@ class ProposalList(BaseModel):
     next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
 
 
-class DecisionInput(BaseModel):
+class DecisionInput(BaseModel, extra="forbid", json_schema_extra=example(decision="accept", by="ops@example.com")):
     """A person's decision about a proposal."""
-
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"decision": "accept", "by": "ops@example.com"}]}
-    )
 
     decision: Literal["accept", "reject", "undo"]
     by: Annotated[str, Field(min_length=1, max_length=512, description="The person who decides.")]
 
 
-class ProcedureInput(BaseModel):
+class ProcedureInput(
+    BaseModel,
+    extra="forbid",
+    json_schema_extra=example(
+        scope="workspace",
+        owner="shop",
+        name="refund",
+        goal_contains=["money back"],
+        content_type="tool_sequence",
+        content=["find_order", "pay_back"],
+    ),
+):
     """A procedure to store; it replaces the one with the same name."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "scope": "workspace",
-                    "owner": "shop",
-                    "name": "refund",
-                    "goal_contains": ["money back"],
-                    "content_type": "tool_sequence",
-                    "content": ["find_order", "pay_back"],
-                }
-            ]
-        },
-    )
 
     scope: ScopeKind
     owner: Owner
@@ -267,39 +254,29 @@ class PersonList(BaseModel):
     next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
 
 
-class PersonInput(BaseModel):
+class PersonInput(BaseModel, extra="forbid", json_schema_extra=example(id="telegram:123", name="Ann")):
     """An id of a person, and the name from the channel."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": "telegram:123", "name": "Ann"}]})
 
     id: Owner
     name: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None
 
 
-class MergeInput(BaseModel):
+class MergeInput(BaseModel, extra="forbid", json_schema_extra=example(into="user-456")):
     """The person that another one is merged into."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"into": "user-456"}]})
 
     into: Owner
 
 
-class ForgetInput(BaseModel):
+class ForgetInput(BaseModel, extra="forbid", json_schema_extra=example(ids=["0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10"])):
     """The ids of facts or procedures to delete."""
-
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"ids": ["0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10"]}]}
-    )
 
     ids: Annotated[list[str], Field(max_length=_MOST_IDS)]
 
 
-class ForgetFactsInput(BaseModel):
+class ForgetFactsInput(
+    BaseModel, extra="forbid", json_schema_extra=example(scope="user", owner="user-456", keys=["home_city"])
+):
     """The facts to delete: by their ids, or all facts of an owner, or the facts of an owner under some keys."""
-
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"scope": "user", "owner": "user-456", "keys": ["home_city"]}]}
-    )
 
     ids: Annotated[list[str], Field(max_length=_MOST_IDS)] | None = None
     scope: ScopeKind | None = None

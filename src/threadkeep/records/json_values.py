@@ -33,6 +33,11 @@ def dump_json(value: Any) -> str:
         raise InvalidMessage(_NO_JSON) from None
 
 
+def example(**values: Any) -> dict[str, Any]:
+    """Return the extra keyword of a JSON schema that shows an example of its object."""
+    return {"examples": [values]}
+
+
 def as_json(value: Any) -> Json:
     """Return a copy of a value in the types that a JSON parser returns, so it equals the value read from a store.
 

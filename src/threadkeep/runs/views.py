@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunBudget, RunEvent, RunResult, RunStatus, RunTrigger, TokenUsage
@@ -18,10 +18,8 @@ ESTIMATED = Field(
 )
 
 
-class BudgetBody(BaseModel):
+class BudgetBody(BaseModel, extra="forbid", from_attributes=True):
     """The budget of a run and its children."""
-
-    model_config = ConfigDict(extra="forbid", from_attributes=True)
 
     max_tokens: int | None = Field(None, ge=1, le=2**53 - 1, description="Input and output tokens together.")
     max_cost: float | None = Field(

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from threadkeep.errors import (
@@ -146,19 +146,18 @@ class FieldProblem(BaseModel):
     parameter: str | None = Field(None, description="The parameter of the path or the query.")
 
 
-class Problem(BaseModel):
-    """A problem document (RFC 9457). Members beyond the first four depend on the type."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "example": {
-                "type": "urn:threadkeep:session-not-found",
-                "title": "Session not found",
-                "status": 404,
-                "detail": "There is no such session, or not for this user; GET /api/v1/sessions lists what there is.",
-            }
+class Problem(
+    BaseModel,
+    json_schema_extra={
+        "example": {
+            "type": "urn:threadkeep:session-not-found",
+            "title": "Session not found",
+            "status": 404,
+            "detail": "There is no such session, or not for this user; GET /api/v1/sessions lists what there is.",
         }
-    )
+    },
+):
+    """A problem document (RFC 9457). Members beyond the first four depend on the type."""
 
     type: str = Field(description="The kind of problem; stable, for programs.")
     title: str = Field(description="The kind of problem, for people.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
+from threadkeep.records.json_values import example
 from threadkeep.records.runs import (
     DoubleTexting,
     Run,
@@ -24,13 +25,10 @@ from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, 
 type WaitMode = Literal["wait", "background"]
 
 
-class RunRequestBody(BaseModel):
+class RunRequestBody(
+    BaseModel, extra="forbid", json_schema_extra=example(message="Where is my parcel?", user_id="user-456")
+):
     """A request for a run of a workflow."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"message": "Where is my parcel?", "user_id": "user-456"}]},
-    )
 
     message: Annotated[CleanText, Field(max_length=MAX_MESSAGE_CHARACTERS)] = Field(
         "", description="The message of the user; empty for a run that an event starts."
@@ -84,19 +82,15 @@ class RunRequestBody(BaseModel):
         )
 
 
-class ResumeBody(BaseModel):
+class ResumeBody(BaseModel, extra="forbid", json_schema_extra=example(value="yes")):
     """The answer to a run's question."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"value": "yes"}]})
 
     value: JsonValue = Field(description="The answer; for several questions, a map from their ids.")
     mode: WaitMode = Field("wait", description="Wait for the end, or get 202 at once.")
 
 
-class RetryBody(BaseModel):
+class RetryBody(BaseModel, extra="forbid", json_schema_extra=example(mode="background")):
     """The options of a retry."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"mode": "background"}]})
 
     budget: BudgetBody = Field(default_factory=BudgetBody, description="The new limits in total.")
     mode: WaitMode = Field("wait", description="Wait for the end, or get 202 at once.")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue
 
 from threadkeep.records import Message, Role, SearchHit, SessionInfo, Status, dump_json
+from threadkeep.records.json_values import example
 from threadkeep.runs.views import ESTIMATED
 from threadkeep.store.codec import clean_text
 
@@ -45,22 +46,14 @@ Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
 Tag = Annotated[CleanText, Field(min_length=1, max_length=100)]
 
 
-class ChatRequestBody(BaseModel):
+class ChatRequestBody(
+    BaseModel,
+    extra="forbid",
+    json_schema_extra=example(
+        message="What is your refund policy?", session_id="session-123", user_id="user-456", message_id="web-0001"
+    ),
+):
     """A message to the assistant."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "message": "What is your refund policy?",
-                    "session_id": "session-123",
-                    "user_id": "user-456",
-                    "message_id": "web-0001",
-                }
-            ]
-        },
-    )
 
     message: CleanText = Field(
         min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="The message of the user, as it was typed."
@@ -98,25 +91,20 @@ class Context(BaseModel):
     dropped: int = Field(description="Earlier messages that were left out to keep the limits.")
 
 
-class ChatResponseBody(BaseModel):
+class ChatResponseBody(
+    BaseModel,
+    json_schema_extra=example(
+        session_id="session-123",
+        run_id="0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10",
+        message_id="web-0001",
+        response="Our refund policy allows returns within 30 days.",
+        confidence=None,
+        escalated=False,
+        usage={"input_tokens": 812, "output_tokens": 12},
+        context={"messages": 9, "tokens": 790, "dropped": 4},
+    ),
+):
     """The assistant's answer."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "session_id": "session-123",
-                    "run_id": "0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10",
-                    "message_id": "web-0001",
-                    "response": "Our refund policy allows returns within 30 days.",
-                    "confidence": None,
-                    "escalated": False,
-                    "usage": {"input_tokens": 812, "output_tokens": 12},
-                    "context": {"messages": 9, "tokens": 790, "dropped": 4},
-                }
-            ]
-        }
-    )
 
     session_id: str
     run_id: str
@@ -176,10 +164,8 @@ class History(BaseModel):
     next_before: int | None = Field(description="Pass it as `before` for older messages; null at the beginning.")
 
 
-class SessionBody(BaseModel):
+class SessionBody(BaseModel, from_attributes=True):
     """The metadata of a session."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     session_id: str
     user_id: str | None = Field(description="The owner.")
@@ -218,12 +204,8 @@ class SessionList(BaseModel):
     )
 
 
-class SessionPatch(BaseModel):
+class SessionPatch(BaseModel, extra="forbid", json_schema_extra=example(title="Refund of order 17", tags=["refund"])):
     """Changes to a session; an absent or null field keeps its value."""
-
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"title": "Refund of order 17", "tags": ["refund"]}]}
-    )
 
     title: Annotated[CleanText, Field(max_length=200)] | None = None
     tags: Annotated[list[Tag], Field(max_length=50)] | None = Field(None, description="All tags, not only new ones.")
@@ -231,10 +213,8 @@ class SessionPatch(BaseModel):
     active: bool | None = None
 
 
-class TakeBackBody(BaseModel):
+class TakeBackBody(BaseModel, extra="forbid", json_schema_extra=example(n=2)):
     """The number of newest messages to take back."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"n": 2}]})
 
     n: int = Field(1, ge=1, le=200)
 
@@ -247,13 +227,10 @@ class TakenBack(BaseModel):
     count: int = Field(description="The number of messages; fewer than requested if the session has no more.")
 
 
-class EditBody(BaseModel):
+class EditBody(
+    BaseModel, extra="forbid", json_schema_extra=example(message_id="web-0001", message="What is your return policy?")
+):
     """A new version of a message."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"message_id": "web-0001", "message": "What is your return policy?"}]},
-    )
 
     message_id: GivenId = Field(description="The message to supersede, with all later ones.")
     message: CleanText = Field(min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="The new text.")
@@ -269,10 +246,8 @@ class Edited(BaseModel):
     message: HistoryMessage
 
 
-class RegenerateBody(BaseModel):
+class RegenerateBody(BaseModel, extra="forbid", json_schema_extra=example(message_id="web-0001")):
     """The question to answer again: that of a run, or a message; by default the newest question."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"message_id": "web-0001"}]})
 
     run_id: GivenId | None = Field(None, description="A run that answered the question.")
     message_id: GivenId | None = Field(None, description="The question itself; not beside a `run_id`.")
@@ -281,10 +256,8 @@ class RegenerateBody(BaseModel):
     )
 
 
-class BranchBody(BaseModel):
+class BranchBody(BaseModel, extra="forbid", json_schema_extra=example(at=4)):
     """The start and the id of a branch."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"at": 4}]})
 
     at: int | None = Field(
         None, ge=1, lt=2**53, description="The `seq` of its last message; by default it has all messages."

@@ -5,22 +5,21 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from threadkeep.errors import GraphitiClosure
 from threadkeep.knowledge.graphiti.service import Promoted
 from threadkeep.knowledge.promotion import PromotedKind, Promotion, Relation, RelationOf
 from threadkeep.knowledge.views import FactView, Key, Owner
 from threadkeep.records.graphiti import DataClass, Decision, DeliveryStatus
+from threadkeep.records.json_values import example
 from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, Scope, ScopeKind
 
 Somebody = Annotated[str, Field(min_length=1, max_length=512, description="Who decides.", examples=["ops@example.com"])]
 
 
-class _RecordView(BaseModel):
+class _RecordView(BaseModel, from_attributes=True):
     """A view with the fields of a record."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     @classmethod
     def of(cls, record: object) -> Self:
@@ -60,26 +59,22 @@ class ConsentList(BaseModel):
     consents: list[ConsentView]
 
 
-class ConsentInput(BaseModel):
+class ConsentInput(
+    BaseModel,
+    extra="forbid",
+    json_schema_extra=example(decision="grant", data_classes=["chat_text"], by="ops@example.com"),
+):
     """A decision about the endpoint of the settings."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"decision": "grant", "data_classes": ["chat_text"], "by": "ops@example.com"}]},
-    )
 
     decision: Literal["grant", "decline"]
     data_classes: list[DataClass] = Field([], description="What may go there; for a grant `chat_text` at least.")
     by: Somebody
 
 
-class TrustInput(BaseModel):
+class TrustInput(
+    BaseModel, extra="forbid", json_schema_extra=example(workspace="shop", trusted=True, by="ops@example.com")
+):
     """The trust in a workspace."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"workspace": "shop", "trusted": True, "by": "ops@example.com"}]},
-    )
 
     workspace: Owner | None = Field(None, description="Its name; null is that of runs that name none.")
     trusted: bool = True
@@ -92,10 +87,8 @@ class TrustView(BaseModel):
     trusted: list[str | None]
 
 
-class CheckInput(BaseModel):
+class CheckInput(BaseModel, extra="forbid", json_schema_extra=example(smoke=True)):
     """The options of a connection test."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"smoke": True}]})
 
     smoke: bool = Field(False, description="Also write a message into a group of its own, and delete it again.")
 
@@ -116,25 +109,20 @@ class CheckList(BaseModel):
     checks: list[CheckView]
 
 
-class RelationInput(BaseModel):
+class RelationInput(BaseModel, extra="forbid"):
     """A relation of two things, in the vocabulary of the graph."""
-
-    model_config = ConfigDict(extra="forbid")
 
     source: Annotated[str, Field(min_length=1, max_length=200)]
     name: Relation
     target: Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class PromotionInput(BaseModel):
+class PromotionInput(
+    BaseModel,
+    extra="forbid",
+    json_schema_extra=example(kind="decision", text="Use PostgreSQL.", scope="workspace", owner="shop"),
+):
     """A fact to store in the database and in the graph."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [{"kind": "decision", "text": "Use PostgreSQL.", "scope": "workspace", "owner": "shop"}]
-        },
-    )
 
     kind: PromotedKind
     text: Annotated[str, Field(min_length=1, max_length=MAX_VALUE_CHARACTERS)]
@@ -173,20 +161,14 @@ class RetractedView(_RecordView):
     remains: str = Field(description="What the server still has; empty if nothing.")
 
 
-class UndoInput(BaseModel):
+class UndoInput(BaseModel, extra="forbid", json_schema_extra=example(fact_id="0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10")):
     """The fact whose promotion is undone."""
-
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"fact_id": "0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10"}]}
-    )
 
     fact_id: Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class BackfillInput(BaseModel):
+class BackfillInput(BaseModel, extra="forbid", json_schema_extra=example(session_ids=["session-123"])):
     """Earlier turns to send."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"session_ids": ["session-123"]}]})
 
     session_ids: Annotated[list[str], Field(max_length=1_000)] | None = Field(None, description="By default all.")
     user_id: str | None = Field(None, description="Only sessions of this user.")
@@ -226,10 +208,8 @@ class DeliveryList(BaseModel):
     next_after: int | None = Field(description="Pass it as `after` for the next ones; null at the end.")
 
 
-class DeliveryChoice(BaseModel):
+class DeliveryChoice(BaseModel, extra="forbid", json_schema_extra={"examples": [{"number": 12}, {}]}):
     """A message, or all messages to which the action applies."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"number": 12}, {}]})
 
     number: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     status: Literal["queued", "dead"] | None = Field(None, description="Of all only those; to drop them.")
@@ -241,10 +221,8 @@ class Changed(BaseModel):
     changed: int
 
 
-class PurgeInput(BaseModel):
+class PurgeInput(BaseModel, extra="forbid", json_schema_extra=example(scope="user", owner="user-456")):
     """The scope whose group is to be deleted."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"scope": "user", "owner": "user-456"}]})
 
     scope: ScopeKind
     owner: Owner

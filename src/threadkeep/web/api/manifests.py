@@ -6,11 +6,12 @@ from datetime import date, datetime
 from typing import Self
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from threadkeep.context.manifest import ExclusionReason, FactExclusion, FactSource, GraphOutcome, Section, Source
 from threadkeep.context.plan import WindowKind
 from threadkeep.history.all_sessions import AllSessions
+from threadkeep.records.json_values import example
 from threadkeep.records.knowledge import ScopeKind
 from threadkeep.store.manifests import StoredManifest
 from threadkeep.web.api.parameters import (
@@ -139,40 +140,35 @@ class StablePrefixBody(BaseModel):
     digest: str = Field(description="SHA-256 of these messages.")
 
 
-class ManifestBody(BaseModel):
+class ManifestBody(
+    BaseModel,
+    json_schema_extra=example(
+        session_id="session-123",
+        run_id="0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10",
+        call=1,
+        created_at="2026-03-01T08:30:00.123456Z",
+        model="gpt-5-mini",
+        counter="estimate×1.12",
+        budget=4000,
+        max_messages=20,
+        anchor_seq=3,
+        entries=[
+            {"section": "window", "tokens": 6, "source": "transcript", "seq": 3, "id": "web-0002"},
+            {"section": "input", "tokens": 7, "source": "transcript", "seq": 5, "id": "web-0003"},
+        ],
+        excluded=[{"first_seq": 1, "last_seq": 2, "reason": "before_anchor"}],
+        dropped=2,
+        tokens=13,
+        sections={"window": 6, "input": 7},
+        prefix={"messages": 1, "tokens": 6, "digest": "9f86d081884c7d65…"},
+        digest="60303ae22b998861…",
+        reported={"input_tokens": 15, "output_tokens": 9},
+    ),
+):
     """The record of one model call: the messages sent, in order, and the excluded ones with reasons; no message text.
 
     Fields with default values are absent.
     """
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "session_id": "session-123",
-                    "run_id": "0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10",
-                    "call": 1,
-                    "created_at": "2026-03-01T08:30:00.123456Z",
-                    "model": "gpt-5-mini",
-                    "counter": "estimate×1.12",
-                    "budget": 4000,
-                    "max_messages": 20,
-                    "anchor_seq": 3,
-                    "entries": [
-                        {"section": "window", "tokens": 6, "source": "transcript", "seq": 3, "id": "web-0002"},
-                        {"section": "input", "tokens": 7, "source": "transcript", "seq": 5, "id": "web-0003"},
-                    ],
-                    "excluded": [{"first_seq": 1, "last_seq": 2, "reason": "before_anchor"}],
-                    "dropped": 2,
-                    "tokens": 13,
-                    "sections": {"window": 6, "input": 7},
-                    "prefix": {"messages": 1, "tokens": 6, "digest": "9f86d081884c7d65…"},
-                    "digest": "60303ae22b998861…",
-                    "reported": {"input_tokens": 15, "output_tokens": 9},
-                }
-            ]
-        }
-    )
 
     session_id: str | None = Field(None, description="Absent for a call in a run that belongs to no session.")
     run_id: str

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Annotated, Self
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
@@ -14,6 +14,7 @@ from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import damaged_sessions
 from threadkeep.history.retention_rounds import AllRetention
 from threadkeep.records import Retention, RetentionLimits, SessionInfo
+from threadkeep.records.json_values import example
 from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.chat_turns import ChatTurn
 from threadkeep.store.codec import clean_text
@@ -244,10 +245,8 @@ Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, lt=2**53)]
 
 
-class RetentionLimitsBody(BaseModel):
+class RetentionLimitsBody(BaseModel, extra="forbid", from_attributes=True):
     """Retention limits; an absent or null limit means no limit."""
-
-    model_config = ConfigDict(extra="forbid", from_attributes=True)
 
     max_age_days: Days | None = Field(None, description="Messages that were stored longer ago go.")
     max_messages: Count | None = Field(
@@ -260,14 +259,13 @@ class RetentionLimitsBody(BaseModel):
         return RetentionLimits(self.max_age_days, self.max_messages, self.max_idle_days)
 
 
-class RetentionBody(BaseModel):
+class RetentionBody(
+    BaseModel,
+    extra="forbid",
+    from_attributes=True,
+    json_schema_extra=example(archive={"max_age_days": 30}, delete={"max_age_days": 365}),
+):
     """The limits for archiving (excluded from windows and search, but stored) and for deletion."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        from_attributes=True,
-        json_schema_extra={"examples": [{"archive": {"max_age_days": 30}, "delete": {"max_age_days": 365}}]},
-    )
 
     archive: RetentionLimitsBody = RetentionLimitsBody()
     delete: RetentionLimitsBody = RetentionLimitsBody()

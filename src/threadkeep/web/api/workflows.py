@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.history.keys import Reason
+from threadkeep.records.json_values import example
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import PUBLIC, READS
 from threadkeep.web.problems import documented
@@ -55,15 +56,12 @@ class WorkflowBody(BaseModel):
     mermaid: str = Field(description="Its picture in Mermaid's language.")
 
 
-class KeyRequestBody(BaseModel):
+class KeyRequestBody(
+    BaseModel,
+    extra="forbid",
+    json_schema_extra=example(payload={"results": {"telegram_events_parser": {"bot_id": "b1", "chat_id": 12345}}}),
+):
     """A payload to explain."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [{"payload": {"results": {"telegram_events_parser": {"bot_id": "b1", "chat_id": 12345}}}}]
-        },
-    )
 
     payload: dict[str, Any] = Field(
         description="What a run would be given: `inputs`, `results`, `configurable`, `user_context`; any other object "

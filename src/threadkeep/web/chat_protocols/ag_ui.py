@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from langchain_core.messages import BaseMessage
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.app import App
 from threadkeep.history.session import Session
+from threadkeep.records.json_values import example
 from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import CallerInUse
@@ -30,22 +31,17 @@ _EXAMPLE = (
 )
 
 
-class RunAgentBody(BaseModel):
+class RunAgentBody(
+    BaseModel,
+    json_schema_extra=example(
+        threadId="session-123",
+        runId="r1",
+        messages=[{"id": "m1", "role": "user", "content": "Hello"}],
+        tools=[],
+        context=[],
+    ),
+):
     """A request for a run. `state`, `tools` and `context` are accepted and have no effect."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "threadId": "session-123",
-                    "runId": "r1",
-                    "messages": [{"id": "m1", "role": "user", "content": "Hello"}],
-                    "tools": [],
-                    "context": [],
-                }
-            ]
-        }
-    )
 
     thread_id: str = Field(min_length=1, max_length=256, alias="threadId", description="The session.")
     run_id: str = Field(

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.sse import format_sse_event
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.errors import InvalidInput
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.records import Message
+from threadkeep.records.json_values import example
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatStarted
@@ -67,20 +68,15 @@ class UIMessages(BaseModel):
     messages: list[UIMessage]
 
 
-class ChatBody(BaseModel):
+class ChatBody(
+    BaseModel,
+    json_schema_extra=example(
+        id="session-123",
+        messages=[{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}],
+        trigger="submit-message",
+    ),
+):
     """A request of `useChat`: all messages of the chat, or the last one as `message`."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "id": "session-123",
-                    "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}],
-                    "trigger": "submit-message",
-                }
-            ]
-        }
-    )
 
     id: str = Field(min_length=1, max_length=256, description="The chat: a session.")
     messages: Annotated[list[UIMessage], Field(max_length=2000)] = []

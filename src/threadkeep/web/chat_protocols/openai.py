@@ -9,9 +9,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.sse import format_sse_event
 from langchain_core.utils.uuid import uuid7
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.errors import InvalidInput
+from threadkeep.records.json_values import example
 from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted, ChatUsage
 from threadkeep.web.api.chat import answer_of
 from threadkeep.web.api.parameters import AppInUse
@@ -34,14 +35,10 @@ _EXAMPLE = (
 )
 
 
-class CompletionBody(BaseModel):
+class CompletionBody(
+    BaseModel, json_schema_extra=example(model="chat", user="user-456", messages=[{"role": "user", "content": "Hello"}])
+):
     """A request for a completion. Other fields, such as `temperature`, are accepted and have no effect."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"model": "chat", "user": "user-456", "messages": [{"role": "user", "content": "Hello"}]}]
-        }
-    )
 
     model: str = Field(min_length=1, max_length=200, description="A workflow; `chat` is the built-in one.")
     messages: Annotated[list[JsonValue], Field(min_length=1, max_length=2000)] = Field(

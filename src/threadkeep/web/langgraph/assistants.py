@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
+from threadkeep.records.json_values import example
 from threadkeep.version import __version__
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import PUBLIC
@@ -70,10 +71,8 @@ class SchemasBody(BaseModel):
     context_schema: dict[str, JsonValue] = {}
 
 
-class AssistantSearchBody(BaseModel):
+class AssistantSearchBody(BaseModel, json_schema_extra=example(limit=10)):
     """A search for assistants."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"limit": 10}]})
 
     graph_id: str | None = Field(None, description="Only the workflow of this name.")
     name: str | None = Field(None, description="Only names with this text.")

@@ -6,9 +6,10 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from langgraph.graph import END
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.errors import InvalidInput
+from threadkeep.records.json_values import example
 from threadkeep.records.runs import Run
 from threadkeep.web.schemas import Metadata
 
@@ -81,10 +82,8 @@ class ThreadBody(BaseModel):
     config: dict[str, Any] = {}
 
 
-class ThreadCreateBody(BaseModel):
+class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-123")):
     """A request for a thread."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"thread_id": "session-123"}]})
 
     thread_id: str | None = Field(None, description="The session; a new id if there is none.")
     metadata: Metadata | None = Field(
@@ -107,18 +106,14 @@ class ThreadCreateBody(BaseModel):
             raise InvalidInput("`ttl` is not supported; the retention of the service deletes old messages.")
 
 
-class ThreadPatchBody(BaseModel):
+class ThreadPatchBody(BaseModel, json_schema_extra=example(metadata={"title": "Order 4711"})):
     """Changes to a thread."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"metadata": {"title": "Order 4711"}}]})
 
     metadata: Metadata | None = Field(None, description="Added to the session's metadata.")
 
 
-class ThreadSearchBody(BaseModel):
+class ThreadSearchBody(BaseModel, json_schema_extra=example(limit=20)):
     """A search for threads."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"limit": 20}]})
 
     metadata: Metadata | None = Field(
         None, description="Only threads that have all of these; `graph_id` and `assistant_id` name a workflow."
@@ -149,29 +144,23 @@ class ThreadSearchBody(BaseModel):
             raise InvalidInput("`extract` is not supported; name `values` in `select`.")
 
 
-class HistoryBody(BaseModel):
+class HistoryBody(BaseModel, json_schema_extra=example(limit=10)):
     """A request for the checkpoints of a thread."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"limit": 10}]})
 
     limit: int = Field(10, ge=1, le=1000, description="How many checkpoints at most, the newest first.")
     before: dict[str, JsonValue] | str | None = Field(None, description="Only checkpoints before this one.")
 
 
-class CheckpointQueryBody(BaseModel):
+class CheckpointQueryBody(BaseModel, json_schema_extra=example(checkpoint={"checkpoint_id": "2"})):
     """The choice of a checkpoint."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"checkpoint": {"checkpoint_id": "2"}}]})
 
     checkpoint: dict[str, JsonValue] | None = Field(None, description="`checkpoint_id` names it.")
 
 
-class StateUpdateBody(BaseModel):
+class StateUpdateBody(
+    BaseModel, json_schema_extra=example(values={"messages": [{"role": "user", "content": "Hello"}]})
+):
     """Messages for a thread."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"values": {"messages": [{"role": "user", "content": "Hello"}]}}]}
-    )
 
     values: dict[str, JsonValue] | None = Field(None, description="`messages`.")
     checkpoint: dict[str, JsonValue] | None = Field(None, description="The newest checkpoint; another one is refused.")
@@ -184,23 +173,18 @@ class StateUpdatedBody(BaseModel):
     checkpoint: CheckpointBody
 
 
-class CommandBody(BaseModel):
+class CommandBody(
+    BaseModel,
+    json_schema_extra=example(
+        id=1,
+        method="run.start",
+        params={
+            "assistant_id": "chat",
+            "input": {"messages": [{"role": "user", "content": "My order is 4711."}]},
+        },
+    ),
+):
     """A command of the streaming protocol."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "id": 1,
-                    "method": "run.start",
-                    "params": {
-                        "assistant_id": "chat",
-                        "input": {"messages": [{"role": "user", "content": "My order is 4711."}]},
-                    },
-                }
-            ]
-        }
-    )
 
     id: int = Field(ge=0, lt=2**53, description="Chosen by the client; the response repeats it.")
     method: str = Field(
@@ -219,12 +203,8 @@ class CommandResponseBody(BaseModel):
     message: str | None = Field(None, description="What is wrong, and what to do.")
 
 
-class EventStreamBody(BaseModel):
+class EventStreamBody(BaseModel, json_schema_extra=example(channels=["values", "messages", "lifecycle", "input"])):
     """The choice of events of a thread."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"channels": ["values", "messages", "lifecycle", "input"]}]}
-    )
 
     channels: Annotated[list[str], Field(max_length=100)] = Field(
         description="`values`, `updates`, `messages`, `tools`, `lifecycle`, `input`, `checkpoints`, `tasks`, `custom`."
@@ -237,20 +217,15 @@ class EventStreamBody(BaseModel):
 _UNSUPPORTED = ("interrupt_before", "interrupt_after", "webhook", "after_seconds", "feedback_keys")
 
 
-class RunCreateBody(BaseModel):
+class RunCreateBody(
+    BaseModel,
+    json_schema_extra=example(
+        assistant_id="chat",
+        input={"messages": [{"role": "user", "content": "My order is 4711."}]},
+        stream_mode=["values", "messages-tuple"],
+    ),
+):
     """A request for a run."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "assistant_id": "chat",
-                    "input": {"messages": [{"role": "user", "content": "My order is 4711."}]},
-                    "stream_mode": ["values", "messages-tuple"],
-                }
-            ]
-        }
-    )
 
     assistant_id: str = Field(min_length=1, max_length=200, description="A workflow.")
     input: JsonValue = Field(None, description="`messages`, and what else the workflow reads as its inputs.")

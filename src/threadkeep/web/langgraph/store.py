@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from langgraph.store.base import Item, SearchItem
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
 from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.records.json_values import example
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import READS
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
@@ -56,12 +57,8 @@ def _in_utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
-class PutItemBody(BaseModel):
+class PutItemBody(BaseModel, json_schema_extra=example(namespace=["users", "u1"], key="theme", value={"dark": True})):
     """An item to store."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"namespace": ["users", "u1"], "key": "theme", "value": {"dark": True}}]}
-    )
 
     namespace: Namespace
     key: Key
@@ -72,19 +69,15 @@ class PutItemBody(BaseModel):
     ttl: float | None = Field(None, gt=0, description="Minutes; a store without expiry refuses it.")
 
 
-class DeleteItemBody(BaseModel):
+class DeleteItemBody(BaseModel, json_schema_extra=example(namespace=["users", "u1"], key="theme")):
     """An item to delete."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"namespace": ["users", "u1"], "key": "theme"}]})
 
     namespace: Namespace
     key: Key
 
 
-class SearchItemsBody(BaseModel):
+class SearchItemsBody(BaseModel, json_schema_extra=example(namespace_prefix=["users"], limit=10)):
     """A search for items."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"namespace_prefix": ["users"], "limit": 10}]})
 
     namespace_prefix: Namespace = []
     filter: dict[str, JsonValue] | None = Field(None, description="Values that an item must have.")
@@ -99,10 +92,8 @@ class ItemsBody(BaseModel):
     items: list[ItemBody]
 
 
-class NamespacesSearchBody(BaseModel):
+class NamespacesSearchBody(BaseModel, json_schema_extra=example(prefix=["users"], max_depth=2)):
     """A search for namespaces."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"prefix": ["users"], "max_depth": 2}]})
 
     prefix: Namespace | None = None
     suffix: Namespace | None = None
