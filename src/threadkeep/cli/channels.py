@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from threadkeep.cli.opening import command_settings, opened_memory, run
-from threadkeep.cli.options import Confirmed
+from threadkeep.cli.options import Confirmed, verbs
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import relative, terminal
 from threadkeep.records import Json
@@ -27,7 +27,7 @@ _PAGE = 1000
 _NOT_SHOWN = ("content", "address", "run_id", "partial")
 _NUMBERS = ("max_characters", "messages_per_minute")
 
-commands = typer.Typer(help="Bots and their answers to people.", no_args_is_help=True, rich_markup_mode=None)
+commands = verbs("Bots and their answers to people.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the bot.")]
 outbox_commands = typer.Typer(help="Undelivered answers.", invoke_without_command=True, rich_markup_mode=None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from threadkeep.cli.opening import command_settings, opened_memory
-from threadkeep.cli.options import PREVIOUS, UserId, session_ids
+from threadkeep.cli.options import PREVIOUS, UserId, session_ids, verbs
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, terminal
 from threadkeep.errors import InvalidSettings
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from threadkeep.settings import Settings
     from threadkeep.store.manifests import Cursor, StoredManifest
 
-commands = typer.Typer(
-    help="The messages that the model saw, and those left out.", no_args_is_help=True, rich_markup_mode=None
-)
+commands = verbs("The messages that the model saw, and those left out.")
 
 _PAGE = 200
 

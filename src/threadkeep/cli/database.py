@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from threadkeep.cli.opening import command_settings
-from threadkeep.cli.options import Confirmed
+from threadkeep.cli.options import Confirmed, verbs
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, file_size, relative, terminal
 from threadkeep.errors import SchemaTooNew, StoreError
@@ -29,9 +29,7 @@ _MOST_IDLE_PASSES = 20
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
 Replace = Annotated[bool, typer.Option("--replace", help="Replace existing data.")]
 
-pending_commands = typer.Typer(
-    help="Turns that are not written to a database yet.", no_args_is_help=True, rich_markup_mode=None
-)
+pending_commands = verbs("Turns that are not written to a database yet.")
 
 
 @dataclass(frozen=True)
@@ -199,10 +197,11 @@ async def backup_database(
             copying = partial(copy_sqlite, address.path, target, key=settings.store_options().key)
             await asyncio.to_thread(copying, lambda done, total: reach(done, f"{done:,} of {total:,} pages"))
     left_out = _not_copied(settings)
-    if terminal.as_json:
-        terminal.json({"file": str(target), "bytes": target.stat().st_size, "not_in_it": left_out})
-        return
-    terminal.say(f"{address} is copied to {target} ({file_size(target.stat().st_size)}).")
+    size = target.stat().st_size
+    terminal.result(
+        {"file": str(target), "bytes": size, "not_in_it": left_out},
+        f"{address} is copied to {target} ({file_size(size)}).",
+    )
     for name in left_out:
         terminal.note(f"Not in it: {name}.")
 
@@ -234,10 +233,7 @@ async def restore_database(
         restoring = partial(restore_sqlite, source, address.path, key=key)
         with terminal.progress("Restoring", None) as reach:
             await asyncio.to_thread(restoring, lambda done, total: reach(done, f"{done:,} of {total:,} pages"))
-    if terminal.as_json:
-        terminal.json({"database": str(address)})
-        return
-    terminal.say(f"{address} is as it was when {source} was written.")
+    terminal.result({"database": str(address)}, f"{address} is as it was when {source} was written.")
     terminal.note("Persons who were erased since then are in it again: erase them again.")
 
 
@@ -339,12 +335,10 @@ def drop_pending(
     if dropped is None and not drop_unreadable(_folder(), entry):
         raise NotDone("No such entry waits; see what does with: threadkeep pending list")
     session_id = None if dropped is None else dropped.turn.session_id
-    if terminal.as_json:
-        terminal.json({"dropped": entry, "session_id": session_id})
-    elif session_id is None:
-        terminal.say(f"{entry} is dropped; it could not be read.")
-    else:
-        terminal.say(f"{entry} of session {session_id} is dropped.")
+    sentence = f"{entry} is dropped; it could not be read."
+    if session_id is not None:
+        sentence = f"{entry} of session {session_id} is dropped."
+    terminal.result({"dropped": entry, "session_id": session_id}, sentence)
 
 
 def _folder() -> Path:

@@ -17,6 +17,7 @@ from threadkeep.cli.options import (
     one_of,
     read_cursor,
     session_ids,
+    verbs,
     write_cursor,
 )
 from threadkeep.cli.problems import NotDone, WrongUse
@@ -26,11 +27,7 @@ from threadkeep.records.knowledge import FACT_KINDS, PROPOSAL_STATUSES, Fact, Fa
 if TYPE_CHECKING:
     from threadkeep.knowledge.proposals import Proposals
 
-commands = typer.Typer(
-    help="List, show, add, forget, export or import facts known beyond one session.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+commands = verbs("List, show, add, forget, export or import facts known beyond one session.")
 _WORDS = 60
 OfSession = Annotated[
     str | None, typer.Option("--session", metavar="ID", help="Scope: this session.", autocompletion=session_ids)
@@ -55,6 +52,18 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
     if len(scopes) > 1:
         raise WrongUse("Name one of --session, --workspace and --user.")
     return scopes[0] if scopes else None
+
+
+def needed_scope(session: str | None, workspace: str | None, user: str | None, *, what: str = "fact") -> Scope:
+    """Return the scope that a command names.
+
+    Raises:
+        WrongUse: it names none, or more than one.
+    """
+    scope = scope_named(session, workspace, user)
+    if scope is None:
+        raise WrongUse(f"Say whose {what} it is: --session ID, --workspace NAME or --user ID.")
+    return scope
 
 
 @commands.command("list")
@@ -111,7 +120,7 @@ async def show_fact(
     """Show a fact with its earlier values, and the messages that it comes from."""
     from threadkeep.knowledge.views import FactView
 
-    scope = _scope(session, workspace, user)
+    scope = needed_scope(session, workspace, user)
 
     async with opened_memory() as memory:
         facts = await memory.knowledge.facts(scope, key=key, past=True, limit=1000)
@@ -138,17 +147,15 @@ async def add_fact(
     """Remember a value of a key. The same value confirms the fact; another value replaces it."""
     from threadkeep.knowledge.views import FactView
 
-    scope = _scope(session, workspace, user)
+    scope = needed_scope(session, workspace, user)
     fact_kind = _kind(kind)
 
     async with opened_memory() as memory:
         fact = await memory.knowledge.remember(scope, key, json_or_text(value), kind=fact_kind, confidence=confidence)
-    if terminal.as_json:
-        terminal.json(FactView.of(fact))
-    elif fact.confirmed > 1:
-        terminal.say(f"{fact.key} was known, and is confirmed: {counted(fact.confirmed, 'time')} now.")
-    else:
-        terminal.say(f"{fact.key} of {_owner(fact)} is remembered.")
+    sentence = f"{fact.key} of {_owner(fact)} is remembered."
+    if fact.confirmed > 1:
+        sentence = f"{fact.key} was known, and is confirmed: {counted(fact.confirmed, 'time')} now."
+    terminal.result(FactView.of(fact), sentence)
 
 
 @commands.command("forget")
@@ -162,7 +169,7 @@ async def forget_facts(
     confirmed: Confirmed = False,
 ) -> None:
     """Delete facts with all their earlier values, permanently."""
-    scope = _scope(session, workspace, user)
+    scope = needed_scope(session, workspace, user)
     if bool(keys) == everything:
         raise WrongUse("Name the keys to forget, or say --all for all of them.")
     what = "everything" if everything else ", ".join(keys or ())
@@ -187,19 +194,12 @@ async def forget_facts(
         raise typer.Exit(1)
 
 
-def _scope(session: str | None, workspace: str | None, user: str | None) -> Scope:
-    scope = scope_named(session, workspace, user)
-    if scope is None:
-        raise WrongUse("Say whose fact it is: --session ID, --workspace NAME or --user ID.")
-    return scope
-
-
 def _kind(kind: str | None) -> FactKind | None:
     return one_of("--kind", kind, FACT_KINDS)
 
 
-def _owner(fact: Fact) -> str:
-    return f"{fact.scope.kind} {fact.scope.owner}"
+def _owner(known: Fact | Proposal) -> str:
+    return f"{known.scope.kind} {known.scope.owner}"
 
 
 def _show_fact(fact: Fact) -> None:
@@ -237,7 +237,7 @@ async def list_proposals(
     rows = [
         (
             proposal.id,
-            f"{proposal.scope.kind} {proposal.scope.owner}",
+            _owner(proposal),
             proposal.key,
             first_words(str(proposal.value), _WORDS),
             f"{proposal.confidence:.2f}",
@@ -281,11 +281,9 @@ async def _decide(work: Callable[[Proposals], Awaitable[Proposal]]) -> None:
 
     async with opened_memory() as memory:
         decided = await work(memory.proposals)
-    if terminal.as_json:
-        terminal.json(ProposalView.of(decided))
-    else:
-        owner = f"{decided.scope.kind} {decided.scope.owner}"
-        terminal.say(f"{decided.key} of {owner}, {decided.origin}, is {decided.status}.")
+    terminal.result(
+        ProposalView.of(decided), f"{decided.key} of {_owner(decided)}, {decided.origin}, is {decided.status}."
+    )
 
 
 def _name(by: str | None) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from threadkeep.cli.opening import opened_memory
+from threadkeep.cli.options import verbs
 from threadkeep.cli.terminal import counted, terminal
 from threadkeep.errors import StoreError
 
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
     from threadkeep.cli.foreign import Source
     from threadkeep.history.importing import Imported, Importer, Position
 
-commands = typer.Typer(
-    help="Import conversations of other systems, each message once.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+commands = verbs("Import conversations of other systems, each message once.")
 
 _MOST_SHOWN = 1_000
 _LINES_BETWEEN = 500

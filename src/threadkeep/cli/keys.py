@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import one_of
+from threadkeep.cli.options import one_of, verbs
 from threadkeep.cli.terminal import relative, terminal
 
 if TYPE_CHECKING:
     from threadkeep.store.api_keys import NewKey
 
-commands = typer.Typer(
-    help="Add, list, rotate and revoke keys of the HTTP service.", no_args_is_help=True, rich_markup_mode=None
-)
+commands = verbs("Add, list, rotate and revoke keys of the HTTP service.")
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the key.")]
 
@@ -89,9 +87,6 @@ async def revoke_key(name: _Name) -> None:
 
 
 def _show(key: NewKey) -> None:
-    if terminal.as_json:
-        values = {"name": key.name, "scope": key.scope, "user_id": key.user_id, "expires_at": key.expires_at}
-        terminal.json({**values, "key": key.secret})
-    else:
-        terminal.say(key.secret)
-        terminal.note("Keep it now: it is shown once. Send it as `Authorization: Bearer KEY` or as `X-API-Key: KEY`.")
+    values = {"name": key.name, "scope": key.scope, "user_id": key.user_id, "expires_at": key.expires_at}
+    terminal.result({**values, "key": key.secret}, key.secret)
+    terminal.note("Keep it now: it is shown once. Send it as `Authorization: Bearer KEY` or as `X-API-Key: KEY`.")

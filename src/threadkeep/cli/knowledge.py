@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import getpass
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.facts import OfSession, OfUser, OfWorkspace, scope_named
+from threadkeep.cli.facts import OfSession, OfUser, OfWorkspace, needed_scope
 from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import Confirmed, Limit, one_of
+from threadkeep.cli.options import Confirmed, Limit, one_of, verbs
 from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import counted, terminal
 from threadkeep.records.graphiti import DATA_CLASSES, DELIVERY_STATUSES, DataClass, DeliveryStatus
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from threadkeep.knowledge.graphiti.service import Graphiti, GraphitiStatus
     from threadkeep.records.graphiti import Consent
 
-commands = typer.Typer(
-    help="Graphiti: consent, messages on their way, tests of the server.", no_args_is_help=True, rich_markup_mode=None
-)
+commands = verbs("Graphiti: consent, messages on their way, tests of the server.")
 
 _PAUSE_SECONDS = 1.0
 _SAY_YES = "Say --yes to do it without being asked."
@@ -142,18 +141,13 @@ async def promote_fact(
     from threadkeep.knowledge.graphiti.views import PromotedView
     from threadkeep.knowledge.promotion import Promotion
 
-    scope = scope_named(session, workspace, user)
-    if scope is None:
-        raise WrongUse("Say whose fact it is: --session ID, --workspace NAME or --user ID.")
+    scope = needed_scope(session, workspace, user)
     promotion = Promotion(kind, text, scope.kind, key)  # type: ignore[arg-type]  # it is checked there
     promoted = await _with_graphiti(lambda graphiti: graphiti.promote(promotion, scope.owner))
-    if terminal.as_json:
-        terminal.json(PromotedView.of(promoted))
-        return
     outcome = "the graph is told" if promoted.queued else "the graph knows it"
     if promoted.closed:
         outcome = f"the graph is not told ({promoted.closed})"
-    terminal.say(f"Kept as {promoted.fact.key}; {outcome}.")
+    terminal.result(PromotedView.of(promoted), f"Kept as {promoted.fact.key}; {outcome}.")
 
 
 @commands.command("undo")
@@ -205,11 +199,8 @@ async def backfill_turns(
         return Backfilled(total, left)
 
     queued = await _with_graphiti(queueing)
-    if terminal.as_json:
-        terminal.json({"queued": queued.queued, "left": queued.left})
-    else:
-        more = "; more are left, say it again" if queued.left else ""
-        terminal.say(f"{counted(queued.queued, 'earlier turn')} queued{more}.")
+    more = "; more are left, say it again" if queued.left else ""
+    terminal.result(asdict(queued), f"{counted(queued.queued, 'earlier turn')} queued{more}.")
 
 
 @commands.command("deliveries")
@@ -256,9 +247,7 @@ async def purge_group(
     """Delete the Graphiti server's data of a scope, and check that it is gone."""
     from threadkeep.knowledge.graphiti.views import PurgedView
 
-    scope = scope_named(session, workspace, user)
-    if scope is None:
-        raise WrongUse("Say whose group it is: --session ID, --workspace NAME or --user ID.")
+    scope = needed_scope(session, workspace, user, what="group")
     terminal.confirm(
         f"Delete what Graphiti has of {scope.kind} {scope.owner}, for good?", _SAY_YES, confirmed=confirmed
     )

@@ -76,6 +76,11 @@ ViewOption = Annotated[
 Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
+def verbs(help_text: str) -> typer.Typer:
+    """Return the group of the commands of a noun. Rich help output would double the time of `--help`."""
+    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
+
+
 def with_whole_options(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with a value for a bare `--diff`; typer does not support optional values."""
     whole: list[str] = []

@@ -38,12 +38,11 @@ async def partition_tables(
             await migrate(driver, datetime.now(UTC))
         changed = await (tables.abandon(driver) if abandon else _partition(driver, partitions))
         state = await tables.partition_state(driver)
-    if terminal.as_json:
-        terminal.json({"database": str(settings.database), "partitions": state.partitions, "changed": changed})
-    elif abandon:
-        terminal.say("The copy is removed." if changed else "There is no unfinished copy.")
-    else:
-        terminal.say(f"{settings.database} has {state.partitions} partitions{'' if changed else ' already'}.")
+    sentence = f"{settings.database} has {state.partitions} partitions{'' if changed else ' already'}."
+    if abandon:
+        sentence = "The copy is removed." if changed else "There is no unfinished copy."
+    values = {"database": str(settings.database), "partitions": state.partitions, "changed": changed}
+    terminal.result(values, sentence)
 
 
 async def _partition(driver: Driver, partitions: int) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import Confirmed, CursorOption, Limit, read_cursor, write_cursor
+from threadkeep.cli.options import Confirmed, CursorOption, Limit, read_cursor, verbs, write_cursor
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, relative, terminal
 from threadkeep.cli.transfer import new_file
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
     from threadkeep.records.erasure import EraseReceipt
     from threadkeep.records.knowledge import Person
 
-commands = typer.Typer(
-    help="List persons, export one, merge two of them, or undo a merge.", no_args_is_help=True, rich_markup_mode=None
-)
+commands = verbs("List persons, export one, merge two of them, or undo a merge.")
 _Person = Annotated[str, typer.Argument(metavar="PERSON", help="Any id of the person, such as telegram:123.")]
 
-erase_commands = typer.Typer(help="Erase a person or a session for good.", no_args_is_help=True, rich_markup_mode=None)
+erase_commands = verbs("Erase a person or a session for good.")
 _REFUSAL = "Erasing cannot be undone: say --yes to do it without being asked, or --dry-run."
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the data that would be deleted; write nothing.")]
 Vacuum = Annotated[

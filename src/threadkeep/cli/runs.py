@@ -16,6 +16,7 @@ from threadkeep.cli.options import (
     one_of,
     read_cursor,
     read_payload,
+    verbs,
     write_cursor,
 )
 from threadkeep.cli.problems import WrongUse
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 
     type Change = Callable[[RunService, Mode], Awaitable[None]]
 
-commands = typer.Typer(
-    help="The runs of workflows: list, show, stop, answer or retry them.", no_args_is_help=True, rich_markup_mode=None
-)
+commands = verbs("The runs of workflows: list, show, stop, answer or retry them.")
 
 RunIdArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 RunUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only a run of this user.")]

@@ -25,6 +25,7 @@ from threadkeep.cli.options import (
     ViewOption,
     read_cursor,
     session_ids,
+    verbs,
     write_cursor,
 )
 from threadkeep.cli.problems import WrongUse, problem_of
@@ -35,9 +36,7 @@ if TYPE_CHECKING:
     from threadkeep.history.session import Session
     from threadkeep.records import Message, SessionInfo
 
-commands = typer.Typer(
-    help="List, show, search, export, import, prune, reset or delete them.", no_args_is_help=True, rich_markup_mode=None
-)
+commands = verbs("List, show, search, export, import, prune, reset or delete them.")
 _WORDS = 40
 _STYLES = {"user": "bold cyan", "assistant": "bold green", "system": "bold magenta"}
 

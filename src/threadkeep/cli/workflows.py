@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from threadkeep.cli.opening import command_settings
-from threadkeep.cli.options import one_of, read_payload
+from threadkeep.cli.options import one_of, read_payload, verbs
 from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import terminal
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from threadkeep.workflows.describing import KeyExplanation
     from threadkeep.workflows.registry import Workflows
 
-commands = typer.Typer(help="Workflows and their files.", no_args_is_help=True, rich_markup_mode=None)
+commands = verbs("Workflows and their files.")
 
 _ENDINGS = {"": "mermaid", ".mmd": "mermaid", ".mermaid": "mermaid", ".md": "mermaid", ".txt": "mermaid"}
 _ENDINGS |= {".svg": "svg", ".png": "png"}
