@@ -6,11 +6,12 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from threadkeep.channels import telegram_client, wecom_client, wecom_connection
 from threadkeep.channels.bots import TEXTS, Language, Texts
@@ -23,15 +24,16 @@ from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
 from threadkeep.records.runs import DoubleTexting
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 type ApiAddress = Annotated[str, Field(pattern=r"^https?://[^/\s]+.*$")]
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-class BotSettings(BaseModel):
+class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
     """Settings shared by all kinds of bots."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     name: str
     workflow: str = "chat"
@@ -49,6 +51,16 @@ class BotSettings(BaseModel):
             InvalidInput: there is no text of that name.
         """
         return TEXTS[self.language].changed(self.texts)
+
+    def options[O: DataclassInstance](self, kind: type[O], **others: object) -> O:
+        """Return options with the settings of the same names, except `others`.
+
+        Raises:
+            InvalidInput: an option is invalid.
+        """
+        given = {one.name: getattr(self, one.name) for one in fields(kind) if one.name not in others}
+        plain = {name: each.get_secret_value() if isinstance(each, SecretStr) else each for name, each in given.items()}
+        return kind(**plain, **others)
 
 
 class TelegramSettings(BotSettings):
@@ -72,16 +84,7 @@ class TelegramSettings(BotSettings):
         """
         if self.receive == "webhook" and not self.secret.get_secret_value():
             raise InvalidInput("A bot that receives by webhook needs a secret; choose one of A-Z, a-z, 0-9, _ and -.")
-        options = TelegramOptions(
-            name=self.name,
-            token=self.token.get_secret_value(),
-            secret=self.secret.get_secret_value(),
-            username=self.username,
-            allowed_updates=self.allowed_updates,
-            chat_types=self.chat_types,
-            group_messages=self.group_messages,
-        )
-        return TelegramChannel(options)
+        return TelegramChannel(self.options(TelegramOptions))
 
 
 class WeComSettings(BotSettings):
@@ -107,14 +110,7 @@ class WeComDirectSettings(WeComSettings):
         Raises:
             InvalidInput: an option is invalid.
         """
-        options = WeComDirectOptions(
-            name=self.name,
-            corp_id=self.corp_id,
-            agent_id=self.agent_id,
-            token=self.token.get_secret_value(),
-            encoding_aes_key=self.encoding_aes_key.get_secret_value(),
-        )
-        return WeComDirectChannel(options)
+        return WeComDirectChannel(self.options(WeComDirectOptions))
 
 
 class WeComServiceSettings(WeComSettings):
@@ -134,14 +130,7 @@ class WeComServiceSettings(WeComSettings):
         Raises:
             InvalidInput: an option is invalid.
         """
-        options = WeComServiceOptions(
-            name=self.name,
-            corp_id=self.corp_id,
-            token=self.token.get_secret_value(),
-            encoding_aes_key=self.encoding_aes_key.get_secret_value(),
-            desks=self.desks,
-        )
-        return WeComServiceChannel(options)
+        return WeComServiceChannel(self.options(WeComServiceOptions))
 
 
 class WeComAIBotSettings(WeComSettings):
@@ -171,26 +160,15 @@ class WeComAIBotSettings(WeComSettings):
             raise InvalidInput("An AI bot that WeCom calls needs its token and encoding_aes_key; set them.")
         if not is_called and not (self.bot_id and secret):
             raise InvalidInput("An AI bot with a connection needs its bot_id and its secret; set them.")
-        options = WeComAIBotOptions(
-            name=self.name,
-            connection=not is_called,
-            token=self.token.get_secret_value(),
-            encoding_aes_key=self.encoding_aes_key.get_secret_value(),
-            bot_id=self.bot_id,
-            bot_name=self.bot_name,
-            receive_id=self.receive_id,
-            own_api="" if self.api == wecom_client.API else self.api,
-        )
-        return WeComAIBotChannel(options)
+        own_api = "" if self.api == wecom_client.API else self.api
+        return WeComAIBotChannel(self.options(WeComAIBotOptions, connection=not is_called, own_api=own_api))
 
 
 type AnyBot = TelegramSettings | WeComDirectSettings | WeComServiceSettings | WeComAIBotSettings
 
 
-class ChannelsFile(BaseModel):
+class ChannelsFile(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
     """The bots of a file, with the options for delivery."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     channels: list[Annotated[AnyBot, Field(discriminator="kind")]]
     delivery: DeliveryOptions = DeliveryOptions()
