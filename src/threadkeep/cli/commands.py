@@ -48,7 +48,7 @@ _NOUNS: Mapping[str, str] = {
     "knowledge": "knowledge.commands",
     "pending": "database.pending_commands",
     "erase": "persons.erase_commands",
-    "keys": "keys.commands",
+    "keys": "serve.keys_commands",
     "channels": "channels.commands",
 }
 # Verbs from other modules.

@@ -1,23 +1,261 @@
-"""Opening of transcripts in a LangGraph store."""
+"""Opening of transcripts in a LangGraph store, with their search and archive."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+import heapq
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
-from threadkeep.errors import InvalidSettings
-from threadkeep.graph_store.archive import IndexedArchive
+from threadkeep.errors import InvalidSettings, SessionDamaged, StoreUnavailable, WrongUser
+from threadkeep.graph_store.appending import Appended
+from threadkeep.graph_store.index import SessionIndex
 from threadkeep.graph_store.indexed import IndexedTranscripts, UnavailableRetention
-from threadkeep.graph_store.items import Items, TableItems
-from threadkeep.graph_store.search import ConversationSearch
+from threadkeep.graph_store.items import Items, TableItems, Writing
+from threadkeep.graph_store.shapes import Conversation
+from threadkeep.graph_store.transcripts import GraphTranscripts
+from threadkeep.graph_store.writing import ConversationWriter
+from threadkeep.records import Message, SearchHit, SessionInfo, dump_json
 from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.archive import ArchivedPart, Restored, SummaryArchive
 from threadkeep.store.backend import VARIABLE, BackendDependencies, TranscriptBackend, first_session
+from threadkeep.store.codec import Counter, Prepared, clean_json, clean_text, identified, marks_of, prepare, time_text
 from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.transcripts import END, SessionQuery
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
+
+
+_SEARCH_SECONDS = 5.0
+_SEARCHES = 2
+
+
+class TextSearch:
+    """A search over the conversations that a list of sessions names."""
+
+    def __init__(self, transcripts: GraphTranscripts, *, page_sessions: int = 100) -> None:
+        self._transcripts = transcripts
+        self._reader = transcripts.reader
+        self._page_sessions = page_sessions
+        self._searches = asyncio.Semaphore(_SEARCHES)
+
+    async def catch_up(
+        self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
+    ) -> bool:
+        """Return True; there is no index to update."""
+        return True
+
+    async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
+        """Return 0; every text is read."""
+        return 0
+
+    async def search(
+        self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
+    ) -> list[SearchHit]:
+        """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`.
+
+        Damaged sessions are skipped and listed in the reader's `damages`.
+
+        Raises:
+            StoreUnavailable: there is too much to read in time, with other searches.
+            SessionDamaged: the one session cannot be read.
+        """
+        words = clean_text(query).casefold().split()
+        if not words or limit <= 0:
+            return []
+        best: list[tuple[float, float, int, SearchHit]] = []
+        number = count()
+        try:
+            async with asyncio.timeout(_SEARCH_SECONDS), self._searches:
+                async for found_in, message in self._messages(user_id, session_id, after):
+                    if score := _score(message, words):
+                        time = message.created_at.timestamp() if message.created_at else 0.0
+                        entry = (score, time, -next(number), SearchHit(found_in, message, score))
+                        (heapq.heappush if len(best) < limit else heapq.heappushpop)(best, entry)
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"The search took longer than {_SEARCH_SECONDS:g} seconds: in a graph store every text is read. Search "
+                "one session or one user, or keep transcripts in the tables (THREADKEEP_TRANSCRIPTS=tables)."
+            ) from None
+        return [hit for *_, hit in sorted(best, reverse=True)]
+
+    async def _messages(
+        self, user_id: str | None, session_id: str | None, after: int
+    ) -> AsyncIterator[tuple[str, Message]]:
+        """Yield the messages to search, each with its session."""
+        if session_id is not None:
+            async for message in self._down(session_id, user_id, after):
+                yield session_id, message
+            return
+        async for found in self._sessions(user_id):
+            with contextlib.suppress(SessionDamaged):
+                async for message in self._down(found, user_id, after):
+                    yield found, message
+
+    async def _down(self, session_id: str, user_id: str | None, after: int) -> AsyncIterator[Message]:
+        if conversation := await self._reader.conversation(session_id, user_id=user_id):
+            low = max(after, conversation.deleted_seq) + 1
+            async for message in self._reader.down(conversation, END, low, active=True):
+                yield message
+
+    async def _sessions(self, user_id: str | None) -> AsyncIterator[str]:
+        query: SessionQuery | None = SessionQuery(user_id, limit=self._page_sessions)
+        while query is not None:
+            page = await self._transcripts.sessions(query)
+            for info in page:
+                yield info.session_id
+            last = page[-1] if len(page) == query.limit else None
+            query = None if last is None else replace(query, cursor=(last.updated_at, last.session_id))
+
+
+class ConversationSearch(TextSearch):
+    """A search over transcripts with rows in the tables; its `catch_up` updates these rows."""
+
+    def __init__(self, transcripts: IndexedTranscripts) -> None:
+        super().__init__(transcripts)
+        self._indexed = transcripts
+
+    async def catch_up(
+        self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
+    ) -> bool:
+        """Update the rows of all sessions that are behind; return True when none is left."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._indexed.catch_up()
+        except TimeoutError:
+            return False
+        return True
+
+
+def _score(message: Message, words: list[str]) -> float:
+    """Return the share of the words in a text, 0 if one of them is missing."""
+    text = message.content.casefold()
+    counts = [text.count(word) for word in words]
+    return sum(counts) / math.log2(2 + len(text)) if all(counts) else 0.0
+
+
+class ConversationArchive:
+    """A restorer of exported sessions into conversations.
+
+    It works like `threadkeep.store.archive.Archive`, but the parts of a call are stored one after the other, each
+    atomically; an interrupted call can be repeated. Conversations have no archive: archived messages are restored like
+    all others. They have no summaries either, so these are skipped.
+    """
+
+    def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:
+        self._writer = writer
+        self._count = count
+        self._clock = clock
+
+    async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
+        """Store the parts, in their order."""
+        outcomes: list[Restored | WrongUser] = []
+        for part in parts:
+            try:
+                outcomes.append(await self.restore_one(part))
+            except WrongUser as error:
+                outcomes.append(error)
+        return outcomes
+
+    async def restore_one(self, part: ArchivedPart) -> Restored:
+        """Store a part.
+
+        Raises:
+            WrongUser: the conversation is another user's.
+        """
+        session_id = part.info.session_id
+        restored = await self._writer.hold(session_id, lambda writing, found: self._put(writing, found, part))
+        return replace(restored, summaries_left_out=len(part.summaries))
+
+    async def _put(self, writing: Writing, found: Conversation | None, part: ArchivedPart) -> Restored:
+        info = part.info
+        if found is not None and info.user_id not in (None, found.user_id):
+            raise WrongUser(info.session_id)
+        conversation = found or self._new(info)
+        now = self._clock()
+        messages = [identified(message) for message in part.messages]
+        prepared = Prepared([], [])
+        if messages:
+            prepared = prepare(
+                messages, count=self._count, stored_at=lambda message: time_text(message.created_at or now)
+            )
+            rows = [
+                {**row, **marks_of(message)} for message, row in zip(prepared.messages, prepared.columns, strict=True)
+            ]
+            prepared = replace(prepared, columns=rows)
+        known = await self._writer.places_of(writing, conversation, [str(message.id) for message in messages])
+        appended = await self._writer.appended(writing, conversation, prepared, known, info.updated_at)
+        seqs = dict(known)
+        for key, value in appended.items.items():
+            if "seq" in value:
+                seqs[key.key] = int(value["seq"])
+        grown = self._with_reset(appended, part, seqs)
+        if appended.items or found is None or grown != conversation:
+            await self._writer.put(writing, conversation, grown, appended.items)
+        fresh = {str(message.id): message for message in messages if str(message.id) not in known}
+        moved = sum(1 for message_id, message in fresh.items() if message.seq not in (None, seqs[message_id]))
+        return Restored(len(fresh), len(messages) - len(fresh), moved, len(prepared.cleaned))
+
+    def _new(self, info: SessionInfo) -> Conversation:
+        return Conversation(
+            info.session_id,
+            created_at=info.created_at,
+            updated_at=info.updated_at,
+            user_id=info.user_id,
+            last_seq=info.deleted_seq,
+            chunk_size=self._writer.layout.chunk_size,
+            title=None if info.title is None else clean_text(info.title),
+            reset_seq=min(info.reset_seq, info.deleted_seq),
+            deleted_seq=info.deleted_seq,
+            active=info.active,
+            tags=tuple(clean_text(tag) for tag in info.tags),
+            metadata=dump_json(clean_json(dict(info.metadata))),
+            parent_session_id=info.parent_session_id,
+            parent_seq=info.parent_seq,
+        )
+
+    def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
+        """Return the conversation with the reset after the same message as before, unless there is a later reset."""
+        reset_seq = part.info.reset_seq
+        last_before = next((message for message in part.messages if reset_seq and message.seq == reset_seq), None)
+        place = seqs.get(str(last_before.id), 0) if last_before is not None else 0
+        conversation = appended.conversation
+        return replace(conversation, reset_seq=max(conversation.reset_seq, place))
+
+
+class IndexedArchive(ConversationArchive):
+    """A restorer for conversations that have rows in our tables, to which their summaries belong."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        writer: ConversationWriter,
+        index: SessionIndex,
+        *,
+        count: Counter,
+        clock: Callable[[], datetime],
+    ) -> None:
+        super().__init__(writer, count=count, clock=clock)
+        self._driver = driver
+        self._index = index
+        self._summaries = SummaryArchive(driver.backend, clock=clock)
+
+    async def restore_one(self, part: ArchivedPart) -> Restored:
+        """Store a part, with its summaries."""
+        restored = await super().restore_one(part)
+        session_id = part.info.session_id
+        await self._index.follow(session_id)
+        async with self._driver.writing() as connection:
+            stored, left_out = await self._summaries.restore(connection, session_id, part.summaries)
+        return replace(restored, summaries=stored, summaries_left_out=left_out)
 
 
 @asynccontextmanager

@@ -16,10 +16,9 @@ from weakref import WeakSet, WeakValueDictionary
 
 from threadkeep.context.manifest import ConversationPlace
 from threadkeep.errors import SessionDamaged, StoreError, WrongUser
-from threadkeep.graph_store.archive import ConversationArchive
 from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.graph_store.opening import ConversationArchive, TextSearch
 from threadkeep.graph_store.retention import ConversationRetention
-from threadkeep.graph_store.search import TextSearch
 from threadkeep.graph_store.transcripts import ConversationContexts, GraphTranscripts
 from threadkeep.history.blocking import MemoryLoop
 from threadkeep.history.graph_conversations import folder_of

@@ -10,10 +10,9 @@ from threadkeep.app import App
 from threadkeep.errors import Interrupted, ModelCallFailed, RunFailed, RunWaits
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
-from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit, SessionId, UserId
+from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, EncodedPathRoute, Limit, SessionId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.problems import ProblemRaised, documented
-from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.schemas import ChatRequestBody, ChatResponseBody, History, HistoryMessage
 from threadkeep.web.streams import EXAMPLE, EventStream, TurnParts, open_stream, problem_of_turn
 from threadkeep.workflows.built_in import CHAT

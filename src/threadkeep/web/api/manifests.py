@@ -18,6 +18,7 @@ from threadkeep.web.api.parameters import (
     DEFAULT_LIMIT,
     AppInUse,
     Cursor,
+    EncodedPathRoute,
     Limit,
     RunId,
     SessionId,
@@ -26,7 +27,6 @@ from threadkeep.web.api.parameters import (
     write_cursor,
 )
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
-from threadkeep.web.routing import EncodedPathRoute
 
 
 class TurnReferenceBody(BaseModel):

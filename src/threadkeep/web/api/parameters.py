@@ -1,4 +1,4 @@
-"""Parameters shared by several routes, and the opaque cursors of lists, which clients pass back."""
+"""Parameters and routes shared by several routers, and the opaque cursors of lists, which clients pass back."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import base64
 import json
 from datetime import UTC, datetime
 from typing import Annotated, Any, cast
+from urllib.parse import unquote
 
 from fastapi import Depends, Path, Query, Request
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope as RequestScope
 
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
@@ -15,6 +19,39 @@ from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Scope, ScopeKind
 from threadkeep.store.codec import clean_text
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.schemas import GivenId
+
+
+class EncodedPathRoute(APIRoute):
+    """A route matched against the encoded path: `/sessions/a%2Fb` names the session `a/b`.
+
+    Servers decode the path before matching, which would turn a slash inside a parameter into a path separator.
+    """
+
+    def matches(self, scope: RequestScope) -> tuple[Match, RequestScope]:
+        """Match the encoded path, then decode the parameters."""
+        match, child_scope = super().matches({**scope, "path": _encoded_path(scope)})
+        if match is not Match.NONE:
+            parameters = child_scope["path_params"]
+            child_scope["path_params"] = {name: _decoded(value) for name, value in parameters.items()}
+        return match, child_scope
+
+
+def _encoded_path(scope: RequestScope) -> str:
+    """Return the path with only the slashes and percent signs inside its segments encoded."""
+    path: str = scope["path"]
+    raw: bytes | None = scope.get("raw_path")
+    if raw is None:
+        return path.replace("%", "%25")
+    if b"%" not in raw:
+        return path
+    segments = [_decoded(segment) for segment in raw.decode("latin-1").split("/")]
+    return "/".join(segment.replace("%", "%25").replace("/", "%2F") for segment in segments)
+
+
+def _decoded(text: str) -> str:
+    # Invalid UTF-8 becomes lone surrogates, which are rejected; otherwise many such ids would map to one.
+    return unquote(text, errors="surrogateescape")
+
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200

@@ -20,6 +20,7 @@ from threadkeep.web.api.parameters import (
     DEFAULT_LIMIT,
     AppInUse,
     Cursor,
+    EncodedPathRoute,
     KnowledgeUser,
     Limit,
     read_cursor,
@@ -27,7 +28,6 @@ from threadkeep.web.api.parameters import (
 )
 from threadkeep.web.callers import ADMINISTERS, CallerInUse
 from threadkeep.web.problems import documented
-from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.schemas import GivenId
 
 router = APIRouter(prefix="/api/v1/persons", tags=["knowledge"], route_class=EncodedPathRoute)

@@ -24,6 +24,7 @@ from threadkeep.web.api.parameters import (
     DEFAULT_LIMIT,
     AppInUse,
     Cursor,
+    EncodedPathRoute,
     Limit,
     SessionId,
     UserId,
@@ -31,7 +32,6 @@ from threadkeep.web.api.parameters import (
     write_cursor,
 )
 from threadkeep.web.problems import documented
-from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.schemas import (
     BranchBody,
     ChatResponseBody,

@@ -17,11 +17,10 @@ from threadkeep.records.json_values import example
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatStarted
-from threadkeep.web.api.parameters import AppInUse, UserId
+from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.problems import Problem, documented
-from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.schemas import GivenId
 from threadkeep.web.streams import EventStream, StreamParts, event_content, json_event, open_stream
 from threadkeep.workflows.built_in import CHAT

@@ -18,10 +18,10 @@ from threadkeep.agent.explanations import left_out_in_words, recall_in_words
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import ThreadkeepError
 from threadkeep.version import __version__
+from threadkeep.web.api.parameters import EncodedPathRoute
 from threadkeep.web.console import charts
 from threadkeep.web.console.forms import COOKIE, csrf_token
 from threadkeep.web.problems import ProblemRaised, log_failure, problem_of
-from threadkeep.web.routing import EncodedPathRoute
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

@@ -16,7 +16,7 @@ from threadkeep.records.runs import DOUBLE_TEXTING, DoubleTexting
 from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest, Submitted
-from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute
 from threadkeep.web.callers import READS, Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import ProtocolEvent
 from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
@@ -24,7 +24,6 @@ from threadkeep.web.langgraph.states import Question, find_thread, history_of, q
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
 from threadkeep.web.langgraph.threads import ThreadId
 from threadkeep.web.problems import documented, problem_of
-from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, event_content, json_event, with_silences
 
 USER_ID = "user_id"

@@ -17,7 +17,7 @@ from threadkeep.errors import InvalidInput, RunNotFound, SessionNotFound
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.intake import Mode
-from threadkeep.web.api.parameters import AppInUse, RunId, UserId
+from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, RunId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.langgraph.commands import Start, start_run
 from threadkeep.web.langgraph.run_events import INTERRUPTS, RunEvents, encoded_parts, status_of
@@ -26,7 +26,6 @@ from threadkeep.web.langgraph.states import find_thread, questions, values_of_ru
 from threadkeep.web.langgraph.thread_events import thread_events_of
 from threadkeep.web.langgraph.threads import ThreadId
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
-from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.streams import HEARTBEAT, EventStream, event_content, with_silences
 
 router = APIRouter(tags=["langgraph"], route_class=EncodedPathRoute)

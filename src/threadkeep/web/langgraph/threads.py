@@ -16,7 +16,7 @@ from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.records import Json
 from threadkeep.store.transcripts import SessionQuery
-from threadkeep.web.api.parameters import AppInUse, UserId
+from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS
 from threadkeep.web.langgraph.schemas import (
     CheckpointQueryBody,
@@ -45,7 +45,6 @@ from threadkeep.web.langgraph.states import (
 )
 from threadkeep.web.langgraph.states import values_of as values_of_session
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
-from threadkeep.web.routing import EncodedPathRoute
 
 type ThreadId = Annotated[str, Path(description="The thread, which is a session; a slash is %2F.")]
 
