@@ -16,9 +16,9 @@ from wechatpy.enterprise.crypto import PrpCrypto, WeChatCrypto
 
 from threadkeep.channels.contract import Callback, Channel, Received
 from threadkeep.channels.telegram import TelegramChannel, TelegramOptions
+from threadkeep.channels.wecom import WeComDirectChannel, WeComDirectOptions
 from threadkeep.channels.wecom_aibot import WeComAIBotChannel, WeComAIBotOptions
 from threadkeep.channels.wecom_cs import WeComServiceChannel, WeComServiceOptions
-from threadkeep.channels.wecom_dm import WeComDirectChannel, WeComDirectOptions
 
 NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
 SENT_AT = int(NOW.timestamp()) - 2

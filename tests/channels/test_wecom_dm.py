@@ -8,7 +8,7 @@ import pytest
 
 from tests.channels.platforms import CORP, SENT_AT, WeComDirect, xml
 from threadkeep.channels.contract import CallbackResponse, Ignored, IncomingMessage, Update
-from threadkeep.channels.wecom_dm import WeComDirectOptions
+from threadkeep.channels.wecom import WeComDirectOptions
 from threadkeep.errors import InvalidInput
 
 PLATFORM = WeComDirect()

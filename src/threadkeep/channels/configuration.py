@@ -17,9 +17,9 @@ from threadkeep.channels import telegram_client, wecom_client, wecom_connection
 from threadkeep.channels.bots import TEXTS, Language, Texts
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.telegram import ChatType, TelegramChannel, TelegramOptions, UpdateKind
+from threadkeep.channels.wecom import WeComDirectChannel, WeComDirectOptions
 from threadkeep.channels.wecom_aibot import WeComAIBotChannel, WeComAIBotOptions
 from threadkeep.channels.wecom_cs import WeComServiceChannel, WeComServiceOptions
-from threadkeep.channels.wecom_dm import WeComDirectChannel, WeComDirectOptions
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
 from threadkeep.records.runs import DoubleTexting

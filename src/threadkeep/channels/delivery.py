@@ -12,9 +12,8 @@ from datetime import timedelta
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.channels.bots import Bot
+from threadkeep.channels.bots import Bot, question_text
 from threadkeep.channels.contract import AnswerFailed, Later, Moved, Part, Refused, Sent
-from threadkeep.channels.questions import question_text
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AnswerSent, ChannelTrouble, DeliveryOutcome

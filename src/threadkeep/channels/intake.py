@@ -9,7 +9,7 @@ from datetime import timedelta
 from weakref import WeakValueDictionary
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.channels.bots import Bot, Command, command_in
+from threadkeep.channels.bots import Bot, Command, command_in, end_questions, question_for
 from threadkeep.channels.contract import (
     AnswerFailed,
     ChatMigrated,
@@ -20,7 +20,6 @@ from threadkeep.channels.contract import (
     Update,
 )
 from threadkeep.channels.delivery import note_failure
-from threadkeep.channels.questions import end_questions, question_for
 from threadkeep.channels.telegram import in_chat
 from threadkeep.channels.wecom_aibot import STREAM_TIME, AnswerStreams, WeComAIBotChannel
 from threadkeep.errors import (

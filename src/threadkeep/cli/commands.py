@@ -32,7 +32,7 @@ _COMMANDS: Mapping[str, str] = {
     "migrate": "database.migrate_schema",
     "backup": "database.backup_database",
     "restore": "database.restore_database",
-    "partition": "partition.partition_tables",
+    "partition": "database.partition_tables",
     "bench": "serve.bench",
     "mcp": "serve.serve_mcp",
 }

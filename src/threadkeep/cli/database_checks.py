@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from threadkeep.cli.partition import partition_findings
 from threadkeep.cli.problems import Finding
 from threadkeep.cli.terminal import counted, duration, file_size
 from threadkeep.context.tokens import GREATEST_FACTOR, LEAST_FACTOR
@@ -32,7 +31,7 @@ from threadkeep.store.contexts import TokenFactors
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.opening import open_database
-from threadkeep.store.partitions import partition_state
+from threadkeep.store.partitions import PartitionState, partition_state
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.rows import RunRecords
 from threadkeep.store.search import MUCH_UNINDEXED
@@ -58,7 +57,7 @@ async def check_database(settings: Settings) -> list[Finding]:
             seconds = time.perf_counter() - started
             found = [_answer(address, condition, seconds), _schema(condition), _durability(address, condition)]
             found += await _writing(driver, address, condition)
-            found += partition_findings(await partition_state(driver), settings.partitions)
+            found += _partitions(await partition_state(driver), settings.partitions)
             found += [*_search(condition), *await _runs(driver, condition)]
             return [*found, *await _token_factors(driver, condition)]
     except (StoreError, ModuleNotFoundError) as error:
@@ -174,6 +173,19 @@ def _name_of(holder: LockHolder) -> str:
     if holder.doing != "open":
         words += f", {holder.doing}"
     return words + (f" for {duration(holder.seconds)}" if holder.seconds is not None else "")
+
+
+def _partitions(state: PartitionState, wanted: int | None) -> list[Finding]:
+    """Return findings about the partitions of the tables, of which the settings want a number."""
+    if state.is_begun:
+        count = state.copied_into or wanted or "COUNT"
+        cure = f"Run: threadkeep partition {count} (with --abandon to remove the copy)"
+        return [Finding("partitions", "warn", "Partitions were begun and are not complete; writes cost more.", cure)]
+    detail = f"Messages are in {state.partitions} partitions." if state.partitions else "Messages are in one table."
+    if wanted not in (None, state.partitions):
+        cure = f"Run: threadkeep partition {wanted}" if not state.partitions else "Set it to what there is."
+        return [Finding("partitions", "warn", f"{detail} THREADKEEP_PARTITIONS is {wanted}.", cure)]
+    return [Finding("partitions", "ok", detail)] if state.partitions else []
 
 
 def _search(condition: Condition) -> list[Finding]:

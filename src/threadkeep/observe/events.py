@@ -6,7 +6,7 @@ Names come from closed sets, except the names that authors gave their workflows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, dataclass_transform, get_args
 
 type Backend = Literal["sqlite", "postgres", "other"]
 type Channel = Literal["telegram", "wecom_cs", "wecom_aibot", "wecom_dm", "http", "other"]
@@ -26,19 +26,25 @@ MANIFEST_LOSSES: tuple[ManifestLoss, ...] = get_args(ManifestLoss.__value__)
 SUMMARY_FAILURES: tuple[SummaryFailure, ...] = get_args(SummaryFailure.__value__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class _Record:
+    """A base class whose subclasses are frozen dataclasses with keyword-only fields."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Event(_Record):
     """An event. `error` is the name of an error's class, because the error's message may quote people."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SessionEvent(Event):
     """An event of a session, if the session is known."""
 
     session_id: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StoreEvent(SessionEvent):
     """An event of reading or writing a session."""
 
@@ -46,7 +52,6 @@ class StoreEvent(SessionEvent):
     channel: Channel = "other"
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkflowRunEvent(SessionEvent):
     """An event of a run of a workflow."""
 
@@ -54,7 +59,6 @@ class WorkflowRunEvent(SessionEvent):
     run_id: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StoreRead(StoreEvent):
     """A read of the store ended, in success or failure; `fallback` means that the caller continued without the data."""
 
@@ -62,7 +66,6 @@ class StoreRead(StoreEvent):
     milliseconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class StoreWrite(StoreEvent):
     """A write to the store ended, in success or failure; `fallback` means that the turn was spooled for later."""
 
@@ -70,7 +73,6 @@ class StoreWrite(StoreEvent):
     milliseconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReadFailed(StoreEvent):
     """Memory could not be read: `fallback` if the agent answered without it, `error` if the caller got the error."""
 
@@ -78,7 +80,6 @@ class ReadFailed(StoreEvent):
     error: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class WriteFailed(StoreEvent):
     """A turn could not be written: `fallback` if it was spooled for a retry, else `error` or `conflict`.
 
@@ -91,55 +92,46 @@ class WriteFailed(StoreEvent):
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class WriteDeferred(StoreEvent):
     """A turn went to the pending writes, where it stays until it is written or a person drops it."""
 
     messages: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class WriteRecovered(StoreEvent):
     """A turn from the pending writes has been written."""
 
     tries: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class WriteDropped(StoreEvent):
     """A person dropped a turn from the pending writes."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class AgentOutsideTurn(SessionEvent):
     """A program called an agent with memory directly, outside a turn: the call neither reads nor writes the session."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TurnBegunInTool(SessionEvent):
     """The first agent with memory of a run is in a tool of an agent without: the tool's question begins the turn."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TurnWaits(SessionEvent):
     """A turn has waited for `seconds` for an earlier turn of its session, which another caller of the process has."""
 
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class HistoryDiffers(SessionEvent):
     """A client sent earlier messages of a person that the transcript does not have: they were stored as new."""
 
     messages: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class AnswerDiscarded(StoreEvent):
     """An answer was not stored, because its session was deleted after the question."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PendingWrites(Event):
     """The number of turns that wait to be written."""
 
@@ -147,7 +139,6 @@ class PendingWrites(Event):
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class HistoryTruncated(SessionEvent):
     """A window excluded older messages, or shortened one, because of its limits."""
 
@@ -156,7 +147,6 @@ class HistoryTruncated(SessionEvent):
     cut: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class KeyResolutionFailed(Event):
     """No candidate gave a valid session id; `reason` is one of the reasons of `threadkeep.resolve_key`."""
 
@@ -166,7 +156,6 @@ class KeyResolutionFailed(Event):
     run_id: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ContextBuilt(SessionEvent):
     """The context of a model call was built: numbers of messages, tokens and excluded messages."""
 
@@ -176,7 +165,6 @@ class ContextBuilt(SessionEvent):
     dropped: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemoryUpdated(Event):
     """Messages entered a run's memory: the total, the number kept, and the amount removed by each limit.
 
@@ -191,7 +179,6 @@ class MemoryUpdated(Event):
     run_id: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class PromptSent(Event):
     """A model was called with a run's memory: number of messages, characters and estimated tokens.
 
@@ -205,7 +192,6 @@ class PromptSent(Event):
     run_id: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class SummaryMade(SessionEvent):
     """A summary was stored: the number of messages it replaces, its tokens, and whether it was made of summaries."""
 
@@ -216,7 +202,6 @@ class SummaryMade(SessionEvent):
     milliseconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class SummaryFailed(SessionEvent):
     """A session could not be compressed for now; nothing has changed. `error` is set if an error was the cause."""
 
@@ -225,7 +210,6 @@ class SummaryFailed(SessionEvent):
     error: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class FactsProposed(SessionEvent):
     """Facts were proposed from what people said in a session, and some of them accepted without a person."""
 
@@ -233,14 +217,12 @@ class FactsProposed(SessionEvent):
     accepted: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class LearningFailed(SessionEvent):
     """A session could not be learned from; it is read again after its next turn. `error` is the kind of error."""
 
     error: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ManifestsDropped(Event):
     """Manifests of model calls were dropped.
 
@@ -253,7 +235,6 @@ class ManifestsDropped(Event):
     reason: ManifestLoss
 
 
-@dataclass(frozen=True, kw_only=True)
 class ManifestWriteFailed(Event):
     """Manifests of model calls could not be written and wait for a retry; calls and turns continue."""
 
@@ -262,7 +243,6 @@ class ManifestWriteFailed(Event):
     waiting: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class MessagesPruned(Event):
     """A retention pass archived or deleted messages: the numbers of messages and of sessions."""
 
@@ -271,7 +251,6 @@ class MessagesPruned(Event):
     messages: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunsPruned(Event):
     """A retention pass deleted old finished runs, and workflow versions that no run uses.
 
@@ -283,14 +262,12 @@ class RunsPruned(Event):
     versions: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class IndexingBegan(Event):
     """Searches are incomplete for a while, because this many messages are not indexed after an upgrade or an import."""
 
     messages: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class IndexingDone(Event):
     """Searches are complete again: the messages that `IndexingBegan` reported are indexed."""
 
@@ -298,14 +275,12 @@ class IndexingDone(Event):
     milliseconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class PruningFailed(Event):
     """A retention pass was interrupted; its completed work stays, and the next pass continues."""
 
     error: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExtraNotFound(SessionEvent):
     """The search for an input-dependent prompt section failed; the model call continues without the section."""
 
@@ -313,7 +288,6 @@ class ExtraNotFound(SessionEvent):
     error: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class EmbeddingsSkipped(SessionEvent):
     """An embedding model rejected some messages; full-text search still finds them, and they are retried later."""
 
@@ -321,7 +295,6 @@ class EmbeddingsSkipped(SessionEvent):
     error: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelFailed(SessionEvent):
     """A model call raised an error."""
 
@@ -339,7 +312,6 @@ RUN_WORKS: tuple[RunWork, ...] = get_args(RunWork.__value__)
 TURN_STATUSES: tuple[TurnStatus, ...] = get_args(TurnStatus.__value__)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunFinished(WorkflowRunEvent):
     """A run of a workflow ended, or waits for a person; `set_aside` if only a person can start it again."""
 
@@ -349,7 +321,6 @@ class RunFinished(WorkflowRunEvent):
     set_aside: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class BudgetCrossed(WorkflowRunEvent):
     """The last call of a successful run exceeded its own budget, or that of its ancestor `budget_run_id`."""
 
@@ -359,7 +330,6 @@ class BudgetCrossed(WorkflowRunEvent):
     budget_run_id: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunRetried(WorkflowRunEvent):
     """A run failed with a temporary error and is retried after a pause; `attempt` counts from 2."""
 
@@ -367,14 +337,12 @@ class RunRetried(WorkflowRunEvent):
     attempt: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunTakenOver(WorkflowRunEvent):
     """A started run was taken over, usually because its process died. `attempt` counts from 2."""
 
     attempt: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunTrouble(Event):
     """A poll of the run supervision failed; the next one follows."""
 
@@ -382,14 +350,12 @@ class RunTrouble(Event):
     error: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunWorkRecovered(Event):
     """Work that `RunTrouble` reported as failing succeeds again: the progress of runs can be stored."""
 
     work: RunWork
 
 
-@dataclass(frozen=True, kw_only=True)
 class TurnFinished(SessionEvent):
     """A turn ended, in any way. Providers report the tokens; `estimated` if some are missing."""
 
@@ -433,7 +399,6 @@ DELIVERY_OUTCOMES: tuple[DeliveryOutcome, ...] = get_args(DeliveryOutcome.__valu
 CHANNEL_WORKS: tuple[ChannelWork, ...] = get_args(ChannelWork.__value__)
 
 
-@dataclass(frozen=True, kw_only=True)
 class UpdateReceived(SessionEvent):
     """A platform delivered an update to a bot: it was `taken`, or it was `ignored` or `refused` for a reason."""
 
@@ -443,7 +408,6 @@ class UpdateReceived(SessionEvent):
     reason: UpdateReason | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class AnswerSent(SessionEvent):
     """An attempt of a bot to deliver an answer ended. `milliseconds` is the time since its message was taken.
 
@@ -459,7 +423,6 @@ class AnswerSent(SessionEvent):
     milliseconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChannelTrouble(Event):
     """Work of a bot, or of all bots if `bot` is None, failed and will be retried."""
 
@@ -490,7 +453,6 @@ GRAPHITI_WORKS: tuple[GraphitiWork, ...] = get_args(GraphitiWork.__value__)
 GRAPH_RECALL_OUTCOMES: tuple[GraphRecallOutcome, ...] = get_args(GraphRecallOutcome.__value__)
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpisodesDelivered(Event):
     """Messages were queued for a Graphiti server, sent, confirmed there, queued again, or given up for a `reason`."""
 
@@ -499,7 +461,6 @@ class EpisodesDelivered(Event):
     reason: DeadReason | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraphRecalled(SessionEvent):
     """Facts were requested from a Graphiti server: the number used, and how long a turn waited for them."""
 
@@ -508,7 +469,6 @@ class GraphRecalled(SessionEvent):
     milliseconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraphitiTrouble(Event):
     """Work for a Graphiti server failed and will be retried. `error` is a kind, such as `unreachable`."""
 

@@ -140,29 +140,29 @@ class Run:
     message_id: str | None
     workflow: str
     status: RunStatus
-    owner: str | None
-    result: Mapping[str, Json] | None
-    error: str | None
+    owner: str | None = None
+    result: Mapping[str, Json] | None = None
+    error: str | None = None
     started_at: datetime | None
     heartbeat_at: datetime | None
     ended_at: datetime | None
-    version: str | None
+    version: str | None = None
     user_id: str | None
-    parent_run_id: str | None
+    parent_run_id: str | None = None
     root_run_id: str
-    depth: int
-    node_id: str | None
+    depth: int = 0
+    node_id: str | None = None
     trigger: RunTrigger
-    arrival: int | None
+    arrival: int | None = None
     inputs: tuple[RunInput, ...]
-    interrupt: Json
-    resume_value: Json
-    resumed: bool
+    interrupt: Json = None
+    resume_value: Json = None
+    resumed: bool = False
     budget: RunBudget
     attempts: int
-    cancel_requested_at: datetime | None
-    cancel_reason: str | None
-    set_aside: bool
+    cancel_requested_at: datetime | None = None
+    cancel_reason: str | None = None
+    set_aside: bool = False
     created_at: datetime
     deadline_at: datetime | None
 
