@@ -96,7 +96,6 @@ class LineInput(Protocol):
 
     async def next_line(self) -> str | None:
         """Return the next line without its end; None at the end of the input."""
-        ...
 
 
 class PromptedLines:

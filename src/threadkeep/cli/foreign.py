@@ -69,7 +69,6 @@ class Source(Protocol):
 
     def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the conversations in a stable order, including those without utterances."""
-        ...
 
 
 def address_of(source: str) -> DatabaseAddress | None:

@@ -27,7 +27,6 @@ type Encoding = Literal["o200k", "cl100k"]
 class _Vocabulary(Protocol):
     def count(self, text: str, /) -> int:
         """Return the tokens of a text that is valid in UTF-8; special tokens in it count as plain text."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +265,6 @@ class TokenCounter(Protocol):
 
     def __call__(self, text: str, /) -> int:
         """Return the tokens of this text."""
-        ...
 
 
 _MOST_CHARACTERS = 10  # per token: hardly any text has more, but the estimate of repetitive text may be lower

@@ -36,11 +36,9 @@ class Writing(Protocol):
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
-        ...
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
         """Return the keys of a namespace that begin with a text."""
-        ...
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
         """Write the metadata and other items of the conversation, once in a block; None removes an item.
@@ -50,11 +48,9 @@ class Writing(Protocol):
         Raises:
             ConversationChanged: the metadata have another version (None: they exist already).
         """
-        ...
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
         """Remove items of the conversation, once in a block, whatever the version of its metadata."""
-        ...
 
 
 class ReadOnce:
@@ -82,19 +78,15 @@ class Items(Protocol):
     @property
     def backend(self) -> Backend:
         """The engine's name for metrics."""
-        ...
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
-        ...
 
     def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
         """Yield the id and the metadata of every conversation of a layout, unordered."""
-        ...
 
     def writing(self, metadata: ItemKey) -> AbstractAsyncContextManager[Writing]:
         """Lock the conversation with these metadata."""
-        ...
 
 
 class Locks[Key: Hashable]:

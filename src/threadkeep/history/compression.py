@@ -47,17 +47,14 @@ class Summarizer(Protocol):
     @property
     def name(self) -> str:
         """The model's name, which is stored with each summary."""
-        ...
 
     @property
     def prompt_version(self) -> str:
         """The version of the prompt, which is stored with each summary."""
-        ...
 
     @property
     def input_tokens(self) -> int:
         """The number of tokens of a record that it accepts at once."""
-        ...
 
     async def summarize(self, record: str, *, earlier: str | None, task: SummaryTask, max_tokens: int) -> str:
         """Return the summary of a record, in the language of the conversation.
@@ -69,7 +66,6 @@ class Summarizer(Protocol):
             task: the record has `messages`, the `continuation` of messages, or `summaries` to merge into one.
             max_tokens: the approximate maximum length of the summary.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,9 @@ class LastWords(Protocol):
 
     async def settle_all(self) -> None:
         """Store all remaining data."""
-        ...
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
         """Store the partial answer of a run that is over; discard it if the run continues in another process."""
-        ...
 
 
 class Memory:

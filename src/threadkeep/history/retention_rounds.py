@@ -128,11 +128,9 @@ class Prunes(Protocol):
 
     async def has_work(self) -> bool:
         """Return whether it can ever delete anything."""
-        ...
 
     async def prune(self, *, may_continue: Callable[[], Awaitable[bool]] | None = None) -> object:
         """Delete expired data; `may_continue` is called before each step, and False stops the round."""
-        ...
 
 
 class RetentionSchedule:

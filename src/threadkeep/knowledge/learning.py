@@ -56,16 +56,13 @@ class Learner(Protocol):
     @property
     def kind(self) -> LearnerKind:
         """The kind of learner; each kind has its own position in a session."""
-        ...
 
     @property
     def name(self) -> str:
         """The name that is stored with its proposals, such as the model's name."""
-        ...
 
     async def learn(self, record: Record) -> Sequence[Proposed]:
         """Return the facts in the learnable messages."""
-        ...
 
 
 @dataclass(frozen=True)

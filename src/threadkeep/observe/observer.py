@@ -21,7 +21,6 @@ class Observer(Protocol):
 
     def notify(self, event: Event, /) -> None:
         """Receive one event."""
-        ...
 
 
 class Observers:

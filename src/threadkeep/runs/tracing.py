@@ -35,7 +35,6 @@ class Notes(Protocol):
 
     def note(self, kind: str, node: str | None = None, data: Data | None = None) -> None:
         """Note an event."""
-        ...
 
 
 class RunTracer:

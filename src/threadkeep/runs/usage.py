@@ -111,11 +111,9 @@ class Ledger(Protocol):
 
     async def check(self) -> None:
         """Raise if the run, or a run above it, has used its budget."""
-        ...
 
     async def add(self, usage: TokenUsage) -> None:
         """Add the usage of a call."""
-        ...
 
 
 class Account(Ledger, Protocol):
@@ -128,7 +126,6 @@ class Account(Ledger, Protocol):
 
     async def crossed(self) -> BudgetSpent | None:
         """Return the budget that the calls so far exceeded; None if they exceeded none."""
-        ...
 
 
 class Meter(AsyncCallbackHandler):

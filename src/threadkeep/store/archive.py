@@ -116,7 +116,6 @@ class Restoring(Protocol):
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store the parts; return the results in their order."""
-        ...
 
 
 class Archive:

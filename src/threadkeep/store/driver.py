@@ -80,19 +80,15 @@ class Connection(Protocol):
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
         """Return all rows of a statement."""
-        ...
 
     async def execute(self, sql: str, parameters: Parameters) -> int:
         """Execute a statement; return the number of changed rows."""
-        ...
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Return all rows of each statement, with one round trip; each sees the changes of those before it."""
-        ...
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Execute a statement once for each row of parameters."""
-        ...
 
 
 class Driver(Protocol):
@@ -107,7 +103,6 @@ class Driver(Protocol):
     @property
     def backend(self) -> Backend:
         """The name of the engine."""
-        ...
 
     async def check_file(self) -> None:
         """Check that the file of a SQLite database is still the one that was opened.
@@ -115,23 +110,18 @@ class Driver(Protocol):
         Raises:
             DatabaseFileReplaced: it was removed or replaced.
         """
-        ...
 
     def reading(self) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for reading."""
-        ...
 
     def writing(self, *, lock_timeout_seconds: float | None = None) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection inside a write transaction."""
-        ...
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
         """Return all rows of a single statement that reads."""
-        ...
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one write transaction with one round trip; return all rows of each."""
-        ...
 
     async def append(
         self,
@@ -156,11 +146,9 @@ class Driver(Protocol):
         If a message's id exists already, or an answered message does not, `DuplicateRow` is raised and nothing is
         stored. If another transaction has locked a session, `RowLocked` is raised soon.
         """
-        ...
 
     async def close(self) -> None:
         """Close every connection."""
-        ...
 
 
 _RARE_IDLE_SECONDS = 10.0

@@ -58,17 +58,14 @@ class Search(Protocol):
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
         """Update the index (of one user, of one session) for at most `seconds`; return True when it is complete."""
-        ...
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
         """Return the number of messages that no search can find yet."""
-        ...
 
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
         """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`."""
-        ...
 
 
 class SearchIndex:

@@ -39,7 +39,6 @@ class Sessions(Protocol):
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         """Return sessions, newest activity first."""
-        ...
 
 
 class TableSessions:
@@ -203,11 +202,9 @@ class Transcripts(Protocol):
     @property
     def backend(self) -> Backend:
         """The engine's name for metrics."""
-        ...
 
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn. Raises `WrongUser`, `QuestionGone`, `InvalidMessage`, `StoreUnavailable`."""
-        ...
 
     async def newest(
         self,
@@ -219,33 +216,26 @@ class Transcripts(Protocol):
         view: View = "active",
     ) -> Page:
         """Return the newest messages before a `seq`, oldest first; none if the session does not exist."""
-        ...
 
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
         """Return the rows for a window between two `seq` values, both excluded; see `Recent`."""
-        ...
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
         """Return the message with an id, superseded or not."""
-        ...
 
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
         """Return the existing messages with these ids, superseded or not, in order."""
-        ...
 
     async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, superseded or not, in order."""
-        ...
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
         """Return the complete answers to a stored question, in order; superseded ones only if it is superseded."""
-        ...
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
         """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
-        ...
 
     async def supersede(self, superseding: Superseding) -> Superseded:
         """Supersede messages in one transaction; do nothing if the session does not exist.
@@ -256,11 +246,9 @@ class Transcripts(Protocol):
             MessageSuperseded: the message with the id was superseded before, and not by the given version.
             InvalidMessage: the new version cannot be stored, or its id is another message's.
         """
-        ...
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
         """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
-        ...
 
     async def branch(self, branching: Branching) -> None:
         """Create a session with copies of another one's messages, numbered from 1, in one transaction.
@@ -273,24 +261,18 @@ class Transcripts(Protocol):
             WrongUser: the session is another user's.
             InvalidInput: the session has no message with this `seq`, or another session has the branch's id.
         """
-        ...
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
         """Return the info of a session, None if it does not exist (or is not this user's)."""
-        ...
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         """Return sessions, newest activity first."""
-        ...
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
         """Change fields of a session."""
-        ...
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
         """Start later windows after the existing messages; return the last `seq` before, None without a session."""
-        ...
 
     async def delete(self, session_id: str) -> bool:
         """Delete a session, its messages and all derived data; return False if it did not exist."""
-        ...

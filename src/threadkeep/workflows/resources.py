@@ -88,7 +88,6 @@ class Children(Protocol):
         A failure is reported in the status. A repeated request of the same node of the same parent run continues the
         existing child. Raises `WorkflowNotFound`, and `ChildFailed` if the child must not be started.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -74,33 +74,26 @@ class GraphitiClient(Protocol):
 
     async def send(self, group_id: str, episodes: Sequence[Episode]) -> None:
         """Send messages in their order. The server stores them later, or never: read them back."""
-        ...
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
         """Return the last messages of a group by their time, oldest first; an unknown group has none."""
-        ...
 
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
     ) -> list[GraphFact]:
         """Return facts of some groups, best first; there may be more than the limit, and duplicates."""
-        ...
 
     async def delete_episode(self, group_id: str, uuid: str) -> None:
         """Delete a message by its uuid. Check the result: some servers report success and delete nothing."""
-        ...
 
     async def delete_group(self, group_id: str) -> None:
         """Delete a group. Check the result: some servers report success and delete nothing."""
-        ...
 
     def checks(self) -> list[tuple[str, Look]]:
         """Return the checks that write nothing, by name."""
-        ...
 
     async def close(self) -> None:
         """Close the connections."""
-        ...
 
 
 def fact_in(value: Json) -> GraphFact | None:

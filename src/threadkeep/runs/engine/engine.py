@@ -40,7 +40,6 @@ class Engine(Protocol):
         Raises:
             StoreClosed: the engine was never ready.
         """
-        ...
 
     async def ready(self) -> None:
         """Register this process as one that executes runs; afterwards the engine has a name.
@@ -49,7 +48,6 @@ class Engine(Protocol):
             StoreClosed: the engine takes no more runs.
             StoreUnavailable: the database does not answer.
         """
-        ...
 
     async def start(self, run_id: str) -> None:
         """Execute a run in this process.
@@ -57,7 +55,6 @@ class Engine(Protocol):
         Raises:
             StoreClosed: the engine takes no more runs.
         """
-        ...
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
         """Enqueue a run for any worker, a few at a time in each; runs that are tried `alone`, one at a time in each.
@@ -65,7 +62,6 @@ class Engine(Protocol):
         Raises:
             StoreClosed: the engine takes no more runs.
         """
-        ...
 
     async def dead(self, names: Set[str]) -> Set[str]:
         """Return the processes among `names` that are dead; a dead process stays dead.
@@ -73,7 +69,6 @@ class Engine(Protocol):
         Raises:
             StoreUnavailable: the database does not answer.
         """
-        ...
 
     async def take_from_dead(self) -> Set[str]:
         """Remove the runs from the queue that dead processes had begun to execute, and return their ids.
@@ -81,22 +76,18 @@ class Engine(Protocol):
         Raises:
             StoreUnavailable: the database does not answer.
         """
-        ...
 
     def stopping(self, run_id: str) -> Stop | None:
         """Return why the `execute` of a run in this process is being stopped; None if it is not."""
-        ...
 
     def holds(self, run_id: str) -> bool:
         """Return whether this process certainly still owns a run; call it before work that must not be done twice.
 
         It is False if this process has not renewed its lease for too long: another process may own the run by now.
         """
-        ...
 
     async def close(self, seconds: float) -> None:
         """Accept no more runs, wait `seconds` for active ones, and leave the rest to other processes."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -31,27 +31,21 @@ class Presence(Protocol):
 
     def enter(self) -> None:
         """Acquire the lease before the first run is executed."""
-        ...
 
     def renew(self) -> bool:
         """Renew the lease; return False if this process was declared dead and others have its runs."""
-        ...
 
     def is_fresh(self) -> bool:
         """Return whether certainly no process has declared this one dead."""
-        ...
 
     def dead(self, names: Set[str]) -> Set[str]:
         """Return the given processes that have died, and remove the traces of others."""
-        ...
 
     def leave(self) -> None:
         """Release the lease; the runs that this process still has may be taken by others."""
-        ...
 
     def abandon(self) -> None:
         """Close the connections without releasing the lease, which ends with the process or expires."""
-        ...
 
 
 class LockedFiles:
