@@ -58,7 +58,7 @@ _PATIENCES = (
     "threadkeep.history.older_turns._TIMEOUT_SECONDS",
     "threadkeep.history.memory_parts._TIMEOUT_SECONDS",
     "threadkeep.history.conversation_index._QUERY_SECONDS",
-    "threadkeep.history.stored_values._TIMEOUT_SECONDS",
+    "threadkeep.history.memory_parts._TIMEOUT_SECONDS",
     "threadkeep.history.manifests._READER_SECONDS",
     "threadkeep.history.manifests._CLOSING_SECONDS",
 )

@@ -23,13 +23,12 @@ from threadkeep.graph_store.transcripts import ConversationContexts, GraphTransc
 from threadkeep.history.blocking import MemoryLoop
 from threadkeep.history.graph_conversations import folder_of
 from threadkeep.history.memory_options import MemoryOptions
-from threadkeep.history.memory_parts import Backend, MemoryParts, MessageSearch
+from threadkeep.history.memory_parts import Backend, MemoryParts, MessageSearch, TextDigests
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.retention import Pruner
 from threadkeep.history.session import Session
 from threadkeep.history.session_rows import SessionCache
-from threadkeep.history.stored_values import TextDigests
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored

@@ -1,15 +1,18 @@
-"""The parts of a memory; their creator opens and closes them."""
+"""The parts of a memory, which their creator opens and closes, and the values that it reads once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
-from threadkeep.context.tokens import RememberedCounts, TokenCounter
+from threadkeep.context.tokens import RememberedCounts, TokenCounter, TokenFactor
 from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations
@@ -19,19 +22,124 @@ from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingTurns
 from threadkeep.history.retention import Pruner
 from threadkeep.history.run_retention import RunPruner
-from threadkeep.history.stored_values import LearnedFactors
 from threadkeep.observe import IndexingBegan, IndexingDone, Observer, Observers
 from threadkeep.records import SearchResult
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import Restoring
 from threadkeep.store.backend import DamageRegister
-from threadkeep.store.contexts import Contexts, ContextTables
+from threadkeep.store.contexts import Contexts, ContextTables, TokenFactors
 from threadkeep.store.driver import Driver
-from threadkeep.store.duties import ChannelTables
+from threadkeep.store.duties import ChannelState, ChannelTables
 from threadkeep.store.runs import Runs
 from threadkeep.store.search import MUCH_UNINDEXED, Search
 from threadkeep.store.transcripts import Transcripts
+
+_READ_SECONDS = 1.0
+_SAVE_SECONDS = 15.0
+_SCOPE: Final = "threadkeep"
+_NAME: Final = "received_key"
+_DIGITS: Final = 32
+
+
+class LearnedFactors:
+    """The token factors of all models, read once and saved periodically by the memory.
+
+    Each process starts from the stored values. If several processes learn, the last one to save wins.
+    """
+
+    def __init__(self, rows: TokenFactors) -> None:
+        self._rows = rows
+        self._factors: dict[str, TokenFactor] | None = None
+        self._unsaved: set[str] = set()
+        self._reading = asyncio.Lock()
+
+    async def of(self, model: str) -> TokenFactor:
+        """Return the factor of a model; 1 if nothing was learned or the database does not answer."""
+        if self._factors is None:
+            await self._read()
+        return (self._factors or {}).get(model) or TokenFactor(model)
+
+    def learn(self, model: str, estimated: int, reported: int) -> None:
+        """Learn from one call: the estimate without a factor, and the input tokens that the provider counted."""
+        if self._factors is None:
+            return
+        before = self._factors.get(model) or TokenFactor(model)
+        after = before.learn(estimated, reported)
+        if after is not before:
+            self._factors[model] = after
+            self._unsaved.add(model)
+
+    async def save(self) -> None:
+        """Write the factors learned since the last save.
+
+        Raises:
+            StoreError: the database does not answer; they are written by the next save.
+        """
+        for model in sorted(self._unsaved):
+            factor = (self._factors or {})[model]
+            self._unsaved.discard(model)
+            try:
+                await self._rows.save(model, factor.value, factor.samples)
+            except StoreError:
+                self._unsaved.add(model)
+                raise
+
+    async def keep_saving(self) -> None:
+        """Save learned factors periodically, until cancelled."""
+        while True:
+            await asyncio.sleep(_SAVE_SECONDS)
+            with contextlib.suppress(StoreError):
+                await self.save()
+
+    async def close(self) -> None:
+        """Save the remaining factors, if the database answers."""
+        with contextlib.suppress(StoreError):
+            await self.save()
+
+    async def _read(self) -> None:
+        async with self._reading:
+            if self._factors is not None:
+                return
+            try:
+                async with asyncio.timeout(_READ_SECONDS):
+                    stored = await self._rows.all()
+            except (StoreError, TimeoutError):
+                return  # the next call reads again
+            self._factors = {model: TokenFactor(model, *values) for model, values in stored.items()}
+
+
+class TextDigests:
+    """The digests of one database; its key is created on first use.
+
+    Without the key a digest does not reveal its text, even a short one.
+    """
+
+    def __init__(self, state: ChannelState) -> None:
+        self._state = state
+        self._key: bytes | None = None
+
+    async def digest(self) -> Callable[[str], str] | None:
+        """Return the digest function of the database; None while the database does not answer."""
+        if self._key is None:
+            try:
+                async with asyncio.timeout(_READ_SECONDS):
+                    self._key = await self._read_key()
+            except (StoreError, TimeoutError):
+                return None
+        return self._digest
+
+    async def _read_key(self) -> bytes | None:
+        found = await self._state.value(_SCOPE, _NAME)
+        if found is None:
+            # Of several processes the first one's key counts.
+            await self._state.keep_first(_SCOPE, _NAME, secrets.token_hex(32))
+            found = await self._state.value(_SCOPE, _NAME)
+        return None if found is None else bytes.fromhex(found)
+
+    def _digest(self, text: str) -> str:
+        return hmac.digest(self._key or b"", text.encode("utf-8", "surrogatepass"), "sha256").hex()[:_DIGITS]
+
 
 _TIMEOUT_SECONDS = 2.0
 _PAUSE_SECONDS = 5.0

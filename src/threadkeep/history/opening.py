@@ -21,14 +21,13 @@ from threadkeep.history.graph_conversations import GraphConversations, Opening
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
-from threadkeep.history.memory_parts import Backend, MemoryParts, MessageSearch
+from threadkeep.history.memory_parts import Backend, LearnedFactors, MemoryParts, MessageSearch
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
-from threadkeep.history.retention_rounds import AllRetention, Prunes, RetentionSchedule
+from threadkeep.history.retention_rounds import AllRetention, RetentionSchedule
 from threadkeep.history.run_retention import RunPruner
 from threadkeep.history.session_events import SessionEvents
-from threadkeep.history.stored_values import LearnedFactors
 from threadkeep.observe import Backend as BackendLabel
 from threadkeep.observe import Observer, Observers, Outcome
 from threadkeep.store.address import DatabaseAddress
@@ -144,7 +143,10 @@ def _parts(
 async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Driver, options: MemoryOptions) -> None:
     """Start the background tasks of an open memory."""
     duties = Duties(driver, clock=options.clock)
-    pruners: dict[str, Prunes] = {"retention": AllRetention(memory), "run_retention": memory.run_retention}
+    pruners: dict[str, AllRetention | RunPruner] = {
+        "retention": AllRetention(memory),
+        "run_retention": memory.run_retention,
+    }
     schedules = [
         RetentionSchedule(
             pruner,

@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from langchain_core.utils.uuid import uuid7
 
@@ -17,6 +16,7 @@ from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.keys import check_session_id
 from threadkeep.history.memory import Memory
 from threadkeep.history.retention import PlannedRemoval, Pruned, Pruner
+from threadkeep.history.run_retention import RunPruner
 from threadkeep.observe import Observer, PruningFailed
 from threadkeep.records import Retention
 from threadkeep.store.duties import Duties
@@ -123,21 +123,17 @@ class AllRetention:
         return chosen
 
 
-class Prunes(Protocol):
-    """A service that deletes expired data."""
-
-    async def has_work(self) -> bool:
-        """Return whether it can ever delete anything."""
-
-    async def prune(self, *, may_continue: Callable[[], Awaitable[bool]] | None = None) -> object:
-        """Delete expired data; `may_continue` is called before each step, and False stops the round."""
-
-
 class RetentionSchedule:
     """A schedule of pruning rounds; a failed round is reported and repeated at the next check."""
 
     def __init__(
-        self, pruner: Prunes, duties: Duties, *, duty: str, interval_seconds: float, observer: Observer
+        self,
+        pruner: AllRetention | RunPruner,
+        duties: Duties,
+        *,
+        duty: str,
+        interval_seconds: float,
+        observer: Observer,
     ) -> None:
         self._pruner = pruner
         self._duties = duties

@@ -20,9 +20,8 @@ from threadkeep.records import Message, Summary
 from threadkeep.records.knowledge import Fact
 from threadkeep.store.manifests import StoredManifest
 from threadkeep.web.api.parameters import AppInUse, RunId, SessionId, read_call_cursor, write_cursor
-from threadkeep.web.console.charts import Column
 from threadkeep.web.console.forms import SeenAs
-from threadkeep.web.console.rendering import ConsoleRoute, page, run_address
+from threadkeep.web.console.rendering import Column, ConsoleRoute, page, run_address
 from threadkeep.web.problems import ProblemRaised, make_problem
 
 _SHOWN_OF_RANGE = 20

@@ -18,9 +18,8 @@ from threadkeep.records.runs import Run, RunQuery
 from threadkeep.store.codec import clean_text
 from threadkeep.store.outbox import Outgoing
 from threadkeep.web.api.parameters import AppInUse, read_cursor, write_cursor
-from threadkeep.web.console.charts import Column
 from threadkeep.web.console.forms import SeenAs
-from threadkeep.web.console.rendering import ConsoleRoute, page
+from threadkeep.web.console.rendering import Column, ConsoleRoute, page
 
 _RUNS = 500
 _COLUMNS = 24
