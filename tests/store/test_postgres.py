@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import traceback
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, ope
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.store.driver import DuplicateRow, StoreOptions
-from threadkeep.store.postgres import PostgresDriver
+from threadkeep.store.postgres import PostgresDriver, open_dict_pool
 
 
 @pytest.fixture
@@ -290,3 +291,55 @@ async def until_somebody_waits(connection: psycopg.AsyncConnection[tuple[object,
             found = await (await connection.execute(waiting)).fetchone()
             if found and found[1]:
                 return
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_call_that_is_cancelled_in_a_busy_process_loses_no_later_write(
+    driver: PostgresDriver, postgres_url: str, steps: int
+) -> None:
+    """psycopg lets other tasks run when it has entered pipeline mode, and stays in it if it is cancelled there.
+
+    In that mode a statement returns its rows before it is committed, and is rolled back with its connection.
+    """
+    await driver.write([("CREATE TABLE said (words TEXT)", {})])
+    cancelled = asyncio.ensure_future(driver.write([("SELECT 1", {}), ("SELECT 2", {})]))
+    for _ in range(steps):
+        time.sleep(psycopg.waiting.MAX_BUSY_TIME)  # noqa: ASYNC251 - other tasks keep the process busy
+        await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    assert await driver.fetch("INSERT INTO said VALUES (:words) RETURNING words", {"words": "kept"}) == [("kept",)]
+    async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+        assert await (await other.execute("SELECT words FROM said")).fetchall() == [("kept",)]
+
+
+async def test_checkpoints_are_not_written_in_the_pipeline_of_a_cancelled_call(postgres_url: str) -> None:
+    """The same for the connections that LangGraph's libraries use."""
+    entering = asyncio.Event()
+    async with open_dict_pool(postgres_url, StoreOptions(pool_min_size=1, pool_max_size=1)) as pool:
+
+        async def ask() -> None:
+            async with pool.connection() as raw:
+                time.sleep(psycopg.waiting.MAX_BUSY_TIME)  # noqa: ASYNC251 - other tasks keep the process busy
+                entering.set()
+                async with raw.pipeline():
+                    await raw.execute("SELECT 1")
+
+        cancelled = asyncio.ensure_future(ask())
+        await entering.wait()
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        async with pool.connection() as raw:
+            assert raw.info.pipeline_status == psycopg.pq.PipelineStatus.OFF
+
+
+async def test_a_transaction_whose_connection_was_closed_is_not_taken_for_stored(driver: PostgresDriver) -> None:
+    """psycopg ends the block of a closed connection without an error."""
+
+    async def close_before_the_end() -> None:
+        async with driver.writing() as connection:
+            await connection.fetch("SELECT 1", {})
+            await connection.raw.close()
+
+    with pytest.raises(StoreUnavailable, match="PostgreSQL does not answer"):
+        await close_before_the_end()

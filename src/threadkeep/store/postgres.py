@@ -109,10 +109,14 @@ class PostgresDriver:
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[PostgresConnection]:
         """Lend a connection inside a write transaction."""
-        async with self._working() as raw, raw.transaction():
-            for sql, parameters in self._lock_timeout(lock_timeout_seconds):
-                await PostgresConnection(raw).fetch(sql, parameters)
-            yield PostgresConnection(raw)
+        async with self._working() as raw:
+            async with raw.transaction() as transaction:
+                for sql, parameters in self._lock_timeout(lock_timeout_seconds):
+                    await PostgresConnection(raw).fetch(sql, parameters)
+                yield PostgresConnection(raw)
+            if transaction.status != transaction.Status.COMMITTED:
+                # psycopg ends the block of a closed connection without an error.
+                raise psycopg.OperationalError("The connection was closed before the transaction was committed.")
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one write transaction, in one round trip; return all rows of each."""
@@ -232,6 +236,7 @@ class _Loan:
         """Return the connection to the pool, if there is one."""
         raw, self._raw = self._raw, None
         if raw is not None:
+            await close_in_pipeline(raw)
             await self._pool.putconn(raw)
 
 
@@ -253,6 +258,7 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
         reconnect_timeout=_RECONNECT_SECONDS,
         check=AsyncConnectionPool.check_connection,
         configure=_configure_dict_connection,
+        reset=close_in_pipeline,
         open=False,
     )
     try:
@@ -279,6 +285,16 @@ async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
                     raise StoreUnavailable("Another process has been setting this database up for long; see who it is.")
                 await asyncio.sleep(0.05)
             yield
+
+
+async def close_in_pipeline(raw: psycopg.AsyncConnection[Any]) -> None:
+    """Close a connection that a cancelled call has left in pipeline mode; the pool makes another one.
+
+    psycopg 3.3.9 leaves it so when it is cancelled between entering the mode and its next statement. There a statement
+    returns its rows before it is committed, and is rolled back when the connection ends.
+    """
+    if raw.info.pipeline_status != psycopg.pq.PipelineStatus.OFF:
+        await raw.close()
 
 
 async def _lives(raw: RawConnection) -> bool:
