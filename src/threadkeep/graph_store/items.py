@@ -15,7 +15,7 @@ from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace
 from threadkeep.observe import Backend
 from threadkeep.records import dump_json
 from threadkeep.store.driver import Connection, Driver, Parameters, RowLocked
-from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.statements import Tables, for_rows, row_parameters
 from threadkeep.store.tables import like_pattern
 
 type Value = Mapping[str, Any]
@@ -117,12 +117,11 @@ class TabledStore:
     fingerprint: str | None = None
 
 
-class TableItems:
+class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
     """The items of one of LangGraph's own stores, through our driver to the same database."""
 
     def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._sql = load_statements("graph_items.sql", f"{driver.backend}/graph_items.sql")
+        super().__init__(driver)
         self._locks = Locks[ItemKey]()
 
     @property

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from hashlib import sha256
 from typing import NamedTuple
 
 from threadkeep.errors import InvalidInput
 from threadkeep.store.codec import time_text
-from threadkeep.store.driver import Driver
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import ClockedTables
 
 type Ranges = tuple[tuple[int, int], ...]
 """Ranges of `seq`, both ends included, in order and disjoint."""
@@ -227,13 +225,8 @@ def _is_label(label: object) -> bool:
     return isinstance(label, str) and label != "" and "." not in label and label.isprintable()
 
 
-class ConversationLayouts:
+class ConversationLayouts(ClockedTables, sql=("conversation_layouts.sql",)):
     """The table `chat_conversation_layouts`. The chunk size belongs to each conversation and is not stored here."""
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("conversation_layouts.sql")
 
     async def add(self, layout: GraphLayout) -> None:
         """Register a layout."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import NamedTuple
@@ -16,8 +16,8 @@ from threadkeep.records.knowledge import Episode, Scope
 from threadkeep.records.runs import RUN_ENDS
 from threadkeep.store.codec import time_of
 from threadkeep.store.compact_json import expanded
-from threadkeep.store.driver import Driver, Row
-from threadkeep.store.statements import load_statements
+from threadkeep.store.driver import Row
+from threadkeep.store.statements import ClockedTables
 
 _MOST_SESSIONS = 50
 _REACH = 40
@@ -42,13 +42,8 @@ class _EpisodeMessage(NamedTuple):
     steps: Sequence[bytes]
 
 
-class Episodes:
+class Episodes(ClockedTables, sql=("episodes.sql",)):
     """The episodes of a session, or of a person under all ids, from the transcripts of a database."""
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("episodes.sql")
 
     async def latest(self, scope: Scope, *, limit: int = 5) -> list[Episode]:
         """Return the newest episodes, the newest first.

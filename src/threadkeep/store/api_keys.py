@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
@@ -13,8 +12,8 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import ApiKeyNotFound, InvalidInput
 from threadkeep.store.codec import time_of, time_text
-from threadkeep.store.driver import Connection, Driver
-from threadkeep.store.statements import load_statements
+from threadkeep.store.driver import Connection
+from threadkeep.store.statements import ClockedTables
 
 type KeyScope = Literal["read", "write", "admin"]
 """The requests that a key may make: `write` includes `read`, and `admin` includes both."""
@@ -63,13 +62,8 @@ def digest_of(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()
 
 
-class ApiKeys:
+class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
     """The table `chat_api_keys`, shared by all processes of a service."""
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("api_keys.sql")
 
     async def all(self) -> list[ApiKey]:
         """Return all keys, oldest first, revoked ones included."""

@@ -12,7 +12,7 @@ from threadkeep.store.codec import clean_text, time_text
 from threadkeep.store.compact_json import compact, expanded
 from threadkeep.store.driver import Driver, Row, Statement
 from threadkeep.store.manifests import ManifestRows
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import ClockedTables, Tables
 from threadkeep.store.summaries import Summaries, summary_of
 
 
@@ -40,12 +40,8 @@ class Steps:
     body: str
 
 
-class Contexts:
+class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     """The tables `chat_anchors`, `chat_summaries` and `chat_steps`, for model calls."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._sql = load_statements("contexts.sql", f"{driver.backend}/sessions.sql")
 
     async def state(self, session_id: str, profile: str, *, user_id: str | None = None) -> ContextState:
         """Return the state for the next context; it is empty if the session does not exist (or is not this user's).
@@ -103,13 +99,8 @@ def state_of(rows: Sequence[Row]) -> ContextState:
     return ContextState(anchor_seq, tuple(summary_of(row[5:]) for row in rows if row[5] is not None), *borders)
 
 
-class TokenFactors:
+class TokenFactors(ClockedTables, sql=("token_factors.sql",)):
     """The table `chat_token_factors`."""
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("token_factors.sql")
 
     async def all(self) -> dict[str, tuple[float, int]]:
         """Return the factor of each model, with its number of samples."""
@@ -127,12 +118,8 @@ class TokenFactors:
         await self._driver.write([(self._sql["save"], row)])
 
 
-class EmbeddingRows:
+class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
     """The table `chat_embeddings`; a vector is bytes in the format of the caller."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._sql = load_statements("embeddings.sql", f"{driver.backend}/sessions.sql")
 
     async def of_session(self, session_id: str, model: str, after_seq: int = 0) -> list[tuple[int, bytes]]:
         """Return the `seq` and vector of embedded messages after a `seq`, in order."""

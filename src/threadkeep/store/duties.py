@@ -10,20 +10,15 @@ from typing import Self
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Driver, Parameters, Statement
 from threadkeep.store.outbox import Outbox
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import ClockedTables
 
 
-class Duties:
+class Duties(ClockedTables, sql=("duties.sql",)):
     """The table `chat_duties`: the owner of each duty and when it was last done, by the owners' clocks.
 
     Its writes go to the database in one call each. A transaction of several would stay open while a blocking call stops
     the event loop, and that call may need the lock of the file.
     """
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("duties.sql")
 
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
         """Claim a duty for a time, or extend the claim.
@@ -59,16 +54,11 @@ class Duties:
         await self._driver.write([(self._sql[statement], parameters)])
 
 
-class ChannelState:
+class ChannelState(ClockedTables, sql=("channel_state.sql",)):
     """The table `chat_channel_state`: offsets, cursors, tokens and earlier chat ids, shared by all processes.
 
     A value has a name within a `scope`; the scope is a bot, whatever the name of its channel.
     """
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("channel_state.sql")
 
     async def value(self, scope: str, name: str) -> str | None:
         """Return a value that has not expired."""

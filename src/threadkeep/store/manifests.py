@@ -17,13 +17,12 @@ from threadkeep.store.driver import (
     GROUP_LOCK_SECONDS,
     Backend,
     Connection,
-    Driver,
     DuplicateRow,
     Parameters,
     Row,
     Statement,
 )
-from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.statements import ClockedTables, for_rows, row_parameters
 
 type Cursor = tuple[datetime, str, int]
 type _Noted = tuple[NotedManifest, dict[str, Json]]
@@ -95,17 +94,12 @@ class _Keeper:
         return name if self.column == "session_id" else f"{name}_of_run"
 
 
-class ManifestRows:
+class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql")):
     """The tables `chat_manifests` and `chat_context_texts`, and their counterparts for runs without a session.
 
     A text is stored once per session (or run), under its digest, as long as calls use it. Both are deleted with their
     session or run.
     """
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("manifests.sql", f"{driver.backend}/sessions.sql")
 
     @property
     def backend(self) -> Backend:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -10,9 +10,9 @@ from typing import Literal
 from threadkeep.records import Json
 from threadkeep.records.messages import OutboxStatus
 from threadkeep.store.codec import clean_text, json_text, time_of, time_text
-from threadkeep.store.driver import Driver, Parameters, Row
+from threadkeep.store.driver import Parameters, Row
 from threadkeep.store.runs.rows import json_of
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import ClockedTables
 
 type Address = Mapping[str, Json]
 
@@ -59,7 +59,7 @@ class Recipient:
     user_id: str | None = None
 
 
-class Outbox:
+class Outbox(ClockedTables, sql=("outbox.sql",)):
     """The tables `chat_outbox` and `chat_channel_sessions`.
 
     Guarantees:
@@ -70,11 +70,6 @@ class Outbox:
     - An owner that lost a message changes nothing: each of its writes names the owner.
     - Messages are deleted with their session.
     """
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("outbox.sql")
 
     async def add(
         self,

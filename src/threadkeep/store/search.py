@@ -30,7 +30,7 @@ from threadkeep.store.search_terms import (
     term_pattern,
     trigram_expression,
 )
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import Tables
 from threadkeep.store.tables import like_pattern
 
 MUCH_UNINDEXED = 10_000
@@ -68,15 +68,14 @@ class Search(Protocol):
         """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`."""
 
 
-class SearchIndex:
+class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     """The search index of a database: FTS5 trigrams on SQLite, words and character pairs on PostgreSQL.
 
     On both engines the index selects candidates, and their texts are read to find the real matches.
     """
 
     def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._sql = load_statements("search.sql", f"{driver.backend}/search.sql")
+        super().__init__(driver)
         self._turn = asyncio.Lock()
         self._searches = asyncio.Semaphore(_SEARCHES)
 

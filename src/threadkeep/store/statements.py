@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import cache, lru_cache
 from importlib.resources import files
+from typing import ClassVar
+
+from threadkeep.store.driver import Driver
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
@@ -55,3 +59,28 @@ def for_psycopg(sql: str) -> str:
 def like_pattern(text: str) -> str:
     r"""Return the LIKE pattern (with ESCAPE '\') of everything that contains a text."""
     return "%" + re.sub(r"([\\%_])", r"\\\1", text) + "%"
+
+
+class Tables:
+    """A base class for access to some tables of a database.
+
+    A subclass names the files of its statements (`sql`); `{backend}` in a name stands for the engine.
+    """
+
+    _files: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, *, sql: Sequence[str] = ()) -> None:
+        super().__init_subclass__()
+        cls._files = tuple(sql) or cls._files
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._sql = load_statements(*(path.format(backend=driver.backend) for path in self._files))
+
+
+class ClockedTables(Tables):
+    """A base class for access to tables with times, which a clock gives."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        super().__init__(driver)
+        self._clock = clock

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
 from threadkeep.records import Summary, View
 from threadkeep.store.codec import clean_text, time_of, time_text
-from threadkeep.store.driver import Connection, Driver, Row
-from threadkeep.store.statements import load_statements
+from threadkeep.store.driver import Connection, Row
+from threadkeep.store.statements import ClockedTables
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,12 @@ class ArchivedSummary:
     last_id: str | None = None
 
 
-class Summaries:
+class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     """The table `chat_summaries`, and the claims on sessions.
 
     Guarantee: the active summaries cover all messages from the last reset to the end of the last summary, except
     archived ones, and each message exactly once. A summary that would break this is not stored.
     """
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("summaries.sql", f"{driver.backend}/sessions.sql")
 
     async def active(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
         """Return the active summaries, oldest first: not merged into another, and after the last reset."""

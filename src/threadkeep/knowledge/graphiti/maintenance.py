@@ -15,8 +15,7 @@ from threadkeep.knowledge.graphiti.client import Episode, GraphitiClient, Look
 from threadkeep.knowledge.graphiti.deliveries import Deliveries
 from threadkeep.knowledge.graphiti.turns import fact_episode
 from threadkeep.store.codec import time_text
-from threadkeep.store.driver import Driver
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import ClockedTables
 
 _SMOKE_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
@@ -168,16 +167,11 @@ class Retracted:
     remains: str
 
 
-class Backfill:
+class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     """A backfill of earlier turns, after new turns.
 
     Delivery rows show which turns were queued before, so a repeated call continues.
     """
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("graph_turns.sql")
 
     async def sessions(self, user_id: str | None = None) -> list[str]:
         """Return the ids of sessions with turns that were never queued, of one user or of all."""

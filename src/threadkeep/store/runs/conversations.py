@@ -13,7 +13,7 @@ from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, DoubleTexting, NewRu
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Backend, Connection, Driver, Parameters, Statement
 from threadkeep.store.runs.rows import compact_inputs, inputs_of
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import ClockedTables, Tables, load_statements
 
 
 class RunLocks:
@@ -55,13 +55,8 @@ class RunLocks:
         return [(self._sql[statement], parameters)] if statement in self._sql else []
 
 
-class ActiveSessions:
+class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
     """The table `chat_active_sessions`: at most one session per user and workflow."""
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("runs_order.sql")
 
     async def active_session(self, user_id: str, workflow: str, *, otherwise: str) -> str:
         """Return the session that a user continues; set it to `otherwise` if there is none.
@@ -76,12 +71,11 @@ class ActiveSessions:
         return str(session_id)
 
 
-class RunPlaces:
+class RunPlaces(Tables, sql=("runs_order.sql",)):
     """The positions that runs take after they have begun, because an agent's key may not be known earlier."""
 
     def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._sql = load_statements("runs_order.sql")
+        super().__init__(driver)
         self._locks = RunLocks(driver.backend)
         self._freed = asyncio.Event()
 

@@ -13,7 +13,7 @@ from threadkeep.store.codec import json_text, time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row, Statement
 from threadkeep.store.runs.conversations import OpenRun, Policies, RunLocks
 from threadkeep.store.runs.rows import compact_inputs, fetch_run, run_of
-from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.statements import ClockedTables, for_rows, row_parameters
 
 _PARENT_CANCELLED = "ParentCancelled"
 _CLOCKS_DIFFER = timedelta(seconds=15.0)
@@ -41,7 +41,7 @@ class _Position:
     late: bool
 
 
-class RunOrder:
+class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     """The order in which runs arrive and begin.
 
     A run may begin when none of its conversations has an earlier run that is queued or running. Its conversations are
@@ -50,9 +50,7 @@ class RunOrder:
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("runs_order.sql")
+        super().__init__(driver, clock=clock)
         self._locks = RunLocks(driver.backend)
         self._policies = Policies(driver.backend, clock=clock)
 

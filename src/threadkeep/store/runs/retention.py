@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from threadkeep.records import Json
 from threadkeep.records.runs import RunStatus, WorkflowVersion
 from threadkeep.store.codec import json_text, time_of, time_text
-from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Parameters, Row
 from threadkeep.store.runs.rows import json_of
-from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.statements import ClockedTables, Tables, for_rows, row_parameters
 
 _NEVER = "1970-01-01T00:00:00.000000+00:00"
 
@@ -48,16 +48,12 @@ class RemovedRuns:
     events: int = 0
 
 
-class FinishedRuns:
+class FinishedRuns(Tables, sql=("runs_retention.sql", "{backend}/runs.sql")):
     """The tables of runs, as retention needs them.
 
     Guarantees: a tree is deleted entirely or not at all; a tree with a running, waiting or resumed run stays. The
     record that a message was answered stays as long as the message.
     """
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._sql = load_statements("runs_retention.sql", f"{driver.backend}/runs.sql")
 
     async def trees(self, cutoffs: Cutoffs, *, after: TreeCursor | None, limit: int) -> list[FinishedTree]:
         """Return expired trees, the oldest first."""
@@ -124,13 +120,8 @@ def _tree_of(row: Row) -> FinishedTree:
 _CLOCKS_DIFFER = timedelta(hours=1)
 
 
-class WorkflowVersions:
+class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
     """The table `chat_workflows`. A version never changes after it is stored."""
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("runs_records.sql")
 
     async def keep(self, name: str, version: str, definition: Mapping[str, Json] | None) -> None:
         """Store a definition, unless its version exists already."""

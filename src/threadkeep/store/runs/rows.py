@@ -13,8 +13,8 @@ from threadkeep.records import Json
 from threadkeep.records.runs import RUN_ENDS, Run, RunBudget, RunCursor, RunInput, RunQuery
 from threadkeep.store.codec import clean_json, clean_text, json_text, time_of, time_text
 from threadkeep.store.compact_json import compact, expanded
-from threadkeep.store.driver import Connection, Driver, Parameters, Row, RowLocked, Statement
-from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.driver import Connection, Parameters, Row, RowLocked, Statement
+from threadkeep.store.statements import Tables, for_rows, load_statements, row_parameters
 
 type Values = Mapping[str, Json]
 type Texts = Mapping[str, str]
@@ -265,12 +265,8 @@ class RunCounts:
     set_aside: int = 0
 
 
-class RunRecords:
+class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
     """Lists of runs, trees of runs, and the deletion of runs and checkpoints."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._sql = load_statements("runs.sql", "runs_records.sql")
 
     async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
         """Return runs, the newest first, and the cursor of the next page (None at the end)."""
