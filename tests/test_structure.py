@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import pytest
+
 import threadkeep
 from tests.agent.talking import ask, make_agent
 from tests.web.services import client_of, opened_app, say, settings_for
@@ -34,10 +36,27 @@ CHAT_FILES, CHAT_FUNCTIONS = 99, 610
 AGENT_FILES, AGENT_FUNCTIONS = 57, 445
 
 
+# In one process the modules are parsed once.
+pytestmark = pytest.mark.xdist_group("structure")
+
+
 @functools.cache
-def modules() -> list[tuple[Path, ast.Module]]:
-    """Every module of the package, by its path inside it."""
-    return [(path.relative_to(SOURCE), ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")]
+def nodes() -> list[tuple[Path, ast.AST, bool]]:
+    """What the checks look at in all modules: the path in the package, the node, and whether it is in a function."""
+    wanted, functions = (
+        (ast.ExceptHandler, ast.Call, ast.Import, ast.ImportFrom),
+        (ast.FunctionDef, ast.AsyncFunctionDef),
+    )
+    found: list[tuple[Path, ast.AST, bool]] = []
+    for path in SOURCE.rglob("*.py"):
+        left: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text()), False)]
+        while left:
+            node, inside = left.pop()
+            if isinstance(node, wanted):
+                found.append((path.relative_to(SOURCE), node, inside))
+            inside = inside or isinstance(node, functions)
+            left += [(child, inside) for child in ast.iter_child_nodes(node)]
+    return found
 
 
 def test_the_package_does_not_grow() -> None:
@@ -52,8 +71,7 @@ def test_broad_excepts_do_not_grow() -> None:
     """Handlers of every error; each names its reason beside `noqa`."""
     handlers = [
         node
-        for _, module in modules()
-        for node in ast.walk(module)
+        for _, node, _ in nodes()
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")))
     ]
@@ -64,8 +82,7 @@ def test_boundaries_of_errors_do_not_grow() -> None:
     """Uses of `ErrorBoundary`, which stops any error as well, and reports it."""
     uses = [
         node
-        for _, module in modules()
-        for node in ast.walk(module)
+        for _, node, _ in nodes()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ErrorBoundary"
     ]
     assert len(uses) <= MOST_BOUNDARIES
@@ -74,15 +91,11 @@ def test_boundaries_of_errors_do_not_grow() -> None:
 def test_late_imports_do_not_grow() -> None:
     """Imports in functions, outside of the command line, which starts light by them."""
     late = [
-        (path, node.lineno)
-        for path, module in modules()
-        if path.parts[0] != "cli"
-        for function in ast.walk(module)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-        if isinstance(node, ast.Import | ast.ImportFrom)
+        node
+        for path, node, inside in nodes()
+        if inside and path.parts[0] != "cli" and isinstance(node, ast.Import | ast.ImportFrom)
     ]
-    assert len(set(late)) <= MOST_LATE_IMPORTS
+    assert len(late) <= MOST_LATE_IMPORTS
 
 
 @contextmanager

@@ -40,8 +40,9 @@ from threadkeep import (
 from threadkeep.records.knowledge import Scope
 from threadkeep.testing import Gate, ScriptedModel
 
-PLACES = [(name, kind) for name in WAYS for kind in ("sqlite-memory", "postgres")]
-PLACES += [("sync", "sqlite-file"), ("sync-in-loop", "sqlite-file")]
+PLACES: list[Any] = [(name, "sqlite-memory") for name in WAYS]
+PLACES += [("async", "postgres"), ("sync", "sqlite-file"), ("sync-in-loop", "sqlite-file")]
+PLACES += [pytest.param((name, "postgres"), marks=pytest.mark.slow) for name in WAYS if name != "async"]
 
 
 @pytest.fixture(params=PLACES, ids="-on-".join)

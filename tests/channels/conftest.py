@@ -9,6 +9,13 @@ import pytest
 
 from tests.channels.fake_telegram import FakeTelegram, faking_telegram
 from tests.channels.fake_wecom import FakeWeCom, faking_wecom
+from tests.conftest import MOSTLY_SQLITE, url_of
+
+
+@pytest.fixture(params=MOSTLY_SQLITE)
+def shared_url(request: pytest.FixtureRequest) -> str:
+    """An empty database that several processes can open."""
+    return url_of(request, str(request.param))
 
 
 @pytest.fixture
