@@ -13,7 +13,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, messages_to_dict
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
-from langgraph.runtime import Runtime
+from langgraph.config import get_stream_writer
 from pydantic import Field, InstanceOf, PrivateAttr
 from pydantic.json_schema import SkipJsonSchema
 
@@ -94,13 +94,10 @@ class AgentNode(SpeakingNode, HistoryFields):
             return "unknown"
         return "model calls" if repeatable else "marked tools"
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Answer the run's question."""
-        step = Step.of(config, runtime)
         messages = self.asked(state, step)
-        conversation = await self.conversation(step, state, config)
+        conversation = await self.conversation(step, state)
         question = [message for message in messages if message.type == "human"]
         if is_reset(self.reset_command, [text_of(message) for message in question[-1:]]):
             await conversation.memory.session(conversation.session_id, user_id=conversation.user_id).reset()
@@ -111,9 +108,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         limit: RunnableConfig = {"recursion_limit": self.max_steps * _STEPS_A_CALL + 2}
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]
-        runtime.stream_writer(
-            {"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}}
-        )
+        get_stream_writer()({"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}})
         # A stored answer keeps its position among the messages, so no message is new.
         return said(step, _final(loop or result["messages"]))
 
@@ -130,13 +125,13 @@ class AgentNode(SpeakingNode, HistoryFields):
         options = super().turn_options(step)
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
-    async def conversation(self, step: Step, state: WorkflowState, config: RunnableConfig) -> Conversation:
+    async def conversation(self, step: Step, state: WorkflowState) -> Conversation:
         """Resolve the memory and the session of this turn, for this run only."""
         if self.input is not None:
             return run_conversation(step)
         if not self.use_graph_chat_history:
             return session_conversation(step)
-        resolution = self.resolve_in(state, step.context, config)
+        resolution = self.resolve_in(state, step)
         if resolution.key is None:
             return run_conversation(step)
         return await store_conversation(step, self.layout, resolution.key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Annotated, ClassVar, Literal
 
@@ -116,6 +116,33 @@ END_NAME = "end"
 """The name of the end of a workflow in YAML and options."""
 
 
+@dataclass(frozen=True)
+class Step:
+    """A call of a node: its name, its run, the graph's store, and the config of the call."""
+
+    name: str
+    context: RunContext
+    store: BaseStore | None
+    config: RunnableConfig = field(default_factory=RunnableConfig)
+
+    @classmethod
+    def of(cls, config: RunnableConfig, runtime: Runtime[RunContext]) -> Step:
+        """Return the step of a node's call.
+
+        Raises:
+            InvalidInput: the graph was called without a RunContext.
+        """
+        if not isinstance(runtime.context, RunContext):
+            raise InvalidInput("A workflow's nodes need their run: call the graph with context=RunContext(...).")
+        name = str(config.get("metadata", {}).get("langgraph_node", ""))
+        return cls(name, runtime.context, runtime.store, config)
+
+    @property
+    def message_id(self) -> str:
+        """Return the id of this node's message in this run; it is the same when the node is repeated."""
+        return f"{self.context.run_id}:{self.name}"
+
+
 class Node(BaseModel):
     """A node: its options, frozen, so that no data of a run remains for the next run.
 
@@ -141,30 +168,15 @@ class Node(BaseModel):
         """Return the nodes that it may choose as next, with reasons; empty if edges determine the next node."""
         return {}
 
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState | Command[str]:
+        """Run the node in a graph."""
+        return await self.run(Step.of(config, runtime), state)
 
-@dataclass(frozen=True)
-class Step:
-    """A call of a node: its name, its run, and the graph's store."""
-
-    name: str
-    context: RunContext
-    store: BaseStore | None
-
-    @classmethod
-    def of(cls, config: RunnableConfig, runtime: Runtime[RunContext]) -> Step:
-        """Return the step of a node's call.
-
-        Raises:
-            InvalidInput: the graph was called without a RunContext.
-        """
-        if not isinstance(runtime.context, RunContext):
-            raise InvalidInput("A workflow's nodes need their run: call the graph with context=RunContext(...).")
-        return cls(str(config.get("metadata", {}).get("langgraph_node", "")), runtime.context, runtime.store)
-
-    @property
-    def message_id(self) -> str:
-        """Return the id of this node's message in this run; it is the same when the node is repeated."""
-        return f"{self.context.run_id}:{self.name}"
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState | Command[str]:
+        """Return an update of the state, or a command with the update and the next node."""
+        raise NotImplementedError(f"{type(self).__name__} is no node: give it run().")
 
 
 def found(step: Step, output: Json, result: Mapping[str, Json]) -> WorkflowState:

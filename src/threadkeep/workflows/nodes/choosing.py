@@ -11,8 +11,6 @@ from typing import Annotated, ClassVar
 
 import re2
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import RunnableConfig
-from langgraph.runtime import Runtime
 from langgraph.types import Command
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, model_validator
 
@@ -23,7 +21,6 @@ from threadkeep.history.keys import is_path, look_up
 from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered, sent_to
 from threadkeep.workflows.nodes.conversations import run_conversation
 from threadkeep.workflows.nodes.speaking import AskingNode
-from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import ROOTS, WorkflowState, last_text, scope_of
 
 _MOST_REPLY_CHARACTERS = 2_000
@@ -81,12 +78,9 @@ class CategorizerNode(AskingNode):
         """Return its model call."""
         return "a model call"
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> Command[str]:
+    async def run(self, step: Step, state: WorkflowState) -> Command[str]:
         """Call the model and continue with the node of its category."""
-        step = Step.of(config, runtime)
-        reply = await self._ask(step, state, config)
+        reply = await self._ask(step, state)
         category = self.named_in(reply)
         name = category.name if category is not None else None
         target = category.next if category is not None else self.default
@@ -102,7 +96,7 @@ class CategorizerNode(AskingNode):
         named = [name for name in by_name if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)]
         return by_name[named[0]] if len(named) == 1 else None
 
-    async def _ask(self, step: Step, state: WorkflowState, config: RunnableConfig) -> str:
+    async def _ask(self, step: Step, state: WorkflowState) -> str:
         given = step.context.resources.turn_options
         conversation = run_conversation(step)
         options = replace(
@@ -118,7 +112,7 @@ class CategorizerNode(AskingNode):
         text = last_text(state) or state.get("text") or ""
         model = self.chat_model(step)
         question = HumanMessage(text, id=f"{step.message_id}:input")
-        async with session_turn(conversation.memory, [question], config, options) as turn:
+        async with session_turn(conversation.memory, [question], step.config, options) as turn:
             sent = await turn.messages(SystemMessage(self._prompt(state)), model=model)
             async with asyncio.timeout(self.timeout_seconds):
                 reply: AIMessage = await model.ainvoke(sent)
@@ -202,11 +196,8 @@ class RouterNode(Node):
         wanted.setdefault(self.otherwise, []).append("else")
         return {target: ", ".join(dict.fromkeys(labels)) for target, labels in wanted.items()}
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> Command[str]:
+    async def run(self, step: Step, state: WorkflowState) -> Command[str]:
         """Evaluate the rules and continue with the node of the first match."""
-        step = Step.of(config, runtime)
         scope = {**scope_of(state), LAST_MESSAGE: last_text(state)}
         target = next((rule.next for rule in self.rules if rule.holds(look_up(scope, rule.path))), self.otherwise)
         return sent_to(target, found(step, target, {"next": target}))

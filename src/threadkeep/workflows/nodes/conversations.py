@@ -96,9 +96,10 @@ class ConversationFields(BaseModel):
         """Resolve the key of a run's conversation; the fields do not change."""
         return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
 
-    def resolve_in(self, state: WorkflowState, context: RunContext, config: RunnableConfig) -> KeyResolution:
+    def resolve_in(self, state: WorkflowState, step: Step) -> KeyResolution:
         """Resolve the key within a run, and emit an event if there is none."""
-        resolution = self.resolve(key_scope(state, context.session_id, config), by_hand=context.by_hand)
+        context = step.context
+        resolution = self.resolve(key_scope(state, context.session_id, step.config), by_hand=context.by_hand)
         if resolution.key is None:
             context.resources.observer.notify(
                 KeyResolutionFailed(

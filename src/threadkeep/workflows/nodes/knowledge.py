@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import ClassVar, Literal
 
-from langchain_core.runnables import RunnableConfig
-from langgraph.runtime import Runtime
 from pydantic import Field
 
 from threadkeep.agent.conversion import id_of, text_of
@@ -26,7 +24,6 @@ from threadkeep.observe import ExtraNotFound, WriteFailed
 from threadkeep.records import Json
 from threadkeep.records.knowledge import SCOPE_KINDS, Episode, Evidence, Fact, FactKind, Procedure, Scope, ScopeKind
 from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered
-from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState
 
 type NotRemembered = Literal["nothing_to_remember", "no_owner", "secret", "invalid", "unavailable"]
@@ -54,11 +51,8 @@ class IdentifyUserNode(KnowledgeNode):
     max_facts: int = Field(20, ge=0, le=200, description="The maximum number of facts, the last changed first.")
     max_episodes: int = Field(5, ge=0, le=50, description="The maximum number of last questions and answers.")
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Identify the user."""
-        step = Step.of(config, runtime)
         user_id = step.context.user_id
         known: dict[str, Json] = {"user_id": None, "is_new_user": False, "names": [], "facts": [], "episodes": []}
         if user_id is not None:
@@ -108,15 +102,12 @@ class RememberNode(KnowledgeNode):
         yield "key", self.key
         yield "value", self.value
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Remember the fact."""
-        step = Step.of(config, runtime)
         key, value = rendered(self.key, state).strip(), rendered(self.value, state).strip()
         remembered: Fact | None = None
         reason: NotRemembered | None = None
-        scope = _scopes_of(step, config).get(self.about)
+        scope = _scopes_of(step).get(self.about)
         if not key or not value:
             reason = "nothing_to_remember"
         elif scope is None:
@@ -174,13 +165,10 @@ class RecallNode(KnowledgeNode):
         if self.query is not None:
             yield "query", self.query
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Recall facts."""
-        step = Step.of(config, runtime)
         query = rendered(self.query, state) if self.query is not None else _question(state)
-        scopes = [scope for kind, scope in _scopes_of(step, config).items() if kind in self.scopes]
+        scopes = [scope for kind, scope in _scopes_of(step).items() if kind in self.scopes]
         facts: Sequence[Fact] = ()
         episodes: Sequence[Episode] = ()
         procedures: Sequence[Procedure] = ()
@@ -209,12 +197,12 @@ class RecallNode(KnowledgeNode):
         return found(step, text, known)
 
 
-def _scopes_of(step: Step, config: RunnableConfig) -> dict[ScopeKind, Scope]:
+def _scopes_of(step: Step) -> dict[ScopeKind, Scope]:
     """Return the scopes that a run has; there is no shared default."""
     context = step.context
     owners: dict[ScopeKind, str | None] = {
         "session": context.session_id,
-        "workspace": workspace_in(config, context.resources.workspace),
+        "workspace": workspace_in(step.config, context.resources.workspace),
         "user": context.user_id,
     }
     return {kind: Scope(kind, owner) for kind, owner in owners.items() if owner}

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage
-from langchain_core.runnables import RunnableConfig
-from langgraph.runtime import Runtime
 from pydantic import AfterValidator, Field, model_validator
 
 from threadkeep.agent.conversion import refused_message, text_of
@@ -27,7 +25,6 @@ from threadkeep.workflows.nodes.conversations import (
     session_conversation,
     store_conversation,
 )
-from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState, answer_of, check_template, paths_of, scope_of
 
 
@@ -65,13 +62,11 @@ class RecordQuestionNode(RecordingNode):
 
     waits: bool = Field(False, description="True to store the question after middleware has seen it.")
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Store the question unless it is already stored."""
         if self.waits:
             return {}
-        await self.store(Step.of(config, runtime), state.get("messages") or (), metadata_of(config))
+        await self.store(step, state.get("messages") or (), metadata_of(step.config))
         return {}
 
     async def store(
@@ -104,15 +99,12 @@ class RecordAnswerNode(RecordingNode):
 
     node_kind: ClassVar[NodeKind] = "record_answer"
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Store the answer, and the question unless it is stored."""
-        step = Step.of(config, runtime)
         answer = answer_of(state)
         turn = self.turn(step, question_before(state.get("messages") or ()))
         if turn is not None:
-            await turn.begin(step.context.run_id, metadata_of(config))
+            await turn.begin(step.context.run_id, metadata_of(step.config))
             first = None if answer is None else turn.answered or await turn.close(answer)
             if answer is not None and first is not None and first.id != answer.id:
                 # Another process has answered the same question; its answer becomes the run's answer.
@@ -160,12 +152,9 @@ class AppendMessageNode(Node, ConversationFields):
         """Return the text; the session is a key with its own rules."""
         yield "text", self.text
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Store the message and add it to the run's messages."""
-        step = Step.of(config, runtime)
-        session = await self._session(step, state, config)
+        session = await self._session(step, state)
         text = rendered(self.text, state)
         result = {"text": text, "session_id": session.session_id, "message_id": step.message_id}
         update = found(step, text, result)
@@ -184,7 +173,7 @@ class AppendMessageNode(Node, ConversationFields):
         )
         return {**update, "messages": [said]}
 
-    async def _session(self, step: Step, state: WorkflowState, config: RunnableConfig) -> Session:
+    async def _session(self, step: Step, state: WorkflowState) -> Session:
         """Return the session for the message.
 
         Raises:
@@ -198,7 +187,7 @@ class AppendMessageNode(Node, ConversationFields):
             if self.deliver and (recipient := await memory.channels.outbox.recipient(session_id)) is not None:
                 user_id = recipient.user_id  # the session may not be stored yet
             return memory.session(session_id, user_id=user_id)
-        resolution = self.resolve_in(state, context, config)
+        resolution = self.resolve_in(state, step)
         if resolution.key is None:
             raise _no_key(step, resolution.reason or "empty")
         conversation = await store_conversation(step, self.layout, resolution.key)
@@ -250,11 +239,8 @@ class TemplateNode(Node):
         """Return the text."""
         yield "text", self.text
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Render the text."""
-        step = Step.of(config, runtime)
         text = rendered(self.text, state)
         update = found(step, text, {"text": text})
         if self.as_message and text.strip():

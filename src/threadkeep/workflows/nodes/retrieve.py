@@ -9,8 +9,6 @@ from typing import ClassVar
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableConfig
-from langgraph.runtime import Runtime
 from pydantic import Field, InstanceOf
 from pydantic.json_schema import SkipJsonSchema
 
@@ -35,7 +33,6 @@ from threadkeep.workflows.nodes.base import (
     rendered,
 )
 from threadkeep.workflows.nodes.conversations import step_context
-from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState
 
 type Passage = tuple[str | None, str]
@@ -111,11 +108,8 @@ class RetrieveNode(Node):
         if self.query is not None:
             yield "query", self.query
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Query the retriever."""
-        step = Step.of(config, runtime)
         query = await self._query(step, state)
         documents = []
         with ErrorBoundary() as attempt:

@@ -9,9 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphBubbleUp
-from langgraph.runtime import Runtime
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
@@ -30,7 +28,6 @@ from threadkeep.observe import ModelFailed
 from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered
 from threadkeep.workflows.nodes.conversations import Conversation, run_conversation, session_conversation
 from threadkeep.workflows.nodes.retrieve import FoundPassages, passages_in
-from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState
 
 
@@ -216,15 +213,12 @@ class ModelNode(SpeakingNode):
         """Return its model call."""
         return "a model call"
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Answer the run's question."""
-        step = Step.of(config, runtime)
         messages = self.asked(state, step)
         conversation = run_conversation(step) if self.input is not None else session_conversation(step)
         with ErrorBoundary(raising=(GraphBubbleUp,)) as attempt:
-            return said(step, await self._ask(step, conversation, state, messages, config))
+            return said(step, await self._ask(step, conversation, state, messages))
         error = attempt.caught
         notify_model_failure(step, error)
         if self.on_error == "raise":
@@ -237,11 +231,10 @@ class ModelNode(SpeakingNode):
         conversation: Conversation,
         state: WorkflowState,
         messages: list[BaseMessage],
-        config: RunnableConfig,
     ) -> AIMessage:
         model = self.chat_model(step)
         options = self._options_for(step, conversation, state)
-        async with session_turn(conversation.memory, messages, config, options) as turn:
+        async with session_turn(conversation.memory, messages, step.config, options) as turn:
             if turn.answered is not None:
                 return turn.answered
             sent = await turn.messages(self.system_message(state), model=model)

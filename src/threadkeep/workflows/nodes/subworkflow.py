@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal, cast
 
 from langchain_core.messages import AIMessage, AnyMessage
-from langchain_core.runnables import RunnableConfig
-from langgraph.runtime import Runtime
 from langgraph.types import Command
 from pydantic import Field
 
@@ -47,15 +45,12 @@ class SubworkflowNode(Node):
         "raise", description="What to do if a child has no result: end the run, or put its status in the result."
     )
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Run the child.
 
         Raises:
             ChildFailed: the child gave no result, or must not be started.
         """
-        step = Step.of(config, runtime)
         try:
             result = await self._run(step, state)
         except ChildFailed as error:
@@ -168,13 +163,10 @@ class IngestPromptNode(Node):
         """Return the next node, and the node for events without a question."""
         return {self.next: "prompt", self.skip: "SKIP"} if self.next != self.skip else {self.next: ""}
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> Command[str]:
+    async def run(self, step: Step, state: WorkflowState) -> Command[str]:
         """Store the prompt in the state."""
-        step = Step.of(config, runtime)
         nodes = _nodes(step, self.max_messages, self.max_chars)
-        update = await nodes.ingest_prompt(_candidate_state(state), config)
+        update = await nodes.ingest_prompt(_candidate_state(state), step.config)
         if update.get("outcome") == "SKIP":
             return sent_to(self.skip, found(step, None, {"outcome": "SKIP", "combinedPrompt": None}))
         prompt = update.get("combinedPrompt")
@@ -191,11 +183,8 @@ class BuildCandidateNode(Node):
 
     node_kind: ClassVar[NodeKind] = "build_candidate"
 
-    async def __call__(
-        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
-    ) -> WorkflowState:
+    async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Build the candidate."""
-        step = Step.of(config, runtime)
         prompt, error = _result(state, "combinedPrompt"), _result(state, "error")
         if error is not None:
             sentence = f"The model did not answer ({error}). Send the event again, or check the model."
