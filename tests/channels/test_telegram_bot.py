@@ -278,6 +278,27 @@ async def test_who_pressed_start_alone_is_forgotten_too(
         assert await desk.memory.channels.outbox.recipient(SESSION) is None
 
 
+async def test_answers_that_were_not_delivered_are_erased_with_their_person(
+    tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """Those in a group, which say who asked, and the confirmation of a deletion; nobody can be told them again."""
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"]), group_messages="all") as desk:
+        await desk.say("hello", 1, chat=GROUP)
+        await desk.answered(1)
+        telegram.refuse(403, "Forbidden: bot was blocked by the user", times=20)
+        await desk.say("/whoami", 2, chat=GROUP)
+        await desk.say("/forget yes", 3)
+        outbox = desk.memory.channels.outbox
+
+        async def both_failed() -> bool:
+            return [one.status for one in await outbox.entries(limit=9)].count("failed") == 2
+
+        await until(both_failed)
+        assert not [one for one in await outbox.entries(limit=9) if ":7" in one.session_id]
+        await desk.memory.erase(user_id="telegram:7")
+        assert await outbox.entries(limit=9) == []
+
+
 async def test_commands_are_answered_and_are_no_turns(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
     """A new conversation sees nothing of the one before, which stays in the transcript."""
     model = ScriptedModel(repeat("ok"))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import pytest
@@ -264,17 +265,22 @@ async def test_a_file_that_is_gone_takes_no_turns(memory: Memory, path: Path, re
 
 
 async def test_a_database_on_a_read_only_mount_can_be_read(path: Path, memory_options: MemoryOptions) -> None:
-    """Its windows and its search as well; a write is refused with a sentence."""
+    """Its windows and its search as well, and it can be copied; a write is refused with a sentence."""
     async with open_memory(f"sqlite:///{path}", options=memory_options) as memory:
         await memory.session("room").append(says("hello there"))
         assert await memory.search("hello")
-    shown = await asyncio.to_thread(read_on_read_only_mount, path)
-    assert shown == "['hello there'] 1 StoreUnavailable"
+    with TemporaryDirectory() as elsewhere:
+        shown = await asyncio.to_thread(read_on_read_only_mount, path, Path(elsewhere) / "copy.db")
+        assert shown == "['hello there'] 1 StoreUnavailable"
+        async with open_memory(f"sqlite:///{elsewhere}/copy.db", options=memory_options) as copied:
+            assert len(await copied.session("room").tail(5)) == 1
 
 
 _READ = """
 import asyncio
+from pathlib import Path
 from threadkeep import Message, MemoryOptions, StoreUnavailable, open_memory
+from threadkeep.store.backup import copy_sqlite
 
 async def read():
     async with open_memory("sqlite:///{path}", options=MemoryOptions(background=False)) as memory:
@@ -287,10 +293,11 @@ async def read():
             print(told, found, type(error).__name__)
 
 asyncio.run(read())
+copy_sqlite(Path("{path}"), Path("{copy}"))
 """
 
 
-def read_on_read_only_mount(path: Path) -> str:
+def read_on_read_only_mount(path: Path, copy: Path) -> str:
     """What a process reads that has the folder mounted read-only; the test is skipped where nobody may mount."""
     folder = path.parent
     mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
@@ -298,7 +305,7 @@ def read_on_read_only_mount(path: Path) -> str:
         pytest.skip("needs the right to mount")
     command = f'{mount} && exec "$0" -c "$1"'
     ended = subprocess.run(
-        ["unshare", "-m", "sh", "-c", command, sys.executable, _READ.format(path=path)],
+        ["unshare", "-m", "sh", "-c", command, sys.executable, _READ.format(path=path, copy=copy)],
         capture_output=True,
         text=True,
         check=False,

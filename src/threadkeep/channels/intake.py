@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import timedelta
+from hashlib import sha256
 from weakref import WeakValueDictionary
 
 from threadkeep.boundary import ErrorBoundary
@@ -291,6 +292,7 @@ class Intake:
             waits=waits,
             after=after,
             user_id=message.user_id,
+            about=message.sender.id if message.sender is not None else None,
         )
 
     async def _store(self, message: IncomingMessage, session_id: str) -> None:
@@ -344,9 +346,9 @@ class Intake:
         Then the deletion is confirmed.
         """
         own_prefix = f"{message.session_id}:"
-        # Of no session, because the outbox of a session is deleted with it.
-        key = (bot.name, f"{own_prefix}forgotten", message.message_id)
-        added = await self._outbox.add(*key, address=message.reply_to, remember=False)
+        # Of no session, because the outbox of a session is deleted with it. Its key does not name the person.
+        key = (bot.name, f"forgotten:{sha256(own_prefix.encode()).hexdigest()}", message.message_id)
+        added = await self._outbox.add(*key, address=message.reply_to, remember=False, about=message.user_id)
         if not added and not await self._outbox.waits(*key):
             return False
         runs = await self._runs.service()

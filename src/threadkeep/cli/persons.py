@@ -213,6 +213,7 @@ def _show_receipt(receipt: EraseReceipt, file: Path | None) -> None:
     problem = None
     if file is not None:
         try:
+            file.touch(mode=0o600)
             file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             problem = f"The receipt could not be written to {file} ({error.strerror}): keep the one on the output."

@@ -12,8 +12,8 @@ from shutil import which
 
 from threadkeep.errors import InvalidInput, StoreUnavailable
 from threadkeep.store.condition import lock_holders
-from threadkeep.store.private_files import make_private_database
-from threadkeep.store.sqlite_connection import connect, export_plain, sqlite_errors
+from threadkeep.store.private_files import is_read_only, make_private_database
+from threadkeep.store.sqlite_connection import connect, export_plain, read_only_uri, sqlite_errors
 
 type Report = Callable[[int, int], object]
 """A callback after each part: the number of copied pages, and of all pages."""
@@ -49,7 +49,7 @@ def copy_sqlite(
             os.fsync(written.fileno())
         partial.replace(target)
     finally:
-        partial.unlink(missing_ok=True)
+        _remove(partial)
 
 
 def backup_version(file: Path, key: str | None = None) -> int:
@@ -105,7 +105,13 @@ def restore_sqlite(
         for ending in ("", *_LOGS):
             target.with_name(f"{target.name}.runs{ending}").unlink(missing_ok=True)
     finally:
-        partial.unlink(missing_ok=True)
+        _remove(partial)
+
+
+def _remove(partial: Path) -> None:
+    """Remove a file that is not complete, with what SQLite keeps beside it."""
+    for ending in ("", "-journal", *_LOGS):
+        partial.with_name(partial.name + ending).unlink(missing_ok=True)
 
 
 def dump_postgres(dsn: str, target: Path) -> None:
@@ -159,8 +165,10 @@ def _environment(dsn: str) -> Mapping[str, str]:
 
 
 def _opened(path: Path, key: str | None, *, immutable: bool = False) -> sqlite3.Connection:
-    mode = "immutable=1" if immutable else "mode=rw"
-    uri = f"{path.absolute().as_uri()}?{mode}"
+    if not immutable and is_read_only(path):
+        uri = read_only_uri(path)
+    else:
+        uri = f"{path.absolute().as_uri()}?{'immutable=1' if immutable else 'mode=rw'}"
     return connect(uri, key, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
 
 

@@ -83,21 +83,24 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         after: timedelta = timedelta(),
         remember: bool = True,
         user_id: str | None = None,
+        about: str | None = None,
     ) -> bool:
         """Add the answer to a message; return False if it exists already.
 
         Without a `content` it is the answer of the run. If it `waits`, it is ready when the run is over, else at once.
         It is not sent before the time `after`, within which the platform may fetch it. With `remember` its address
-        becomes the one of the session's person, with the `user_id` of the session, which may not be stored yet.
+        becomes the one of the session's person, with the `user_id` of the session, which may not be stored yet. `about`
+        is the person who gets the answer, also in a group: it is erased with them.
         """
         now = self._now()
         person = {**address, _USER: user_id} if user_id is not None else address
+        named = {**address, _USER: about} if about is not None else address
         heard = {"session_id": session_id, "channel": channel, "address": json_text(person), "now": now}
         status: OutboxStatus = "waiting" if waits else "ready"
         text = None if content is None else clean_text(content)
         first_try_at = time_text(self._clock() + after)
         answer = {"message_id": message_id, "status": status, "content": text, "first_try_at": first_try_at}
-        row = {**heard, **answer, "address": json_text(address)}
+        row = {**heard, **answer, "address": json_text(named)}
         async with self._driver.writing() as connection:
             if not await connection.fetch(self._sql["add"], row):
                 return False

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 import aiosqlite
 
@@ -24,6 +23,7 @@ from threadkeep.store.sqlite_connection import (
     OpenFile,
     SqliteConnection,
     connect,
+    read_only_uri,
     sqlite_errors,
     translated,
 )
@@ -287,10 +287,7 @@ async def _open(
 def _database(path: Path | None, *, read_only: bool, memory_name: str | None) -> tuple[str | Path, bool]:
     """Return SQLite's name of a database, and whether that is a URI."""
     if path is not None and read_only:
-        wal = path.with_name(path.name + "-wal")
-        # Without a WAL file nobody writes; on a read-only mount SQLite could not create one to read.
-        immutable = is_read_only(path) and not (wal.exists() and wal.stat().st_size)
-        return f"file:{quote(str(path))}?mode=ro{'&immutable=1' if immutable else ''}", True
+        return read_only_uri(path), True
     if path is not None:
         return path, False
     return (":memory:", False) if memory_name is None else (f"file:/{memory_name}?vfs=memdb", True)

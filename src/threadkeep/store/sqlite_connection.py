@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from urllib.parse import quote
 
 import aiosqlite
 
 from threadkeep.errors import DatabaseFileReplaced, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.store.driver import DuplicateRow, Parameters, Row, Statement
+from threadkeep.store.private_files import is_read_only
 
 # aiosqlite's debug log contains the parameters of every statement, which are people's texts. No level may show it.
 logging.getLogger("aiosqlite").addFilter(lambda record: record.levelno > logging.DEBUG)
@@ -54,6 +56,16 @@ class SqliteConnection:
         """Execute a statement once for each row of parameters."""
         with translated():
             await self.raw.executemany(sql, rows)
+
+
+def read_only_uri(path: Path) -> str:
+    """Return SQLite's URI of a file that is only read.
+
+    Without a WAL file nobody writes it; on a read-only mount SQLite could not create one to read.
+    """
+    wal = path.with_name(path.name + "-wal")
+    immutable = is_read_only(path) and not (wal.exists() and wal.stat().st_size)
+    return f"file:{quote(str(path))}?mode=ro{'&immutable=1' if immutable else ''}"
 
 
 class Batch(NamedTuple):

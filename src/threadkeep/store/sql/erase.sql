@@ -187,7 +187,7 @@ DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: delete_outgoing
 -- Answers in chats of a person that are no sessions, such as those to a command. The address names the person.
-DELETE FROM chat_outbox WHERE session_id IN (
+DELETE FROM chat_outbox WHERE replace(address, :named, '') <> address OR session_id IN (
     SELECT session_id FROM chat_channel_sessions WHERE replace(address, :named, '') <> address
 )
 
