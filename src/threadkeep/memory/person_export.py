@@ -35,6 +35,7 @@ LEFT_OUT: Final = (
     "checkpoints of runs and messages on their way to channels or Graphiti, whose texts are in the messages",
     "bookkeeping such as the last read message, the active session and the ids of answered messages",
     "the last tool calls of agents that keep their conversations in a graph store",
+    "facts that a Graphiti server made from the messages, and keeps itself",
     "backups, and logs of model providers",
 )
 _PAGE: Final = 200
