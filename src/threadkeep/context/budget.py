@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from functools import lru_cache
+from importlib.resources import files
 
 from threadkeep.errors import BudgetTooSmall
 
@@ -30,153 +32,14 @@ def continues(name: str, known: str) -> bool:
 DEFAULT_WINDOW = 128_000
 """For models that are not in the table."""
 
-WINDOWS: dict[str, int] = {
-    # OpenAI
-    "gpt-3.5-turbo": 16_385,
-    "gpt-3.5-turbo-instruct": 4_096,
-    "gpt-35-turbo": 16_385,
-    "gpt-4": 8_192,
-    "gpt-4-32k": 32_768,
-    "gpt-4-0125-preview": 128_000,
-    "gpt-4-1106": 128_000,
-    "gpt-4-turbo": 128_000,
-    "gpt-4-vision": 128_000,
-    "gpt-4o": 128_000,
-    "chatgpt-4o-latest": 128_000,
-    "gpt-4.1": 1_047_576,
-    "gpt-4.5-preview": 128_000,
-    "gpt-5": 400_000,
-    "gpt-5-chat": 128_000,
-    "gpt-5.1": 400_000,
-    "gpt-5.1-chat": 128_000,
-    "gpt-5.2": 400_000,
-    "gpt-5.2-chat": 128_000,
-    "gpt-5.3": 400_000,
-    "gpt-5.3-chat": 128_000,
-    "gpt-5.3-codex-spark": 128_000,
-    "gpt-5.4": 1_050_000,
-    "gpt-5.4-mini": 400_000,
-    "gpt-5.4-nano": 400_000,
-    "gpt-5.5": 1_050_000,
-    "gpt-5.6": 1_050_000,
-    "gpt-6": 1_050_000,
-    "gpt-6.1": 1_050_000,
-    "gpt-oss": 131_072,
-    "gpt-realtime": 128_000,
-    "o1": 200_000,
-    "o1-mini": 128_000,
-    "o1-preview": 128_000,
-    "o3": 200_000,
-    "o4-mini": 200_000,
-    # Anthropic
-    "claude-": 200_000,
-    "claude-instant": 100_000,
-    "claude-2.0": 100_000,
-    "claude-opus-4-6": 1_000_000,
-    "claude-opus-4-7": 1_000_000,
-    "claude-opus-4-8": 1_000_000,
-    "claude-opus-5": 1_000_000,
-    "claude-sonnet-4-6": 1_000_000,
-    "claude-sonnet-5": 1_000_000,
-    "claude-haiku-5": 1_000_000,
-    "claude-fable-5": 1_000_000,
-    # Google
-    "gemini-1.0-pro": 32_760,
-    "gemini-1.5-flash": 1_048_576,
-    "gemini-1.5-pro": 2_097_152,
-    "gemini-2.0-flash": 1_048_576,
-    "gemini-2.5": 1_048_576,
-    "gemini-3": 1_048_576,
-    "gemini-3.": 1_048_576,
-    "gemini-4": 1_048_576,
-    "gemini-flash": 1_048_576,
-    "gemma2": 8_192,
-    "gemma-2": 8_192,
-    "gemma3": 131_072,
-    "gemma-3": 131_072,
-    "gemma-3-1b": 32_768,
-    "gemma3:1b": 32_768,
-    "gemma-4": 262_144,
-    # Mistral
-    "open-mistral-7b": 32_768,
-    "mistral-7b": 32_768,
-    "open-mixtral-8x7b": 32_768,
-    "mixtral": 32_768,
-    "open-mixtral-8x22b": 65_536,
-    "mistral-nemo": 131_072,
-    "mistral-saba": 32_768,
-    "mistral-small": 131_072,
-    "mistral-small-latest": 256_000,
-    "mistral-small-2603": 256_000,
-    "mistral-medium": 131_072,
-    "mistral-medium-2508": 262_144,
-    "mistral-medium-2604": 262_144,
-    "mistral-medium-latest": 262_144,
-    "mistral-large": 131_072,
-    "mistral-large-2512": 262_144,
-    "mistral-large-latest": 262_144,
-    "magistral": 128_000,
-    "ministral": 128_000,
-    "pixtral": 128_000,
-    "codestral": 256_000,
-    "devstral": 128_000,
-    "devstral-2512": 262_144,
-    "devstral-latest": 262_144,
-    # Meta
-    "llama2": 4_096,
-    "llama-2": 4_096,
-    "llama3": 8_192,
-    "llama-3": 8_192,
-    "llama3-70b-8192": 8_192,
-    "llama3-8b-8192": 8_192,
-    "llama3.1": 131_072,
-    "llama3.2": 131_072,
-    "llama3.3": 131_072,
-    "llama-3.1": 131_072,
-    "llama-3.2": 131_072,
-    "llama-3.3": 131_072,
-    "meta-llama-3.1": 131_072,
-    "meta-llama-3": 8_192,
-    "llama-4-scout": 131_072,
-    "llama-4-maverick": 131_072,
-    # Qwen
-    "qwen2": 32_768,
-    "qwen2.5": 32_768,
-    "qwen-2.5": 32_768,
-    "qwen3": 131_072,
-    "qwen3:": 40_960,
-    "qwen3.5-plus": 1_000_000,
-    "qwen3.6-plus": 1_000_000,
-    "qwen-long": 1_000_000,
-    "qwen-max": 32_768,
-    "qwen-plus": 131_072,
-    "qwen-turbo": 131_072,
-    "qwq": 131_072,
-    # DeepSeek
-    "deepseek-chat": 128_000,
-    "deepseek-reasoner": 128_000,
-    "deepseek-r1": 128_000,
-    "deepseek-v3": 128_000,
-    "deepseek-v4": 1_000_000,
-    "deepseek-flash": 1_000_000,
-    # others
-    "command-a": 256_000,
-    "command-r": 128_000,
-    "grok-2": 131_072,
-    "grok-3": 131_072,
-    "grok-4": 256_000,
-    "grok-4.20": 1_000_000,
-    "grok-4.3": 1_000_000,
-    "grok-4.5": 500_000,
-    "kimi-k2": 131_072,
-    "kimi-k2-instruct-0905": 262_144,
-    "phi3": 131_072,
-    "phi-3": 4_096,
-    "phi4": 16_384,
-    "phi-4": 16_384,
-}
-"""Lower-case names. A name also matches longer names that continue it after a separator (`gpt-4` matches `gpt-4-0613`,
-not `gpt-4.1`); a name that ends with a separator matches every name that begins with it.
+_BY_VENDOR: dict[str, dict[str, int]] = json.loads(
+    files("threadkeep.context").joinpath("context_windows.json").read_text(encoding="utf-8")
+)
+WINDOWS = {name: tokens for models in _BY_VENDOR.values() for name, tokens in models.items()}
+"""The windows in `context_windows.json`, by lower-case names.
+
+A name also matches longer names that continue it after a separator (`gpt-4` matches `gpt-4-0613`, not `gpt-4.1`); a
+name that ends with a separator matches every name that begins with it.
 """
 
 

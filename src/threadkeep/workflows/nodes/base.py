@@ -152,13 +152,15 @@ class Node(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
     node_kind: ClassVar[NodeKind]
+    repetition: ClassVar[Again] = "unknown"
+    """The costs of repeating the node, if they do not depend on its options."""
     speaks: ClassVar[bool] = False
     """True if the node adds an assistant message to the state."""
 
     @property
     def again(self) -> Again:
         """Return the costs of repeating the node."""
-        return "unknown"
+        return self.repetition
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return the templates among the options, each with the path of its option."""

@@ -46,6 +46,7 @@ class CategorizerNode(AskingNode):
     """
 
     node_kind: ClassVar[NodeKind] = "categorizer"
+    repetition: ClassVar[Again] = "a model call"
 
     categories: tuple[Category, ...] = Field(min_length=1, max_length=50, description="The categories.")
     default: str = Field(description="The next node if the model names no category, or end.")
@@ -72,11 +73,6 @@ class CategorizerNode(AskingNode):
             wanted.setdefault(category.next, []).append(category.name)
         wanted.setdefault(self.default, []).append("else")
         return {target: ", ".join(names) for target, names in wanted.items()}
-
-    @property
-    def again(self) -> Again:
-        """Return its model call."""
-        return "a model call"
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
         """Call the model and continue with the node of its category."""
@@ -179,14 +175,10 @@ class RouterNode(Node):
     """A node that chooses the next node by rules, without a model; `otherwise` if none matches."""
 
     node_kind: ClassVar[NodeKind] = "router"
+    repetition: ClassVar[Again] = "nothing"
 
     rules: tuple[Rule, ...] = Field(min_length=1, max_length=100, description="The rules, tried in their order.")
     otherwise: str = Field(description="The next node if no rule matches, or end.")
-
-    @property
-    def again(self) -> Again:
-        """Return nothing."""
-        return "nothing"
 
     def targets(self) -> Mapping[str, str]:
         """Return the nodes of the rules, and the default."""

@@ -32,12 +32,9 @@ type NotRemembered = Literal["nothing_to_remember", "no_owner", "secret", "inval
 class KnowledgeNode(Node):
     """A node that reads or writes the memory beyond the session."""
 
-    timeout_seconds: float = Field(3.0, gt=0, description="The time limit of the memory in seconds.")
+    repetition: ClassVar[Again] = "nothing"
 
-    @property
-    def again(self) -> Again:
-        """Return nothing: a repeated write of a run is known by its evidence."""
-        return "nothing"
+    timeout_seconds: float = Field(3.0, gt=0, description="The time limit of the memory in seconds.")
 
 
 class IdentifyUserNode(KnowledgeNode):

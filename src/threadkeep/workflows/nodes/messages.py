@@ -31,12 +31,9 @@ from threadkeep.workflows.state import WorkflowState, answer_of, check_template,
 class RecordingNode(Node):
     """The base of both nodes: access to the turn of the run's session. A run without a session has none."""
 
-    reset_commands: tuple[str, ...] = Field((), description="Messages that reset the conversation; not stored.")
+    repetition: ClassVar[Again] = "nothing"
 
-    @property
-    def again(self) -> Again:
-        """Return nothing: a message is stored once by its id."""
-        return "nothing"
+    reset_commands: tuple[str, ...] = Field((), description="Messages that reset the conversation; not stored.")
 
     def turn(self, step: Step, question: Sequence[BaseMessage], session: Session | None = None) -> OpenTurn | None:
         """Return the turn of the run's session, or of another; None if there is nothing to store."""
@@ -226,14 +223,10 @@ class TemplateNode(Node):
     """A node that renders a text from a template: for later nodes, or as a message of the run."""
 
     node_kind: ClassVar[NodeKind] = "template"
+    repetition: ClassVar[Again] = "nothing"
 
     text: str = Field(min_length=1, description="The text; a template.")
     as_message: bool = Field(False, description="True to make it an assistant message of the run.")
-
-    @property
-    def again(self) -> Again:
-        """Return nothing."""
-        return "nothing"
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return the text."""

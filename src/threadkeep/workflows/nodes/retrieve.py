@@ -89,6 +89,7 @@ class RetrieveNode(Node):
     """
 
     node_kind: ClassVar[NodeKind] = "retrieve"
+    repetition: ClassVar[Again] = "nothing"
 
     retriever: Reference | SkipJsonSchema[InstanceOf[BaseRetriever]] = Field(
         description="Import string of a LangChain retriever, or of a function that makes one."
@@ -97,11 +98,6 @@ class RetrieveNode(Node):
     recent_messages: int = Field(4, ge=0, le=50, description="The number of messages before the question in the query.")
     max_passages: int = Field(8, ge=1, le=100, description="The maximum number of passages.")
     timeout_seconds: float = Field(5.0, gt=0, description="The time limit of the retriever in seconds.")
-
-    @property
-    def again(self) -> Again:
-        """Return nothing."""
-        return "nothing"
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return the query, if it is set."""

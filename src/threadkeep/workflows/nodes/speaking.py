@@ -203,15 +203,11 @@ class ModelNode(SpeakingNode):
     """A single model call in the memory of the run's session, without tools."""
 
     node_kind: ClassVar[NodeKind] = "model"
+    repetition: ClassVar[Again] = "a model call"
 
     on_error: Literal["raise", "continue"] = Field(
         "raise", description="What to do if the model fails: end the run, or put `error` in the node's result."
     )
-
-    @property
-    def again(self) -> Again:
-        """Return its model call."""
-        return "a model call"
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Answer the run's question."""
