@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, Result, SearchItem, SearchOp
@@ -27,14 +27,11 @@ _LOCKS: WeakKeyDictionary[BaseStore, Locks[ItemKey]] = WeakKeyDictionary()
 class StoreItems:
     """The items of a LangGraph store, through its own interface."""
 
+    backend: Final[Backend] = "other"
+
     def __init__(self, store: BaseStore) -> None:
         self._store = store
         self._locks = _LOCKS.setdefault(store, Locks[ItemKey]())
-
-    @property
-    def backend(self) -> Backend:
-        """The engine's name for metrics."""
-        return "other"
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""

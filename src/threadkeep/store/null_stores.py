@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from threadkeep.errors import SessionNotFound
 from threadkeep.observe import Backend
@@ -72,10 +73,7 @@ class NullSearch:
 class NullTranscripts:
     """A null transcript: it accepts messages and stores none."""
 
-    @property
-    def backend(self) -> Backend:
-        """The engine's name for metrics; there is no engine."""
-        return "other"
+    backend: Final[Backend] = "other"
 
     async def append(self, turn: Turn) -> Receipt:
         """Accept a turn without storing it."""

@@ -48,6 +48,8 @@ class SqliteDriver:
     the process opens the same database.
     """
 
+    backend: Final[Backend] = "sqlite"
+
     def __init__(
         self, path: Path | None, options: StoreOptions, *, read_only: bool = False, memory_name: str | None = None
     ) -> None:
@@ -62,11 +64,6 @@ class SqliteDriver:
         self._file: OpenFile | None = None
         self._reader_slots = asyncio.Semaphore(_READERS)
         self._closed = False
-
-    @property
-    def backend(self) -> Backend:
-        """The name of the engine."""
-        return "sqlite"
 
     async def check_file(self) -> None:
         """Check that the path still names the open file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
@@ -42,13 +42,10 @@ type Passage = tuple[str | None, str]
 class FoundPassages:
     """The section `snippets` with passages already found in this run; `passages` None: those of the agent's step."""
 
+    section: Final[ExtraSection] = "snippets"
+
     def __init__(self, passages: Sequence[Passage] | None = None) -> None:
         self._passages = passages
-
-    @property
-    def section(self) -> ExtraSection:
-        """The section `snippets`."""
-        return "snippets"
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
         """Return the passages that fit, in the order in which they were found."""
