@@ -283,7 +283,7 @@ INTERNAL = {
         "superseded",
         "tell",
     },
-    "Pending": {"adopt", "start", "record", "record_joined", "tell", "delete", "discard", "close"},
+    "Pending": {"adopt", "start", "record", "record_joined", "ensure_kept", "tell", "delete", "discard", "close"},
     "Manifests": {"purge", "keep_writing", "close"},
     "Summaries": {"for_export", "merged", "of_messages", "add", "uncovered", "claim", "release"},
     "Compressor": {"close"},
