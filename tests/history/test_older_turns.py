@@ -206,3 +206,73 @@ async def test_nothing_is_kept_of_a_deleted_session(shared_url: str, memory_opti
             assert await elsewhere.older_turns.find(search, 1_000) == []
         assert elsewhere.older_turns.index("session", ROOM) is None
         assert elsewhere.older_turns.index("user", "u1") is None
+
+
+async def test_other_tasks_run_while_long_messages_are_indexed(sqlite_memory: Memory) -> None:
+    """Each takes a while by itself: an event loop that indexed a page of them at once would do nothing else."""
+    long = "The garden has beans, roses and a pond. " * 500
+    await sqlite_memory.session(ROOM).append([Message(role="user", content=long) for _ in range(100)])
+    passes = 0
+
+    async def other() -> None:
+        nonlocal passes
+        while True:
+            await asyncio.sleep(0)
+            passes += len(sqlite_memory.older_turns.index("session", ROOM).tokens) > 0  # type: ignore[union-attr]
+
+    looking = asyncio.create_task(found(sqlite_memory, "beans"))
+    while sqlite_memory.older_turns.index("session", ROOM) is None:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0)
+    running = asyncio.create_task(other())
+    await looking
+    running.cancel()
+    index = sqlite_memory.older_turns.index("session", ROOM)
+    assert index is not None
+    assert passes >= len(index.tokens) - 1
+
+
+async def test_the_newest_messages_of_a_long_talk_are_found_at_once(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the older ones are indexed, also what is said meanwhile; then all of them are found."""
+    monkeypatch.setattr("threadkeep.history.older_turns._TIMEOUT_SECONDS", 0)
+    session = memory.session(ROOM)
+    await session.append([Message(role="user", content="the code of the cellar is 1147")])
+    await say(memory, 2_000)
+    await session.append([Message(role="user", content="the code of the vault is 4711")])
+    await say(memory, 60)
+    assert "the code of the vault is 4711" in await found(memory)
+    await session.append([Message(role="user", content="the code of the attic is 7114")])
+    assert "the code of the attic is 7114" in await found(memory, "the code of the attic")
+    index = memory.older_turns.index("session", ROOM)
+    assert index is not None
+    while len(index.tokens) < 2_063:
+        await asyncio.sleep(0.01)
+        await found(memory)
+    assert index.newest is None
+    assert "the code of the cellar is 1147" in await found(memory, "the code of the cellar")
+
+
+async def test_of_the_sessions_of_a_user_the_newest_messages_are_indexed(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them together are bounded, however many sessions there are."""
+    monkeypatch.setattr("threadkeep.history.older_turns._MOST_OF_USER", 50)
+    for number in range(5):
+        await say(sqlite_memory, 20, f"room:{number}", user_id="u1")
+    await sqlite_memory.older_turns.find(Search("room:4", "u1", "cake", scope="user"), 1_000)
+    index = sqlite_memory.older_turns.index("user", "u1")
+    assert index is not None
+    assert index.read == {f"room:{number}": 20 for number in (2, 3, 4)}
+    assert index.first == {"room:2": 11, "room:3": 1, "room:4": 1}
+
+
+async def test_long_messages_fill_the_indexes_sooner(sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What bounds them is about their memory: a message of thousands of words is not one like any other."""
+    monkeypatch.setattr("threadkeep.history.older_turns._MOST_INDEXED", 30)
+    for name in ("room:1", "room:2", "room:3"):
+        words = " ".join(f"word{number} of {name}" for number in range(2_000))
+        await sqlite_memory.session(name).append([Message(role="user", content=words)])
+        assert await found(sqlite_memory, "word7", name)
+    indexes = [sqlite_memory.older_turns.index("session", f"room:{number}") for number in (1, 2, 3)]
+    assert [index is not None for index in indexes] == [False, True, True]

@@ -14,6 +14,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from itertools import batched
+from typing import Self
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.recall import IndexedTurn, RecallIndex
@@ -30,8 +31,11 @@ type Vectors = dict[str, array[float]]
 MOST_TURNS = 20_000
 """The maximum number of turns indexed of a session, the newest ones."""
 _PAGE = 200
-_AT_ONCE = 25
+_AT_ONCE = 4_000
+"""The characters, with some for each message, that are indexed before other tasks run: a few milliseconds."""
+_AT_LEAST = 160
 _MOST_DOUBLINGS = 10
+_TERMS_OF_TURN = 50
 
 _BATCH = 64
 _COMPARED_AT_ONCE = 500
@@ -72,23 +76,37 @@ class Refusals:
 class ConversationIndex:
     """The indexed turns of one session or of all of a user's, with their tokens, sessions and days, and vectors.
 
-    `read` is the last indexed `seq` of each session; `embedded` has the sessions with vectors that were read, for
-    each model. Archived messages are not indexed; the `summaries` of them are, at the place of the last one.
+    `first` and `read` are the first and the last indexed `seq` of each session; `embedded` has the sessions with
+    vectors that were read, for each model. Archived messages are not indexed; the `summaries` of them are, at the place
+    of the last one. `newest` is an index of the newest messages alone, until the others are indexed.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
     tokens: dict[str, int] = field(default_factory=dict)
     days: dict[str, tuple[str, date | None]] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
     summaries: dict[str, Summary] = field(default_factory=dict)
     vectors: dict[str, Vectors] = field(default_factory=dict)
     embedded: set[tuple[str, str]] = field(default_factory=set)
     embedding: asyncio.Task[None] | None = None
     refusals: Refusals = field(default_factory=Refusals)
+    newest: ConversationIndex | None = None
     _marks: dict[str, _Mark] = field(default_factory=dict)
+    _unpaused: int = 0
+
+    @classmethod
+    def of(cls, infos: Mapping[str, SessionInfo]) -> Self:
+        """Return an empty index for these sessions; if they change while it is built, it is outdated."""
+        return cls(_marks={session_id: _mark_of(info) for session_id, info in infos.items()})
+
+    @property
+    def size(self) -> int:
+        """The number of indexed turns, long ones counted as several: each takes about two kilobytes."""
+        return len(self.tokens) + self.words.size // _TERMS_OF_TURN
 
     def holds(self, session_id: str) -> bool:
-        """Return whether any turn of a session is indexed."""
+        """Return whether turns of a session are indexed, or will be."""
         return session_id in self._marks
 
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
@@ -102,16 +120,23 @@ class ConversationIndex:
         known = self._marks.keys() & infos.keys()
         return any(self._marks[session_id] != _mark_of(infos[session_id]) for session_id in known)
 
-    async def catch_up(self, info: SessionInfo, transcripts: Transcripts, summaries: Summaries | None = None) -> None:
-        """Index the new messages of a session; other tasks run in between."""
+    async def catch_up(
+        self,
+        info: SessionInfo,
+        transcripts: Transcripts,
+        summaries: Summaries | None = None,
+        most: int = MOST_TURNS,
+    ) -> None:
+        """Index the new messages of a session, of its newest ones; other tasks run in between."""
         session_id = info.session_id
-        if session_id not in self._marks and summaries is not None and info.archived_seq > info.reset_seq:
-            first, most = info.reset_seq + 1, MOST_TURNS
+        if session_id not in self.first and summaries is not None and info.archived_seq > info.reset_seq:
+            first = info.reset_seq + 1
             for summary in await summaries.of_messages(session_id, first, info.archived_seq, most):
                 self._add_summary(summary)
+                await self._pause(len(summary.text))
         mark = self._marks.setdefault(session_id, _mark_of(info))
-        begin = max(self.read.get(session_id, 0) + 1, mark.begin, info.last_seq - MOST_TURNS + 1)
-        added = 0
+        begin = max(self.read.get(session_id, 0) + 1, mark.begin, info.last_seq - most + 1)
+        self.first.setdefault(session_id, begin)
         async for message in _messages(transcripts, session_id, begin, info.last_seq):
             seq = message.seq or 0
             if seq <= self.read.get(session_id, 0):
@@ -119,10 +144,15 @@ class ConversationIndex:
             self.read[session_id] = seq
             if message.role in SPEAKERS and message.content:
                 self._add(session_id, seq, message)
-                added += 1
-                if added % _AT_ONCE == 0:
-                    await asyncio.sleep(0)
+                await self._pause(len(message.content))
         self.read[session_id] = max(self.read.get(session_id, 0), info.last_seq)
+
+    async def _pause(self, characters: int) -> None:
+        """Let other tasks run after every few thousand characters."""
+        self._unpaused += _AT_LEAST + characters
+        if self._unpaused >= _AT_ONCE:
+            self._unpaused = 0
+            await asyncio.sleep(0)
 
     def _add(self, session_id: str, seq: int, message: Message) -> None:
         turn_id = id_at(session_id, seq)
@@ -154,6 +184,11 @@ def position_of(turn_id: str) -> tuple[str, int]:
 
 def _mark_of(info: SessionInfo) -> _Mark:
     return _Mark(info.created_at, max(info.reset_seq, info.archived_seq, info.deleted_seq) + 1, info.revision)
+
+
+def messages_of(info: SessionInfo) -> int:
+    """Return the number of messages that may be indexed of a session, at least 1 for summaries of archived ones."""
+    return max(info.last_seq - _mark_of(info).begin + 1, min(info.last_seq, 1))
 
 
 async def _messages(transcripts: Transcripts, session_id: str, first: int, last: int) -> AsyncIterator[Message]:
@@ -203,7 +238,8 @@ class TurnVectors:
         with ErrorBoundary(self._report):
             for session_id in list(index.read):
                 if (embedder.name, session_id) not in index.embedded:
-                    for seq, vector in await self._rows.of_session(session_id, embedder.name):
+                    after = index.first.get(session_id, 1) - 1
+                    for seq, vector in await self._rows.of_session(session_id, embedder.name, after):
                         vectors.setdefault(id_at(session_id, seq), array("f", vector))
                     index.embedded.add((embedder.name, session_id))
             index.refusals.round += 1

@@ -2,7 +2,7 @@
 
 The index of a conversation is built from the transcript on the first query and extended by later queries; an append
 does not update it. If that takes longer than an answer should wait, it continues in the background, and the query uses
-the part that is indexed.
+the part that is indexed. Of a long conversation the newest messages are indexed first, in an index of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import Any, Literal
 from threadkeep.context.recall import Passage, passage_of, select
 from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import SessionDamaged
-from threadkeep.history.conversation_index import ConversationIndex, TurnVectors, id_at, position_of
+from threadkeep.history.conversation_index import (
+    MOST_TURNS,
+    ConversationIndex,
+    TurnVectors,
+    id_at,
+    messages_of,
+    position_of,
+)
 from threadkeep.observe import Observer
 from threadkeep.records import Message, SessionInfo, Summary
 from threadkeep.store.contexts import EmbeddingRows
@@ -30,7 +37,10 @@ type RecallScope = Literal["session", "user"]
 
 _TIMEOUT_SECONDS = 0.3
 _MOST_INDEXES = 200
-_MOST_INDEXED = 200_000  # messages of all conversations, about two kilobytes each
+_MOST_INDEXED = 200_000  # messages of all conversations, about two kilobytes each; long ones count as several
+_MOST_OF_USER = 50_000
+_NEWEST = 500
+"""The newest messages, which are indexed first if there are more than twice as many."""
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
 _FRAME_TOKENS = 6
@@ -107,7 +117,15 @@ class OlderTurns:
         await self._wait_for(key, lambda: self._catch_up(index, infos))
         if self._indexes.get(key) is not index:
             return []  # another query found it outdated meanwhile
-        semantic = await self._vectors.similarities(index, search.query, embedder) if embedder else None
+        semantic = None
+        if key in self._tasks and index.newest is not None:
+            index = index.newest
+            await self._index_new(index, infos, _NEWEST)
+        else:
+            if key not in self._tasks:  # the task may have begun before the newest message was stored
+                await self._index_new(index, infos, _MOST_OF_USER)
+            if embedder is not None:
+                semantic = await self._vectors.similarities(index, search.query, embedder)
         known = {id_at(search.session_id, seq) for seq in search.known}
         ranked = [
             entry
@@ -131,7 +149,11 @@ class OlderTurns:
         )
         terms = index.words.weights_of(search.query)
         found = await self._read([entry.id for entry in chosen], index.summaries)
-        return [replace(turn, part=_part_of(turn.message, terms)) for turn in found]
+        for number, turn in enumerate(found):
+            if (part := _part_of(turn.message, terms)) is not None:
+                found[number] = replace(turn, part=part)
+                await asyncio.sleep(0)
+        return found
 
     def index(self, scope: RecallScope, name: str) -> ConversationIndex | None:
         """Return the current index of a session or of a user; None if there is none."""
@@ -168,21 +190,30 @@ class OlderTurns:
         if index is None or index.is_outdated(infos, complete=len(infos) < _MOST_SESSIONS):
             if task := self._tasks.pop(key, None):
                 task.cancel()
-            index = self._indexes[key] = ConversationIndex()
+            index = self._indexes[key] = ConversationIndex.of(infos)
         self._indexes.move_to_end(key)
         while len(self._indexes) > _MOST_INDEXES or (len(self._indexes) > 1 and self._indexed > _MOST_INDEXED):
-            self._indexes.popitem(last=False)
+            self._drop(next(iter(self._indexes)))
         return index
 
     @property
     def _indexed(self) -> int:
-        return sum(len(index.tokens) for index in self._indexes.values())
+        return sum(index.size for index in self._indexes.values())
 
     async def _catch_up(self, index: ConversationIndex, infos: dict[str, SessionInfo]) -> None:
-        for info in infos.values():
-            if info.last_seq > index.read.get(info.session_id, 0):
+        if not index.read and sum(_allowed(infos, _MOST_OF_USER).values()) > 2 * _NEWEST:
+            index.newest = ConversationIndex()
+            await self._index_new(index.newest, infos, _NEWEST)
+        await self._index_new(index, infos, _MOST_OF_USER)
+        index.newest = None
+
+    async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> None:
+        """Index new messages of sessions, at most so many of the newest ones."""
+        for session_id, allowed in _allowed(infos, most).items():
+            info = infos[session_id]
+            if info.last_seq > index.read.get(session_id, 0):
                 with contextlib.suppress(SessionDamaged):  # the other sessions are still found
-                    await index.catch_up(info, self._transcripts, self._summaries)
+                    await index.catch_up(info, self._transcripts, self._summaries, allowed)
 
     async def _wait_for(self, key: tuple[RecallScope, str], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Update the index of a conversation, and wait a moment for it; each has one task at a time."""
@@ -219,6 +250,16 @@ def _retrieve_exception(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
+def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
+    """Return how many of the newest messages of each session to index, of all at most so many; oldest session first."""
+    allowed: dict[str, int] = {}
+    for session_id, info in reversed(list(infos.items())):
+        if (count := min(messages_of(info), MOST_TURNS, most)) > 0:
+            allowed[session_id] = count
+            most -= count
+    return dict(reversed(list(allowed.items())))
+
+
 def _quoted_tokens(tokens: int) -> int:
     return _PASSAGE_TOKENS if tokens > _LONG_TOKENS else tokens
 
@@ -241,7 +282,7 @@ def _summary_turn(summary: Summary) -> FoundTurn:
     return FoundTurn(summary.session_id, message, summary_id=summary.id)
 
 
-def _counts(turn_id: str, search: Search, infos: Collection[str], *, summary: bool) -> bool:
+def _counts(turn_id: str, search: Search, infos: Mapping[str, SessionInfo], *, summary: bool) -> bool:
     """Return whether a turn is in a requested session and before the input; a summary only in the session itself."""
     session_id, seq = position_of(turn_id)
     if summary and session_id != search.session_id:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -52,6 +54,28 @@ def test_a_turn_is_found_by_a_misspelt_word(asked: str, said: str) -> None:
     index = index_of(chatter(("Ann", f"There is a {said}.")), chatter(("Ben", "There is a granary.")))
     assert best(index.rank(f"And the {asked}?")) == "0.5"
     assert best(index.rank("And the granary?")) == "1.5"
+
+
+def test_few_words_are_compared_with_one_that_no_turn_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing letter by letter takes long: only words of the same letters and length are."""
+    compared: list[int] = []
+
+    def close(word: str, others: Sequence[str], most: int, least: float) -> list[str]:
+        compared.append(len(others))
+        return get_close_matches(word, others, most, least)
+
+    monkeypatch.setattr("threadkeep.context.recall.postings.get_close_matches", close)
+    words = ["harp" + "".join(letters) for letters in permutations("aeioulnrst", 4)]
+    index = index_of([("Ann", " ".join(words[place : place + 20])) for place in range(0, len(words), 20)])
+    assert index.rank("hqzpaxwv") == []
+    assert compared == [0]
+
+
+def test_the_names_of_a_large_group_are_looked_up() -> None:
+    """By full name, and by a beginning; the words of a long input are not compared with each of them."""
+    index = index_of([(f"Person{number}", "I have a harp.") for number in range(300)], [("Annabel", "I have a harp.")])
+    assert best(index.rank("Does Anna have a harp?")) == "1.0"
+    assert best(index.rank("Does Person7 have a harp?")) == "0.7"
 
 
 def test_a_turn_is_found_by_the_topic_that_it_belongs_to() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,3 +32,25 @@ def test_a_passage_is_within_its_text(text: str, characters: int) -> None:
     first, last = passage_of(text, {"a": 1.0}, characters)
     assert 0 <= first <= last <= len(text)
     assert last - first <= characters
+
+
+def test_a_longer_passage_takes_no_longer_to_find() -> None:
+    """Lines are read once, however many of them fit."""
+    text = "a\n" * 4_000
+
+    def lines_run(characters: int) -> int:
+        count = 0
+
+        def line(_code: object, _number: int) -> None:
+            nonlocal count
+            count += 1
+
+        sys.monitoring.use_tool_id(3, "lines")
+        sys.monitoring.register_callback(3, sys.monitoring.events.LINE, line)
+        sys.monitoring.set_events(3, sys.monitoring.events.LINE)
+        passage_of(text, {"a": 1.0}, characters)
+        sys.monitoring.set_events(3, 0)
+        sys.monitoring.free_tool_id(3)
+        return count
+
+    assert lines_run(2_000) < 1.2 * lines_run(20)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import date, datetime
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -15,11 +16,12 @@ from threadkeep.context.recall.hits import Match, Place, Places
 from threadkeep.context.recall.matching import Likeness, Matching
 from threadkeep.context.recall.postings import Postings
 from threadkeep.context.recall.priors import Priors, Surroundings, answer_signals, prior_signals, priors_of, signs_of
-from threadkeep.context.recall.query import ROLES, Kind, Participants, read
+from threadkeep.context.recall.query import ROLES, Kind, Participants, nicknames_of, read
 from threadkeep.context.recall.spans import Span, spans_of
 from threadkeep.context.recall.words import meaningful, terms_of, words_of
 
 _READ_CHARACTERS = 20_000
+_MOST_TERMS = 20_000
 _EPISODE_TURNS = 60
 _EPISODE_PAUSE_SECONDS = 4 * 3_600
 _TELLING_TURNS = 60
@@ -85,11 +87,17 @@ class RecallIndex:
         self._episodes: list[_Episode] = []
         self._episode_days: list[tuple[int, int]] = []
         self._names: dict[str, str] = {}
+        self._nicknames: dict[str, str] = {}
         self._speakers: dict[str, list[tuple[float, int]]] = {}
         self._of_role: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    @property
+    def size(self) -> int:
+        """The number of indexed terms of turns, which most of the memory is for."""
+        return self._postings.size
 
     def add(self, turn: IndexedTurn) -> None:
         """Add the next turn; ignore it if its id exists."""
@@ -99,7 +107,7 @@ class RecallIndex:
         episode = self._episodes[number]
         place = len(self._places)
         words = words_of(turn.text[:_READ_CHARACTERS])
-        terms = list(terms_of(words))
+        terms = list(islice(terms_of(words), _MOST_TERMS))
         signs = signs_of(turn.text, words)
         rarity, topics = self._postings.add(place, terms)
         before = self._places.last
@@ -181,7 +189,7 @@ class RecallIndex:
         alike: Sequence[int] = (),
     ) -> Matching:
         spans = self._spans(query, now)
-        participants = Participants(self._names, self._askers(asker), self._others(asker))
+        participants = Participants(self._names, self._askers(asker), self._others(asker), self._nicknames)
         read_query = read(query, participants, recent=recent, dated=bool(spans))
         dates = self._dates(spans)
         telling = [place for speaker in sorted(read_query.speakers) for place in self._telling(speaker)]
@@ -243,6 +251,8 @@ class RecallIndex:
             if not _is_agent(turn):
                 for word in words_of(speaker):
                     self._names.setdefault(word, speaker)
+                    for beginning in nicknames_of(word):
+                        self._nicknames.setdefault(beginning, speaker)
         best = self._speakers[speaker]
         insort(best, (-priors[-1], place))
         del best[_TELLING_TURNS:]

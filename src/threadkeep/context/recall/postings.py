@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import reduce
+from operator import or_
 
 from threadkeep.context.recall.words import ASKS, COUNTS
 
@@ -15,18 +18,24 @@ _SATURATION, _LENGTH_SHARE, _USUAL_TERMS = 1.2, 0.6, 22.0
 _BEGINNING = 4
 # The share of letters that a term and its misspelling have in common: one of seven may differ.
 _LEAST_ALIKE = 0.8
+_ROUNDING = 1e-9
 # The distance from a known position within which a frequent term is looked up.
 _REACH = 2
 
 
 class Postings:
-    """Terms, topics and prefixes of terms, each with the positions of their turns."""
+    """Terms, topics and prefixes of terms, each with the positions of their turns.
+
+    Positions and weights are in arrays: lists of numbers take five times the memory. `size` is their number.
+    """
 
     def __init__(self) -> None:
-        self._terms: dict[str, tuple[list[int], list[float]]] = {}
-        self._topics: dict[int, list[int]] = {}
+        self._terms: dict[str, tuple[array[int], array[float]]] = {}
+        self._topics: dict[int, array[int]] = {}
         self._beginnings: dict[str, list[str]] = {}
+        self._spellings: dict[tuple[str, int], tuple[list[str], array[int]]] = {}
         self._turns = 0
+        self.size = 0
 
     def add(self, place: int, terms: Sequence[str]) -> tuple[float, int]:
         """Add the terms of a turn at its position; return their rarity so far, about 0 to 1, and their topics."""
@@ -34,6 +43,7 @@ class Postings:
         pace = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(terms) / _USUAL_TERMS)
         topics: set[int] = set()
         rarity, usual, counted = 0.0, math.log(self._turns + 19), Counter(terms)
+        self.size += len(counted)
         for term, count in counted.items():
             places, weights = self._terms.get(term) or self._new(term)
             places.append(place)
@@ -41,14 +51,17 @@ class Postings:
             topics.update(COUNTS.get(term, ()))
             rarity += usual - math.log(len(places) + 0.5)
         for topic in sorted(topics):
-            self._topics.setdefault(topic, []).append(place)
+            self._topics.setdefault(topic, array("I")).append(place)
         return (rarity / (usual * len(counted)) if counted else 0.0), sum(1 << topic for topic in topics)
 
-    def _new(self, term: str) -> tuple[list[int], list[float]]:
-        found: tuple[list[int], list[float]] = ([], [])
+    def _new(self, term: str) -> tuple[array[int], array[float]]:
+        found = array("I"), array("d")
         self._terms[term] = found
         if len(term) >= _BEGINNING:
             self._beginnings.setdefault(term[:_BEGINNING], []).append(term)
+            terms, letters = self._spellings.setdefault((term[0], len(term)), ([], array("Q")))
+            terms.append(term)
+            letters.append(_letters_of(term))
         return found
 
     def of_term(self, term: str) -> tuple[Sequence[int], Sequence[float]]:
@@ -73,20 +86,25 @@ class Postings:
         """
         if len(term) <= _BEGINNING or term in self._terms:
             return
-        letters = set(term[:_BEGINNING])
-        near = [
-            other
-            for beginning, others in self._beginnings.items()
-            if beginning[0] == term[0] and len(letters.intersection(beginning)) > 1
-            for other in others
-            if abs(len(other) - len(term)) <= 1
-        ]
+        beginning, letters = set(term[:_BEGINNING]), _letters_of(term)
+        near: list[str] = []
+        for length in range(len(term) - 1, len(term) + 2):
+            terms, others = self._spellings.get((term[0], length), ((), ()))
+            # Letters that only one of them has are not in common. Comparing all of the others would take long.
+            apart = (1 - _LEAST_ALIKE) * (len(term) + length) + _ROUNDING
+            near += [terms[number] for number, other in enumerate(others) if (letters ^ other).bit_count() <= apart]
+        near = [other for other in near if len(beginning.intersection(other[:_BEGINNING])) > 1]
         for other in get_close_matches(term, near, most, _LEAST_ALIKE):
             yield self._terms[other][0]
 
     def rarity(self, places: int) -> float:
         """Return the inverse document frequency of a term with this number of positions."""
         return math.log(1 + (self._turns - places + 0.5) / (places + 0.5))
+
+
+def _letters_of(term: str) -> int:
+    """Return the letters of a term as bits; letters may share one."""
+    return reduce(or_, (1 << (ord(letter) & 63) for letter in term))
 
 
 def beside(places: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from threadkeep.context.recall.words import is_stop_word, stem, terms_of, words_of
@@ -47,6 +48,7 @@ _DATE_TERMS = frozenset(map(stem, _DATE_WORDS.split()))
 # Words of a date weigh less as words, because they are matched as days; capitalised names weigh more.
 _DATE_SHARE, _CAPITAL_SHARE, _RECENT_SHARE = 0.4, 1.3, 0.35
 _FEW_TERMS = 2
+_LEAST_NICKNAME = 3
 _RECENT_TERMS = 12
 
 
@@ -61,11 +63,20 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Participants:
-    """The speakers of a conversation: by each word of their names in lower case; "I" of an input, and "you"."""
+    """The speakers of a conversation: by each word of their names in lower case; "I" of an input, and "you".
+
+    `nicknames` are the beginnings of these words; see `nicknames_of`.
+    """
 
     names: Mapping[str, str]
     askers: frozenset[str] = frozenset()
     others: frozenset[str] = frozenset()
+    nicknames: Mapping[str, str] = MappingProxyType({})
+
+
+def nicknames_of(name: str) -> Iterator[str]:
+    """Yield the beginnings of a name that may stand for it."""
+    return (name[:length] for length in range(_LEAST_NICKNAME, len(name)))
 
 
 def read(text: str, participants: Participants, *, recent: Sequence[str] = (), dated: bool = False) -> Query:
@@ -79,7 +90,7 @@ def read(text: str, participants: Participants, *, recent: Sequence[str] = (), d
     """
     text = text[:_READ_CHARACTERS]
     words = words_of(text)
-    speakers, content = _named(text, words, participants.names)
+    speakers, content = _named(text, words, participants)
     if not speakers:
         speakers = _persons(text, words, participants)
     terms = dict.fromkeys(terms_of(content), 1.0) or {stem(word): 1.0 for word in content}
@@ -90,13 +101,13 @@ def read(text: str, participants: Participants, *, recent: Sequence[str] = (), d
     return Query(terms, speakers, _kind(text, words))
 
 
-def _named(text: str, words: Sequence[str], names: Mapping[str, str]) -> tuple[frozenset[str], list[str]]:
+def _named(text: str, words: Sequence[str], participants: Participants) -> tuple[frozenset[str], list[str]]:
     """Return the named speakers, by full name or prefix, and the remaining words."""
     found: set[str] = set()
     left: list[str] = []
     for word in words:
         bare = word.removesuffix("'s")
-        speaker = names.get(bare) or _nicknamed(bare, names)
+        speaker = participants.names.get(bare) or _nicknamed(bare, participants)
         if speaker is None or speaker in ROLES or (is_stop_word(bare) and f" {bare.capitalize()}" not in text):
             left.append(word)
         else:
@@ -104,13 +115,10 @@ def _named(text: str, words: Sequence[str], names: Mapping[str, str]) -> tuple[f
     return frozenset(found), left
 
 
-def _nicknamed(word: str, names: Mapping[str, str]) -> str | None:
-    if len(word) < 3 or is_stop_word(word):
+def _nicknamed(word: str, participants: Participants) -> str | None:
+    if len(word) < _LEAST_NICKNAME or is_stop_word(word):
         return None
-    for name, speaker in names.items():
-        if name.startswith(word) or (word.startswith(name) and len(word) - len(name) == 1):
-            return speaker
-    return None
+    return participants.nicknames.get(word) or participants.names.get(word[:-1])
 
 
 def _persons(text: str, words: Sequence[str], participants: Participants) -> frozenset[str]:
