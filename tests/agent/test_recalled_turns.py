@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.embeddings import Embeddings
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
 
 from threadkeep import InvalidInput, Message, Retention, RetentionLimits, SessionMemory, rebuild
 from threadkeep.agent.counting import count_tokens
@@ -16,10 +18,11 @@ from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.models import make_model
 from threadkeep.agent.recalled_turns import RecalledTurns
 from threadkeep.context.manifest import ContextManifest
+from threadkeep.context.plan import WindowKind
 from threadkeep.history.memory import Memory
 from threadkeep.history.older_turns import RecallScope
 from threadkeep.records import Summary
-from threadkeep.testing import ScriptedModel
+from threadkeep.testing import ScriptedModel, SettableClock
 
 FACT = "My sister Noor keeps bees on the roof of the library."
 
@@ -41,9 +44,15 @@ async def ask(memory: Memory, question: str, source: RecalledTurns, **ids: str) 
     """What a model is sent for a question."""
     model = ScriptedModel(replies=["answer"])
     agent = create_agent(model, [], middleware=[SessionMemory(memory, max_messages=6, sources=[source])])
-    config: RunnableConfig = {"configurable": {"thread_id": "room", **ids}}
+    config: RunnableConfig = {"configurable": {"thread_id": "room"} | ids}
     await agent.ainvoke({"messages": [HumanMessage(question)]}, config)
     return list(model.calls[-1])
+
+
+@tool
+def count_hives() -> str:
+    """Count the hives."""
+    return "30"
 
 
 def block(messages: Sequence[BaseMessage]) -> str:
@@ -234,6 +243,59 @@ async def test_with_embeddings_other_words_of_the_same_meaning_are_found(memory:
     assert len(await memory.embeddings.of_session("room", "meanings")) >= 62
     broken = RecalledTurns(memory, embeddings=_Broken(), embeddings_name="meanings")
     assert FACT in block(await ask(memory, "Who keeps bees on the roof?", broken))
+
+
+@pytest.mark.parametrize("window", ["anchored", "sliding"])
+async def test_no_later_call_of_a_turn_has_a_quoted_message_in_its_window(
+    sqlite_memory: Memory, window: WindowKind
+) -> None:
+    """What is found takes less than was kept for it, but the window gets no more of it in the next call."""
+    long = "The meadow by the lake has beans, roses and clover for bees. " * 60
+    await remember(sqlite_memory, long, FACT, "The bees of hive 2 like clover.", "Hive 3 is empty.", long)
+    await small_talk(sqlite_memory, 12)
+    call = AIMessage("", tool_calls=[{"name": "count_hives", "args": {}, "id": "call-1"}])
+    sources = [RecalledTurns(sqlite_memory)]
+    session_memory = SessionMemory(sqlite_memory, max_tokens=2_000, max_messages=None, window=window, sources=sources)
+    model = ScriptedModel(replies=[call, "30."])
+    agent = create_agent(model, [count_hives], middleware=[session_memory])
+    config: RunnableConfig = {"configurable": {"thread_id": "room"}}
+    await agent.ainvoke({"messages": [HumanMessage("Which bees like clover?")]}, config)
+    for stored in await sqlite_memory.manifests.of_session("room"):
+        entries = ContextManifest.from_dict(stored.manifest).entries
+        quoted = {turn.seq for entry in entries for turn in entry.turns}
+        assert quoted
+        assert not quoted.intersection(entry.seq for entry in entries if entry.section == "window")
+
+
+async def test_a_copy_in_a_branch_is_not_quoted_beside_its_original(memory: Memory) -> None:
+    """With all sessions of a user, both are found: neither stands twice in the prompt."""
+    await remember(memory, FACT, user_id="ann")
+    await small_talk(memory, 10, user_id="ann")
+    await memory.session("room", user_id="ann").branch(session_id="branch")
+    source = RecalledTurns(memory, scope="user")
+    told = await ask(memory, "Who keeps bees on the roof?", source, thread_id="branch", user_id="ann")
+    everything = "\n".join(message.text for message in told)
+    assert everything.count(FACT) == 1
+    texts = [message.text for message in told if message.text.startswith("Today")]
+    assert all(everything.count(text) == 1 for text in texts)
+
+
+async def test_other_sessions_are_quoted_in_the_order_of_their_days(memory: Memory, clock: SettableClock) -> None:
+    """Whatever their names are: of two states of a fact, the newer one stands below."""
+    for name, day in (("z", 1), ("a", 2)):
+        clock.set(datetime(2026, 3, day, tzinfo=UTC))
+        await remember(memory, f"The bees are in hive {day}.", session_id=name, user_id="ann")
+    await small_talk(memory, 20, user_id="ann")
+    source = RecalledTurns(memory, scope="user")
+    told = block(await ask(memory, "In which hive are the bees?", source, user_id="ann"))
+    assert 0 < told.index("hive 1") < told.index("hive 2")
+
+
+async def test_capitals_of_turkish_keyboards_stop_no_search(memory: Memory) -> None:
+    """A dotted capital I is no letter of an English month; the question is answered all the same."""
+    await remember(memory, FACT)
+    await small_talk(memory, 20)
+    assert FACT in block(await ask(memory, "WHO KEPT BEES İN APRİL OR ON FRİDAY?", RecalledTurns(memory)))
 
 
 def test_a_scope_that_is_none_is_refused(sqlite_memory: Memory) -> None:

@@ -46,6 +46,25 @@ async def test_a_model_is_given_the_whole_range_as_data(sqlite_memory: Memory) -
     assert lines[4] == {"message": 5, "at": "2026-01-01 12:00", "from": "user", "text": ATTACK}
 
 
+async def test_a_model_is_told_the_names_in_a_group(sqlite_memory: Memory) -> None:
+    """Of several users, each message says whose it is."""
+    model = ScriptedModel(["Ana and Ben are allergic to different things."])
+    said: list[tuple[str, str | None, str]] = [
+        ("user", "Ana", "I am allergic to nuts."),
+        ("user", "Ben", "I am allergic to milk."),
+    ]
+    said += [
+        ("assistant", "cook", "I see."),
+        ("user", None, "And I eat all."),
+        ("user", "Ana", "What is for dinner?"),
+    ] * 3
+    await sqlite_memory.session("room").append([Message(role, text, author=name) for role, name, text in said])  # type: ignore[arg-type]
+    assert await sqlite_memory.compressor.compress_now("room", SMALL, ModelSummarizer(model), budget=8_000)
+    record = seen(model.calls[0])[1][1].split("<record>\n")[1].split("\n</record>")[0]
+    lines = [json.loads(line) for line in record.splitlines()]
+    assert [line.get("name") for line in lines[:4]] == ["Ana", "Ben", "cook", None]
+
+
 async def test_a_model_knows_what_came_before(sqlite_memory: Memory) -> None:
     """To understand the record by it, not to say it again."""
     model = ScriptedModel(["Ana has a cat.", "It is nine."])

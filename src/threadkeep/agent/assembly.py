@@ -98,7 +98,10 @@ class Assembler:
     def build(self, draft: Draft) -> Assembled:
         """Lay out the chosen messages, with the extras of the draft at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
-        if chosen.cut_back and self._layout.window == "anchored" and chosen.begin < len(pieces):
+        moved = chosen.cut_back and self._layout.window == "anchored"
+        # Later calls of the turn do not begin earlier: the messages before the window may be quoted by now.
+        quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
+        if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
         texts: dict[str, str] = {}
         sent = [self._sent(draft, pieces[index], chosen.cuts.get(index), texts) for index in chosen.kept]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from langchain_core.embeddings import Embeddings
 
@@ -75,7 +76,7 @@ class RecalledTurns:
         )
         async with asyncio.timeout(_PATIENCE_SECONDS):
             found = await self._memory.call(lambda memory: memory.older_turns.find(search, room, self._embedder))
-        return _block(found, request, room)
+        return _block(_without_copies(found, request), request, room)
 
 
 class _LangChainEmbedder:
@@ -101,16 +102,36 @@ def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | N
     return installed_word_vectors() if embeddings is None else _LangChainEmbedder(embeddings, name)
 
 
+def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
+    """Return the turns whose message is in the prompt once: a branch has copies of messages, with the same ids."""
+    seen = set(request.known_ids)
+    first: list[FoundTurn] = []
+    for turn in found:
+        if (message_id := turn.message.id) is None or message_id not in seen:
+            first.append(turn)
+            seen.update(() if message_id is None else (message_id,))
+    return first
+
+
+def _time_of(turn: FoundTurn) -> datetime:
+    """Return when a turn was said."""
+    return turn.message.sent_at or turn.message.created_at or datetime.min.replace(tzinfo=UTC)
+
+
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message in chronological order.
+    """Return the best turns that fit, as one message: session by session in chronological order, this one last.
 
     A manifest refers to messages. With summaries of archived ones it has the whole text.
     """
     home = request.session.session_id
 
     def block_of(count: int) -> Extra:
+        begins: dict[str, datetime] = {}
+        for turn in sorted(found[:count], key=_time_of):
+            begins.setdefault(turn.session_id, _time_of(turn))
         ordered = sorted(
-            found[:count], key=lambda turn: (turn.session_id == home, turn.session_id, turn.message.seq or 0)
+            found[:count],
+            key=lambda one: (one.session_id == home, begins[one.session_id], one.session_id, one.message.seq or 0),
         )
         message = turns_message([QuotedTurn(turn.session_id, turn.message, turn.part) for turn in ordered], home=home)
         references = tuple(

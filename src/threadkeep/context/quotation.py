@@ -277,7 +277,7 @@ def _blocks(summaries: Iterable[Summary]) -> Iterable[str]:
 
 
 def quoted_message(message: Message, content: str | None = None, *, part: str | None = None) -> str:
-    """Return a message as one line of JSON: its position, time (UTC), speaker and text.
+    """Return a message as one line of JSON: its position, time (UTC), role, author and text.
 
     Args:
         message: the message.
@@ -291,6 +291,8 @@ def quoted_message(message: Message, content: str | None = None, *, part: str | 
     if at is not None:
         said["at"] = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
     said["from"] = "note" if message.role == "system" else message.role
+    if message.author is not None:
+        said["name"] = message.author
     if message.status != "complete":
         said["status"] = message.status
     said["text"] = message.content if content is None else content

@@ -78,7 +78,8 @@ class ConversationIndex:
 
     `first` and `read` are the first and the last indexed `seq` of each session; `embedded` has the sessions with
     vectors that were read, for each model. Archived messages are not indexed; the `summaries` of them are, at the place
-    of the last one. `newest` is an index of the newest messages alone, until the others are indexed.
+    of the last one. `newest` is an index of the newest messages alone, until the others are indexed;
+    `has_newest` is set when it has them.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -92,6 +93,7 @@ class ConversationIndex:
     embedding: asyncio.Task[None] | None = None
     refusals: Refusals = field(default_factory=Refusals)
     newest: ConversationIndex | None = None
+    has_newest: asyncio.Event = field(default_factory=asyncio.Event)
     _marks: dict[str, _Mark] = field(default_factory=dict)
     _unpaused: int = 0
 

@@ -39,8 +39,9 @@ _TIMEOUT_SECONDS = 0.3
 _MOST_INDEXES = 200
 _MOST_INDEXED = 200_000  # messages of all conversations, about two kilobytes each; long ones count as several
 _MOST_OF_USER = 50_000
-_NEWEST = 500
-"""The newest messages, which are indexed first if there are more than twice as many."""
+_NEWEST = (50, 500)
+"""The numbers of newest messages that are indexed first, if there are more than twice as many as the last."""
+_NEWEST_SECONDS = 1.0
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
 _FRAME_TOKENS = 6
@@ -117,15 +118,9 @@ class OlderTurns:
         await self._wait_for(key, lambda: self._catch_up(index, infos))
         if self._indexes.get(key) is not index:
             return []  # another query found it outdated meanwhile
-        semantic = None
-        if key in self._tasks and index.newest is not None:
-            index = index.newest
-            await self._index_new(index, infos, _NEWEST)
-        else:
-            if key not in self._tasks:  # the task may have begun before the newest message was stored
-                await self._index_new(index, infos, _MOST_OF_USER)
-            if embedder is not None:
-                semantic = await self._vectors.similarities(index, search.query, embedder)
+        index, semantic = await self._searchable(key, index, infos), None
+        if embedder is not None and self._indexes.get(key) is index:
+            semantic = await self._vectors.similarities(index, search.query, embedder)
         known = {id_at(search.session_id, seq) for seq in search.known}
         ranked = [
             entry
@@ -191,6 +186,8 @@ class OlderTurns:
             if task := self._tasks.pop(key, None):
                 task.cancel()
             index = self._indexes[key] = ConversationIndex.of(infos)
+            if sum(_allowed(infos, _MOST_OF_USER).values()) > 2 * _NEWEST[-1]:
+                index.newest = ConversationIndex()
         self._indexes.move_to_end(key)
         while len(self._indexes) > _MOST_INDEXES or (len(self._indexes) > 1 and self._indexed > _MOST_INDEXED):
             self._drop(next(iter(self._indexes)))
@@ -201,11 +198,31 @@ class OlderTurns:
         return sum(index.size for index in self._indexes.values())
 
     async def _catch_up(self, index: ConversationIndex, infos: dict[str, SessionInfo]) -> None:
-        if not index.read and sum(_allowed(infos, _MOST_OF_USER).values()) > 2 * _NEWEST:
-            index.newest = ConversationIndex()
-            await self._index_new(index.newest, infos, _NEWEST)
+        for most in _NEWEST if index.newest is not None else ():
+            newest = ConversationIndex()
+            await self._index_new(newest, infos, most)
+            index.newest = newest
+        index.has_newest.set()
         await self._index_new(index, infos, _MOST_OF_USER)
         index.newest = None
+
+    async def _searchable(
+        self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
+    ) -> ConversationIndex:
+        """Return the index with the newest messages, or of them alone while the others are indexed."""
+        if key in self._tasks and index.newest is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_NEWEST_SECONDS):
+                    await index.has_newest.wait()
+        most = 0
+        if key not in self._tasks:
+            most = _MOST_OF_USER
+        elif index.newest is not None:
+            index = index.newest
+            most = _NEWEST[0] if index.read else 0
+        # Its task may have begun before the newest message was stored.
+        await self._index_new(index, infos, most)
+        return index
 
     async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> None:
         """Index new messages of sessions, at most so many of the newest ones."""

@@ -21,7 +21,7 @@ from threadkeep.context.recall.spans import Span, spans_of
 from threadkeep.context.recall.words import meaningful, terms_of, words_of
 
 _READ_CHARACTERS = 20_000
-_MOST_TERMS = 20_000
+_MOST_TERMS = 10_000
 _EPISODE_TURNS = 60
 _EPISODE_PAUSE_SECONDS = 4 * 3_600
 _TELLING_TURNS = 60

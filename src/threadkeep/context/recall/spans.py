@@ -122,6 +122,11 @@ _OTHER_HINTS = {
 _UNSPACED_HINT = re.compile(_any_of(word for word in _OTHER_HINTS if word[0] >= "\u3040") + "|월|전")
 
 
+# Patterns without case take these for ASCII letters, which the tables are written in.
+_DOTTED = {ord("İ"): "i"}
+_LIKE_ASCII = _DOTTED | {ord("ı"): "i", ord("ſ"): "s", ord("\u212a"): "K"}
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """The days from `first` to `last`, as ordinals of the calendar (`date.toordinal`)."""
@@ -142,10 +147,10 @@ def spans_of(text: str, known: Span, now: int) -> list[Span]:
         now: The day of the text, for words such as "yesterday".
     """
     spans: list[Span] = []
-    lowered = text.lower()
+    lowered = text.translate(_DOTTED).lower()
     if not _OTHER_HINTS.isdisjoint(_BETWEEN.split(lowered)) or _UNSPACED_HINT.search(lowered):
         lowered = _read(_OTHER_READINGS, lowered, known, now, spans)
-    left = lowered if spans else text
+    left = (lowered if spans else text).translate(_LIKE_ASCII)
     if _HINT.search(left):
         _read(_READINGS, left, known, now, spans)
     return spans
