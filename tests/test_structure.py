@@ -29,7 +29,7 @@ MOST_FILES = 381
 # and of deliveries to Graphiti brought 100.
 # Answers to the questions of a run in a chat brought 165, threads of LangGraph's API 115.
 # Bounds and repairs of recall, which a review asked for, brought 171.
-MOST_LINES = 80_716
+MOST_LINES = 80_717
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

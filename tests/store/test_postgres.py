@@ -313,6 +313,24 @@ async def test_a_call_that_is_cancelled_in_a_busy_process_loses_no_later_write(
         assert await (await other.execute("SELECT words FROM said")).fetchall() == [("kept",)]
 
 
+@pytest.mark.parametrize("steps", range(9))
+async def test_a_write_of_many_rows_can_be_cancelled_in_a_busy_process(driver: PostgresDriver, steps: int) -> None:
+    """It ends as cancelled, whenever that is."""
+    await driver.write([("CREATE TABLE said (words TEXT)", {})])
+
+    async def write() -> None:
+        async with driver.writing() as connection:
+            await connection.fetch("SELECT 1", {})
+            time.sleep(psycopg.waiting.MAX_BUSY_TIME)  # noqa: ASYNC251 - other tasks keep the process busy
+            await connection.execute_many("INSERT INTO said VALUES (:words)", [{"words": "one"}, {"words": "two"}])
+
+    cancelled = asyncio.ensure_future(write())
+    await asyncio.sleep(0.005 * steps)
+    cancelled.cancel()
+    [ended] = await asyncio.gather(cancelled, return_exceptions=True)
+    assert ended is None or isinstance(ended, asyncio.CancelledError)
+
+
 async def test_checkpoints_are_not_written_in_the_pipeline_of_a_cancelled_call(postgres_url: str) -> None:
     """The same for the connections that LangGraph's libraries use."""
     entering = asyncio.Event()

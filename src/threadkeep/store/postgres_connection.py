@@ -80,7 +80,8 @@ class PostgresConnection:
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Execute a statement once for each row of parameters."""
-        async with self.raw.cursor() as cursor:
+        # psycopg's own pipeline turns a cancellation at its beginning into an AssertionError.
+        async with self._pipeline(), self.raw.cursor() as cursor:
             await cursor.executemany(_query(sql), rows)
 
 
