@@ -253,6 +253,39 @@ async def test_the_newest_messages_of_a_long_talk_are_found_at_once(
     assert "the code of the cellar is 1147" in await found(memory, "the code of the cellar")
 
 
+async def test_an_edit_costs_no_new_index(memory: Memory) -> None:
+    """Else the question that is asked again would not find what was said long ago."""
+    session = memory.session(ROOM)
+    await session.append([Message(role="user", content="the code of the vault is 4711")])
+    await say(memory, 6)
+    await session.append([Message("user", "the code of the vault, please", "asked"), Message("assistant", "no vault")])
+    assert len(await found(memory)) > 2
+    index = memory.older_turns.index("session", ROOM)
+    await session.edit("asked", "the code of the vault!")
+    assert {"the code of the vault is 4711", "the code of the vault!"} <= set(texts := await found(memory))
+    assert not {"the code of the vault, please", "no vault"}.intersection(texts)
+    assert memory.older_turns.index("session", ROOM) is index
+    await session.take_back()
+    assert "the code of the vault!" not in await found(memory)
+
+
+async def test_erased_words_leave_the_indexes_of_other_processes(
+    shared_url: str, memory_options: MemoryOptions
+) -> None:
+    """An index that has them is made again at the next look."""
+    async with (
+        open_memory(shared_url, options=memory_options) as here,
+        open_memory(shared_url, options=memory_options) as elsewhere,
+    ):
+        group = here.session("group:1")
+        await group.append([Message("user", "my vault has the code 4711", author="ann"), Message("assistant", "I see")])
+        assert await found(elsewhere, "the code of the vault", "group:1")
+        index = elsewhere.older_turns.index("session", "group:1")
+        await here.erase(user_id="ann")
+        assert not await found(elsewhere, "the code of the vault", "group:1")
+        assert elsewhere.older_turns.index("session", "group:1") is not index
+
+
 async def test_of_the_sessions_of_a_user_the_newest_messages_are_indexed(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import contextlib
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from itertools import batched
 from typing import Self
@@ -47,11 +47,16 @@ _MOST_FAILURES = 12
 
 @dataclass(frozen=True)
 class _Mark:
-    """The state of a session when it was indexed; if it differs, the index is outdated."""
+    """The state of a session when it was indexed."""
 
     created_at: datetime
     begin: int
     revision: int
+
+    @property
+    def begins(self) -> tuple[datetime, int]:
+        """When the session began, and its first message that may be indexed."""
+        return self.created_at, self.begin
 
 
 @dataclass(eq=False)
@@ -79,7 +84,7 @@ class ConversationIndex:
     `first` and `read` are the first and the last indexed `seq` of each session; `embedded` has the sessions with
     vectors that were read, for each model. Archived messages are not indexed; the `summaries` of them are, at the place
     of the last one. `newest` is an index of the newest messages alone, until the others are indexed;
-    `has_newest` is set when it has them.
+    `has_newest` is set when it has them. `superseded` are indexed turns that were superseded since.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -87,6 +92,7 @@ class ConversationIndex:
     days: dict[str, tuple[str, date | None]] = field(default_factory=dict)
     first: dict[str, int] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
+    superseded: set[str] = field(default_factory=set)
     summaries: dict[str, Summary] = field(default_factory=dict)
     vectors: dict[str, Vectors] = field(default_factory=dict)
     embedded: set[tuple[str, str]] = field(default_factory=set)
@@ -112,7 +118,7 @@ class ConversationIndex:
         return session_id in self._marks
 
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
-        """Return whether indexed turns were reset, archived, superseded or deleted since, or too many are unused.
+        """Return whether indexed turns were reset, archived or deleted since, or too many are unused.
 
         If the sessions are not `complete`, a missing one may simply be older than the others.
         """
@@ -120,7 +126,26 @@ class ConversationIndex:
         if missing > (0 if complete else len(infos)):
             return True
         known = self._marks.keys() & infos.keys()
-        return any(self._marks[session_id] != _mark_of(infos[session_id]) for session_id in known)
+        return any(self._marks[session_id].begins != _mark_of(infos[session_id]).begins for session_id in known)
+
+    async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
+        """Leave out turns that were superseded since; return False if words of them have to go from the index.
+
+        Words have to go if the text of a turn was erased, or if a summary may be withdrawn.
+        """
+        for session_id, mark in list(self._marks.items()):
+            info = infos.get(session_id)
+            if info is None or info.revision == mark.revision:
+                continue
+            ranges = await transcripts.superseded(session_id, after=self.first.get(session_id, 1) - 1)
+            known = self.tokens.keys() - self.superseded
+            seqs = [seq for first, last in ranges for seq in range(first, last + 1)]
+            new = [seq for seq in seqs if id_at(session_id, seq) in known]
+            if self.summaries or not all(message.content for message in await transcripts.at(session_id, new)):
+                return False
+            self.superseded.update(id_at(session_id, seq) for seq in new)
+            self._marks[session_id] = replace(mark, revision=info.revision)
+        return True
 
     async def catch_up(
         self,
@@ -245,10 +270,11 @@ class TurnVectors:
                         vectors.setdefault(id_at(session_id, seq), array("f", vector))
                     index.embedded.add((embedder.name, session_id))
             index.refusals.round += 1
+            unwanted = index.summaries.keys() | index.superseded
             missing = [
                 position_of(turn_id)
                 for turn_id in index.tokens
-                if turn_id not in vectors and turn_id not in index.summaries and index.refusals.is_due(turn_id)
+                if turn_id not in vectors and turn_id not in unwanted and index.refusals.is_due(turn_id)
             ]
             for session_id in dict.fromkeys(session_id for session_id, _ in missing):
                 seqs = [seq for key, seq in missing if key == session_id]

@@ -114,14 +114,14 @@ class OlderTurns:
         if not infos:
             self._drop(key)
             return []
-        index = self._index_of(key, infos)
+        index = await self._index_of(key, infos)
         await self._wait_for(key, lambda: self._catch_up(index, infos))
         if self._indexes.get(key) is not index:
             return []  # another query found it outdated meanwhile
         index, semantic = await self._searchable(key, index, infos), None
         if embedder is not None and self._indexes.get(key) is index:
             semantic = await self._vectors.similarities(index, search.query, embedder)
-        known = {id_at(search.session_id, seq) for seq in search.known}
+        known = index.superseded.union(id_at(search.session_id, seq) for seq in search.known)
         ranked = [
             entry
             for entry in index.words.rank(
@@ -180,7 +180,11 @@ class OlderTurns:
         info = await self._transcripts.session(search.session_id, user_id=search.user_id)
         return {search.session_id: info} if info is not None else {}
 
-    def _index_of(self, key: tuple[RecallScope, str], infos: dict[str, SessionInfo]) -> ConversationIndex:
+    async def _index_of(self, key: tuple[RecallScope, str], infos: dict[str, SessionInfo]) -> ConversationIndex:
+        index = self._indexes.get(key)
+        usable = index is None or await index.leave_out_superseded(infos, self._transcripts)
+        if not usable and self._indexes.get(key) is index:
+            self._drop(key)
         index = self._indexes.get(key)
         if index is None or index.is_outdated(infos, complete=len(infos) < _MOST_SESSIONS):
             if task := self._tasks.pop(key, None):
