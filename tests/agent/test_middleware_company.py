@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
+from contextvars import Context
 from typing import Any
 
+import langsmith
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import (
@@ -68,6 +71,23 @@ def structured(memory: Memory, model: ScriptedModel, form: Any, saver: InMemoryS
 def calling(tool_name: str, content: str = "", /, **arguments: object) -> AIMessage:
     """An assistant message that calls a tool."""
     return AIMessage(content, tool_calls=[{"name": tool_name, "args": arguments, "id": "call-1"}])
+
+
+async def test_calls_are_not_moved_to_threads_of_langsmith(small_memory: Memory) -> None:
+    """LangChain wraps the hooks of a middleware for LangSmith, which has threads for coroutine functions."""
+    moved: list[object] = []
+
+    async def in_thread(_: object, context: Context, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+        moved.append(function)
+        return context.run(function, *args, **named)
+
+    langsmith.set_runtime_overrides(aio_to_thread=in_thread)
+    try:
+        agent = make_agent(ScriptedModel([adding(), "3"]), [SessionMemory(small_memory)], [add])
+        assert await ask(agent, "1 and 2?") == "3"
+    finally:
+        langsmith.set_runtime_overrides(aio_to_thread=None)
+    assert not moved
 
 
 async def test_a_structured_answer_is_kept_as_json(small_memory: Memory) -> None:

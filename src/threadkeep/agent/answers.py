@@ -178,7 +178,7 @@ class OtherMiddleware:
         """Compare the messages that the memory sent with those that models got."""
         if len(partial.models) > 1:
             self._warn("model")
-        if partial.asked and not any(_is_same(sent, messages) for messages in partial.asked):
+        if partial.asked and not [messages for messages in partial.asked if _is_same(sent, messages)]:
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
     def check_end(self, state: object, answers: Sequence[AIMessage], *, is_whole: bool) -> None:
@@ -187,9 +187,10 @@ class OtherMiddleware:
         last = messages[-1] if isinstance(messages, list) and messages else None
         if not isinstance(last, AIMessage) or not last.id:
             return
-        if any(id_of(last) == answer.id and text_of(last) != text_of(answer) for answer in answers):
+        last_id, text = id_of(last), text_of(last)
+        if [answer for answer in answers if answer.id == last_id and text_of(answer) != text]:
             self._warn("before")
-        if is_whole and answers and text_of(last).strip() and text_of(last) not in map(text_of, answers):
+        if is_whole and answers and text.strip() and text not in map(text_of, answers):
             self._warn("before")
 
     def _warn(self, finding: Finding) -> None:
@@ -206,4 +207,5 @@ def _is_cleared(message: BaseMessage) -> bool:
 def _is_same(sent: Sequence[BaseMessage], asked: Sequence[BaseMessage]) -> bool:
     if len(sent) != len(asked):
         return False
-    return all(a is b or (a.type == b.type and a.text == b.text) for a, b in zip(sent, asked, strict=True))
+    pairs = [(a, b) for a, b in zip(sent, asked, strict=True) if a is not b]
+    return not [a for a, b in pairs if a.type != b.type or text_of(a) != text_of(b)]

@@ -139,6 +139,7 @@ class Assembler:
             tokens += entry.tokens
             if number == stable:
                 beginning, stable_tokens = digest.copy(), tokens
+        others = [message for message, _ in (*head, *tail) if type(message.content) is not str]
         system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
         excluded, left_out = exclusions(draft, self._rows_by_id, self._recollection)
         return Assembled(
@@ -153,8 +154,8 @@ class Assembler:
             digest=digest.hexdigest(),
             begin_seq=self._new_begin(draft),
             texts=texts,
-            marks=draft.chosen.opened + sum(draft.pieces[index].mark for index in draft.chosen.kept),
-            texts_only=not any(count_message(message, _no_text) for message, _ in (*head, *tail)),
+            marks=draft.chosen.opened + sum([draft.pieces[index].mark for index in draft.chosen.kept]),
+            texts_only=not [one for one in others if count_message(one, _no_text)],
         )
 
     @cached_property
@@ -184,7 +185,7 @@ class Assembler:
             return False
         if call.max_messages is not None and self._count > call.max_messages:
             return False
-        if any(id_of(message) in self._rows_by_id for message in talk):
+        if not self._rows_by_id.keys().isdisjoint(map(id_of, talk)):
             return False
         rows = recollection.messages
         return not rows or (
@@ -269,7 +270,7 @@ class Assembler:
         question = {id_of(message) for message in call.question}
         section: Section = "window"
         everything = [(message, id_of(message)) for message in talk]
-        asked = any(message_id in question for _, message_id in everything)
+        asked = bool([message_id for _, message_id in everything if message_id in question])
         unanswered: Piece | None = None
         for message, message_id in everything:
             if asked and message_id in question:

@@ -94,7 +94,7 @@ class Measuring:
     def _tools_text(self, tools: Sequence[object]) -> str:
         """Return the description of the tools, cached while they are the same."""
         known, text = self._tools
-        if len(known) != len(tools) or any(one is not other for one, other in zip(known, tools, strict=True)):
+        if list(map(id, known)) != list(map(id, tools)):
             text = tools_text(tools)
             self._tools = (tuple(tools), text)
         return text

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.messages import (
     AIMessage,
@@ -131,8 +131,10 @@ STRUCTURED: Final = "threadkeep:structured"
 """The metadata of a stored answer that has the JSON of its structured response, if its text has other words."""
 
 
-def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
+def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[str, Any] | None = None) -> Message:
     """Return the message to store: its `transcript_text` and its id, and with `full` its JSON in `original`.
+
+    `others` are values of other fields, or for the same fields.
 
     Raises:
         InvalidMessage: it is not an utterance of user, assistant or system, such as a tool's result.
@@ -147,17 +149,18 @@ def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
         )
     confidence, escalated = opinion_of(message)
     structured = message.additional_kwargs.get(STRUCTURED)
-    return Message(
-        role=role,
-        content=transcript_text(message),
-        id=id_of(message),
-        confidence=confidence,
-        escalated=escalated,
-        metadata={STRUCTURED: structured} if isinstance(structured, str) else {},
-        original=original,
-        author=_author(message),
-        sent_at=_sent_at(message),
-    )
+    values = {
+        "role": role,
+        "content": transcript_text(message),
+        "id": id_of(message),
+        "confidence": confidence,
+        "escalated": escalated,
+        "metadata": {STRUCTURED: structured} if isinstance(structured, str) else {},
+        "original": original,
+        "author": _author(message),
+        "sent_at": _sent_at(message),
+    }
+    return Message(**(values if others is None else {**values, **others}))
 
 
 def refused_message(question: BaseMessage, run_id: str | None, metadata: Mapping[str, Json] | None) -> Message:

@@ -6,7 +6,7 @@ import binascii
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from io import BytesIO
 
@@ -224,7 +224,7 @@ def count_tokens(
 
 def count_message(message: BaseMessage, counter: TokenCounter) -> int:
     """Return the tokens of one LangChain message; see `count_tokens`."""
-    tokens = sum(counter(call) for call in _calls(message))
+    tokens = sum(map(counter, _calls(message))) if isinstance(message, AIMessage) else 0
     if isinstance(message.content, str):
         return tokens + counter(message.content)
     known = _call_ids(message)
@@ -233,11 +233,10 @@ def count_message(message: BaseMessage, counter: TokenCounter) -> int:
     return tokens + counter(str(message.text))
 
 
-def _calls(message: BaseMessage) -> Iterator[str]:
-    """Yield each tool call as name and arguments; invalid calls are sent back to the model too."""
-    if isinstance(message, AIMessage):
-        yield from (call["name"] + as_json(call["args"]) for call in message.tool_calls)
-        yield from ((call["name"] or "") + (call["args"] or "") for call in message.invalid_tool_calls)
+def _calls(message: AIMessage) -> list[str]:
+    """Return each tool call as name and arguments; invalid calls are sent back to the model too."""
+    calls = [call["name"] + as_json(call["args"]) for call in message.tool_calls]
+    return calls + [(call["name"] or "") + (call["args"] or "") for call in message.invalid_tool_calls]
 
 
 def _call_ids(message: BaseMessage) -> frozenset[str]:

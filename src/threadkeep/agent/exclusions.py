@@ -28,6 +28,8 @@ def exclusions(
     draft: Draft, rows: Rows, recollection: Recollection
 ) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
     """Return the excluded positions of the transcript, in order, and the excluded messages of the run's state."""
+    if _nothing_is_out(draft, recollection):
+        return (), ()
     out = [(id_of(message), reason) for message, reason in _out(draft)]
     others = tuple(_stretches(draft.call, out, rows)) if out or draft.call.forgotten or draft.call.superseded else ()
     earlier = tuple(_before(recollection.end, recollection.excluded))
@@ -38,6 +40,16 @@ def exclusions(
             places.setdefault(row.seq, reason)
     earlier = tuple(_without_summary(gap) if _unsummarised(gap, draft) else gap for gap in earlier)
     return (*earlier, *_ranges(places)), others
+
+
+def _nothing_is_out(draft: Draft, recollection: Recollection) -> bool:
+    """Return whether a call has all messages of its session and of the run's state, as most calls have."""
+    if draft.unsendable or draft.chosen.excluded or draft.call.forgotten or draft.call.superseded:
+        return False
+    rows, end = recollection.messages, recollection.end
+    if recollection.excluded or recollection.begin or end is None or end - 1 != len(rows):
+        return False
+    return not rows or rows[0].seq == 1
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
@@ -59,14 +71,12 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
     """Count the earlier messages since the last reset that are not sent and not covered by a sent summary."""
     # Messages of the state that the window excludes are counted in both; count them once.
-    again = sum(
-        1
-        for piece in draft.pieces
-        if piece.section == "window" and piece.id not in rows and is_utterance(piece.message)
-    )
-    unsummarised = sum(gap.last_seq - gap.first_seq + 1 for gap in recollection.excluded if _unsummarised(gap, draft))
-    pieces = (draft.pieces[index] for index, _ in draft.chosen.excluded)
-    out = sum(not piece.mark and piece.section != "earlier_steps" for piece in pieces)
+    window = [piece for piece in draft.pieces if piece.section == "window" and piece.id not in rows]
+    again = len([piece for piece in window if is_utterance(piece.message)])
+    gaps = [gap for gap in recollection.excluded if _unsummarised(gap, draft)]
+    unsummarised = sum([gap.last_seq - gap.first_seq + 1 for gap in gaps])
+    pieces = [draft.pieces[index] for index, _ in draft.chosen.excluded]
+    out = len([piece for piece in pieces if not piece.mark and piece.section != "earlier_steps"])
     return max(recollection.dropped - again, 0) + out + unsummarised
 
 

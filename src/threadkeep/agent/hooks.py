@@ -5,9 +5,10 @@ They run on the event loop of their memory. Between them, the caller calls the m
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse
@@ -60,6 +61,7 @@ class TurnHooks:
         self._options = options
         self._others = others
         self._open = OpenTurns()
+        self._order = order_of(memory)
         memory.before_closing(self._open)
 
     @property
@@ -77,9 +79,8 @@ class TurnHooks:
         if not part.silent:
             part.begun_by(call.runtime)
             if self._options.ordered and self._may_wait(part):
-                await order_of(self.memory).acquire(part.session.session_id, part.root, self.memory.observers)
-            caller = self._caller(call.config)
-            root_callbacks.at_end(lambda state, error: self._run_ended(part, caller, state, error))
+                await self._order.acquire(part.session.session_id, part.root, self.memory.observers)
+            root_callbacks.at_end(partial(self._run_ended, part))
 
     def _may_wait(self, part: Participation) -> bool:
         """Return whether an agent waits for its turn: tools do not, except for the own conversation of an agent.
@@ -98,11 +99,16 @@ class TurnHooks:
         part.stop_waiting()
         part.redacted = redacted_kinds(call.config)
         messages = part.root.with_question(request.messages)
-        turn = await self._begun(part, messages, call.config)
-        part.go_on()
+        turn, asked = part.turn, part.root.question
+        if turn is None:
+            turn = await self._begun(part, messages)
+        else:
+            part.go_on(turn)
         if turn.answered is not None:
             return ModelStep(part, turn, call, request, answered=answered_before(turn.answered, request, call.config))
-        state = part.root.with_answers(part.root.with_question(messages))
+        if part.root.answers or part.root.question is not asked:
+            messages = part.root.with_question(messages)
+        state = part.root.with_answers(messages)
         sent = await turn.context(state, request.system_message, ModelUse(request.model, tuple(request.tools)))
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         part.root.call_begins()
@@ -181,7 +187,7 @@ class TurnHooks:
             self._release(part)
             return
         said = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
-        await self._begun(part, call.messages, call.config)
+        await self._begun(part, call.messages)
         await self._interrupt(part, AIMessage(text_of(said), id=said.id) if said else "")
 
     async def _interrupt(self, part: Participation, said: BaseMessage | str) -> None:
@@ -198,7 +204,7 @@ class TurnHooks:
             self._open.forget(part)
             return None
         try:
-            turn = await self._begun(part, part.root.with_question(call.messages), call.config)
+            turn = part.turn or await self._begun(part, part.root.with_question(call.messages))
             answer = final_answer(state, part.direct_calls)
             if answer is None or (turn.answered is not None and not part.said_ids):
                 self._open.forget(part)
@@ -214,24 +220,19 @@ class TurnHooks:
             return None
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
-    async def _begun(self, part: Participation, messages: Sequence[BaseMessage], config: RunnableConfig) -> OpenTurn:
+    async def _begun(self, part: Participation, messages: Sequence[BaseMessage]) -> OpenTurn:
         """Return the turn of a call, with its question stored."""
         if part.turn is None:
             await self._open.settle_before(part)
             with OnFailure(lambda: self._undo_begin(part)):
-                return await part.begin(messages, self._caller(config))
+                return await part.begin(messages, part.caller)
         return part.turn
 
     def _undo_begin(self, part: Participation) -> None:
         self._open.forget(part)
         self._release(part)
 
-    def _caller(self, config: RunnableConfig) -> Caller:
-        return Caller(run_id_of(config), metadata_of(config), place_in(self._options, config))
-
-    def _run_ended(
-        self, part: Participation, caller: Caller, state: object, error: BaseException | None
-    ) -> Awaitable[None] | None:
+    def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
         """Settle a run that failed or was cut off, and let the next turn of the session begin.
 
         It is called in the thread of the run.
@@ -243,17 +244,17 @@ class TurnHooks:
         if error is None or by_owner:
             self._release(part)
             return None
-        return self._settle_from_any_loop(part, caller, error)
+        return self._settle_from_any_loop(part, error)
 
-    async def _settle_from_any_loop(self, part: Participation, caller: Caller, error: BaseException) -> None:
+    async def _settle_from_any_loop(self, part: Participation, error: BaseException) -> None:
         # A closed memory has already settled its runs.
         with suppress(StoreClosed):
-            await self.memory.loop.run_from_any_loop(self._settle_ended(part, caller, error))
+            await self.memory.loop.run_from_any_loop(self._settle_ended(part, error))
 
-    async def _settle_ended(self, part: Participation, caller: Caller, error: BaseException) -> None:
+    async def _settle_ended(self, part: Participation, error: BaseException) -> None:
         try:
             if isinstance(error, Exception):
-                await self._open.fail(part, caller, error)
+                await self._open.fail(part, error)
             else:
                 await self._open.cut_off(part)
         finally:
@@ -267,7 +268,7 @@ class TurnHooks:
         return self._open.of(call.key) or self._new_part(call, resumed=root_callbacks.goes_on is not False)
 
     def _new_part(self, call: AgentCall, *, resumed: bool = False) -> Participation:
-        session = session_for(self.memory, self._options, call.config)
+        session = session_for(self.memory, self._options, call.config, call.runtime)
         place = place_in(self._options, call.config)
         author = author_of(call.config, place)
         parent = None
@@ -277,8 +278,9 @@ class TurnHooks:
             root = RootRun(call.runtime.control)
         else:
             root = root_run(self.memory, call.runtime.control, session.session_id, place)
+        caller = Caller(run_id_of(call.config, call.runtime), metadata_of(call.config), place)
         part = Participation(
-            self.memory, session, self._options, root, author, call.key, resumed=resumed, parent=parent
+            self.memory, session, self._options, root, author, call.key, caller, resumed=resumed, parent=parent
         )
         asked_by_tool = (self.memory.identity, session.session_id) in tool_of_sessions.get()
         if self._options.scope == "none" or asked_by_tool:
@@ -287,16 +289,17 @@ class TurnHooks:
             if not root.begun and parent is None and in_tool(call.config):
                 self.memory.observers.notify(TurnBegunInTool(session_id=session.session_id))
             part.enter(call.messages)
-            self._notify_outside(part)
+            if part.silent:
+                self._notify_outside(part)
         self._open.enter(part)
         return part
 
     def _release(self, part: Participation) -> None:
-        order_of(self.memory).release(part.session.session_id, part.root)
+        self._order.release(part.session.session_id, part.root)
 
     def _notify_outside(self, part: Participation) -> None:
         """Notify observers once in a run of an agent that the program asked something else."""
-        if part.silent and not part.root.outside_notified:
+        if not part.root.outside_notified:
             part.root.outside_notified = True
             self.memory.observers.notify(AgentOutsideTurn(session_id=part.session.session_id))
 
@@ -337,14 +340,13 @@ class ModelStep:
     answered: ModelResponse[Any] | None = None
     partial: PartialAnswer = field(default_factory=PartialAnswer)
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Listen to the model calls inside the block."""
-        token = var_child_runnable_config.set(with_callback(self.call.config, self.partial, inherit=True))
-        try:
-            yield
-        finally:
-            var_child_runnable_config.reset(token)
+        self._token = var_child_runnable_config.set(with_callback(self.call.config, self.partial, inherit=True))
+
+    def __exit__(self, *_: object) -> None:
+        """Stop listening."""
+        var_child_runnable_config.reset(self._token)
 
 
 @dataclass(eq=False)
@@ -355,12 +357,11 @@ class ToolStep:
     call: AgentCall
     request: ToolCallRequest
 
-    @contextmanager
-    def marked(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Mark the block as a tool call: agents that it calls take no part in the turn."""
         called_by = (self.part.memory.identity, self.part.session.session_id)
-        token = tool_of_sessions.set((*tool_of_sessions.get(), called_by))
-        try:
-            yield
-        finally:
-            tool_of_sessions.reset(token)
+        self._token = tool_of_sessions.set((*tool_of_sessions.get(), called_by))
+
+    def __exit__(self, *_: object) -> None:
+        """End the tool call."""
+        tool_of_sessions.reset(self._token)

@@ -21,14 +21,18 @@ type CallKey = tuple[int, str, int]
 """The root run, the namespace and the stream of an agent's call."""
 
 
-def session_for(memory: Memory, options: TurnOptions, config: RunnableConfig) -> Session:
+def session_for(
+    memory: Memory, options: TurnOptions, config: RunnableConfig, runtime: Runtime[Any] | None = None
+) -> Session:
     """Return the session of a run, as the functions of the options, the config or the runtime context name it.
+
+    `runtime` is that of the run, if the caller has it.
 
     Raises:
         InvalidKey: the run names no session, or the name is not a valid id.
         InvalidInput: the name of the user is not a valid id.
     """
-    configurable, runtime = config.get("configurable", {}), _runtime()
+    configurable, runtime = config.get("configurable", {}), runtime or _runtime()
     if options.session_id:
         session_id: object = call_id_function(options.session_id, config, runtime)
     elif (session_id := configurable.get("thread_id")) is None:
@@ -49,11 +53,13 @@ def session_for(memory: Memory, options: TurnOptions, config: RunnableConfig) ->
     if user_id is not None and not _is_id(user_id):
         raise InvalidInput("A run names its user by a text, a whole number or a UUID: user_id is none of them.")
     with suppress(InvalidInput):  # an unusable workspace does not fail the run
-        workspace = workspace_in(config)
+        workspace = workspace_in(config, runtime=runtime)
     return memory.session(str(session_id), user_id=None if user_id is None else str(user_id), workspace=workspace)
 
 
-def workspace_in(config: RunnableConfig, given: str | IdOf | None = None) -> str | None:
+def workspace_in(
+    config: RunnableConfig, given: str | IdOf | None = None, runtime: Runtime[Any] | None = None
+) -> str | None:
     """Return the workspace that a run names (`configurable["workspace"]`, or its context's), else the given one.
 
     A given function is used instead of both.
@@ -61,7 +67,7 @@ def workspace_in(config: RunnableConfig, given: str | IdOf | None = None) -> str
     Raises:
         InvalidInput: the name of the workspace is not a valid id.
     """
-    runtime = _runtime()
+    runtime = runtime or _runtime()
     if given is not None and not isinstance(given, str):
         named: object = call_id_function(given, config, runtime)
     elif (named := config.get("configurable", {}).get("workspace")) is None:
@@ -100,14 +106,14 @@ def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
     return metadata if isinstance(metadata, Mapping) else None
 
 
-def run_id_of(config: RunnableConfig) -> str | None:
+def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> str | None:
     """Return the id that the caller gave the run, if any: in the nodes of a graph only the runtime has it.
 
     Runs of workflows have it in their context: an agent in a node also has an id of its own.
     """
     if run_id := config.get("run_id"):
         return str(run_id)
-    runtime = _runtime()
+    runtime = runtime or _runtime()
     if isinstance(named := getattr(runtime.context, "run_id", None), str):
         return named
     return runtime.execution_info.run_id if runtime.execution_info else None
@@ -138,7 +144,7 @@ def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
     hook of a middleware has a channel with its name.
     """
     reader = config.get("configurable", {}).get(_READER)
-    return kinds_among(name for part in getattr(reader, "args", ()) if isinstance(part, Mapping) for name in part)
+    return kinds_among([name for part in getattr(reader, "args", ()) if isinstance(part, Mapping) for name in part])
 
 
 def kinds_among(names: Iterable[object]) -> frozenset[str]:

@@ -109,7 +109,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Wait for the earlier turns of the session, then begin the turn of the run."""
         call = AgentCall(get_config(), runtime, state["messages"])
-        await self._hooks.call(lambda hooks: hooks.before_agent(call))
+        await self._hooks.call(TurnHooks.before_agent, call)
         return None
 
     def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
@@ -118,27 +118,35 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None
 
-    async def awrap_model_call(
+    # This and `awrap_tool_call` are no coroutine functions: for those LangSmith switches to a thread before and after
+    # each call, also while tracing is off.
+    def awrap_model_call(
+        self,
+        request: ModelRequest[Any],
+        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
+    ) -> Coroutine[Any, Any, ModelResponse[Any]]:
+        """Call the model with the context of the session; a repeated question gets its stored answer."""
+        return self._call_model(request, handler)
+
+    async def _call_model(
         self,
         request: ModelRequest[Any],
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any]:
-        """Call the model with the context of the session; a repeated question gets its stored answer."""
         call = AgentCall(get_config(), request.runtime, request.messages)
-        step = await self._hooks.call(lambda hooks: hooks.begin_model_call(call, request))
+        step = await self._hooks.call(TurnHooks.begin_model_call, call, request)
         if step is None:
             return await handler(request)
         self._others.check_state(request.messages)
         if step.answered is not None:
             return step.answered
         try:
-            with step.listening():
+            with step:
                 response = await handler(step.request)
         except (asyncio.CancelledError, Exception) as error:
-            failure = error
-            await self._hooks.call(lambda hooks: hooks.fail_model_call(step, failure))
+            await self._hooks.call(TurnHooks.fail_model_call, step, error)
             raise
-        await self._hooks.call(lambda hooks: hooks.end_model_call(step, response))
+        await self._hooks.call(TurnHooks.end_model_call, step, response)
         self._others.check_calls(step.sent, step.partial)
         return response
 
@@ -154,7 +162,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         if step.answered is not None:
             return step.answered
         try:
-            with step.listening():
+            with step:
                 response = handler(step.request)
         except BaseException as error:
             failure = error
@@ -164,24 +172,30 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         self._others.check_calls(step.sent, step.partial)
         return response
 
-    async def awrap_tool_call(
+    def awrap_tool_call(
+        self,
+        request: ToolCallRequest,
+        handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]],
+    ) -> Coroutine[Any, Any, ToolMessage | Command[Any]]:
+        """Run a tool; agents that it calls take no part in the turn."""
+        return self._run_tool(request, handler)
+
+    async def _run_tool(
         self,
         request: ToolCallRequest,
         handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]],
     ) -> ToolMessage | Command[Any]:
-        """Run a tool; agents that it calls take no part in the turn."""
         call = AgentCall(get_config(), get_runtime(), request.state["messages"])
-        step = await self._hooks.call(lambda hooks: hooks.begin_tool_call(call, request))
+        step = await self._hooks.call(TurnHooks.begin_tool_call, call, request)
         if step is None:
             return await handler(request)
         try:
-            with step.marked():
+            with step:
                 result = await handler(request)
         except (asyncio.CancelledError, Exception) as error:
-            failure = error
-            await self._hooks.call(lambda hooks: hooks.fail_tool_call(step, failure))
+            await self._hooks.call(TurnHooks.fail_tool_call, step, error)
             raise
-        await self._hooks.call(lambda hooks: hooks.end_tool_call(step))
+        await self._hooks.call(TurnHooks.end_tool_call, step)
         return result
 
     def wrap_tool_call(
@@ -193,7 +207,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         if step is None:
             return handler(request)
         try:
-            with step.marked():
+            with step:
                 result = handler(request)
         except BaseException as error:
             failure = error
@@ -205,7 +219,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the final answer; if another process was first, its answer replaces this one in the state."""
         call = AgentCall(get_config(), runtime, state["messages"])
-        return await self._hooks.call(lambda hooks: hooks.after_agent(call, state))
+        return await self._hooks.call(TurnHooks.after_agent, call, state)
 
     def after_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the final answer; if another process was first, its answer replaces this one in the state."""

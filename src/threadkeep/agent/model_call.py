@@ -136,7 +136,7 @@ class Draft:
     @property
     def reserved(self) -> int:
         """The tokens of the extras, found or not."""
-        return sum(self.rooms.values()) + sum(extra.entry.tokens for extra in self.extras)
+        return sum(self.rooms.values()) + sum([extra.entry.tokens for extra in self.extras])
 
 
 @dataclass(frozen=True)

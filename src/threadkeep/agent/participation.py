@@ -74,6 +74,7 @@ class Participation:
     root: RootRun
     author: str | None
     key: CallKey
+    caller: Caller = field(default_factory=Caller)
     silent: bool = False
     resumed: bool = False
     parent: Session | None = None
@@ -133,6 +134,8 @@ class Participation:
 
     def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
         """Return the agent's own stored answer to the question, if the caller's messages end with it."""
+        if not turn.earlier:
+            return None
         last = self.root.sent[-1] if self.root.sent and not self._goes_on else None
         own = [one.id for one in turn.earlier if one.author == self.author]
         return last if isinstance(last, AIMessage) and id_of(last) in own else None
@@ -142,14 +145,12 @@ class Participation:
         """Return whether the run continues from a checkpoint, after an interrupt or in another process."""
         return self.resumed or root_callbacks.goes_on is True
 
-    def go_on(self) -> None:
+    def go_on(self, turn: OpenTurn) -> None:
         """Claim the number of the answer again, if it was released when a model or a tool failed."""
-        if self.turn is None:
-            return
-        speaker = self.turn.speaker
+        speaker = turn.speaker
         ordinal = self.root.reclaim(self.author, self.key, speaker.ordinal)
         if ordinal != speaker.ordinal:
-            self.turn.speak_as(Speaker(self.author, ordinal))
+            turn.speak_as(Speaker(self.author, ordinal))
 
     async def _begin(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
         first = self.root.turn
@@ -172,7 +173,7 @@ class Participation:
             turn.answered = answered
         else:
             # The state of a checkpointer has the answers of the first time, when a caller repeats a question.
-            seen = messages if self._goes_on else self.root.sent
+            seen = () if not self.root.answers else messages if self._goes_on else self.root.sent
             ordinal = self.root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(Speaker(self.author, ordinal))
         return turn
@@ -192,7 +193,7 @@ class Participation:
         turn.contexts.question_as_stored &= same
         return turn
 
-    async def refuse(self, caller: Caller) -> None:
+    async def refuse(self) -> None:
         """Store the question as `failed` without its text, unless it is already stored.
 
         It gets a new id, because the same message may pass at the next try.
@@ -200,6 +201,7 @@ class Participation:
         question = self.root.question[-1] if self.root.question else None
         if question is None or self.root.turn is not None or self.parent is not None:
             return
+        caller = self.caller
         if not await self._open([question], caller).is_stored(question):
             digest = await self.memory.text_digests.digest()
             received = {} if digest is None else {RECEIVED: digest(transcript_text(question))}
@@ -249,18 +251,23 @@ class Participation:
         self._begun = [begun for begun in self._begun if begun() is not None] + [writer]
         self.root.writers.append(writer)
 
-    def hold(self, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
-        """Hold an answer. Only a writer that a second node of the run has too is known to live as long as the run."""
+    def hold(
+        self,
+        said: BaseMessage | str,
+        status: Status,
+        runtime: Runtime[Any],
+        settle: Callable[[Participation], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Hold an answer, and store it after a while with `settle`, unless `stop_waiting` is called.
+
+        Only a writer that a second node of the run has too is known to live as long as the run.
+        """
         self.stop_waiting()
         self.text, self.status = said, status
         writer = weakref.ref(runtime.stream_writer)
         # References to one object are equal.
         self._all_runs_known = self._all_runs_known and writer in self._begun
         self._runs = [run for run in self._runs if run() is not None] + [writer]
-
-    def wait(self, settle: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Store the held answer after a while, unless `stop_waiting` is called."""
-        self.stop_waiting()
         self._check_later(settle, _MOST_CHECKS)
 
     def stop_waiting(self) -> None:
@@ -275,13 +282,13 @@ class Participation:
         self.text, self.status = "", "interrupted"
         self._runs.clear()
 
-    def _check_later(self, settle: Callable[[], Coroutine[Any, Any, None]], checks: int) -> None:
+    def _check_later(self, settle: Callable[[Participation], Coroutine[Any, Any, None]], checks: int) -> None:
         def check() -> None:
             if checks > 1 and not self.is_over:
                 self._check_later(settle, checks - 1)
             else:
                 self._timer = None
-                self._settling = loop.create_task(settle())
+                self._settling = loop.create_task(settle(self))
 
         loop = asyncio.get_running_loop()
         # An empty context: a copy of the current one would keep the run alive.
@@ -318,12 +325,10 @@ class OpenTurns:
 
     def hold(self, call: Participation, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
         """Hold an answer until the run ends; a timer stores it if the run makes no further call."""
-        call.hold(said, status, runtime)
-        call.wait(lambda: self._settle_abandoned(call))
+        call.hold(said, status, runtime, self._settle_abandoned)
 
     async def end(self, call: Participation, said: BaseMessage | str, status: Status) -> AIMessage | None:
         """Store the answer of a call that is over; return the answer of another process that was first."""
-        call.stop_waiting()
         self.forget(call)
         if call.turn is None:
             return None
@@ -334,7 +339,7 @@ class OpenTurns:
                 call.root.add_answer(final, call.author)
         return winner
 
-    async def fail(self, call: Participation, caller: Caller, error: Exception) -> None:
+    async def fail(self, call: Participation, error: Exception) -> None:
         """Settle a call whose run failed outside of its model call.
 
         A question that reached no model is stored without its text: other middleware may have refused the text. A
@@ -346,7 +351,7 @@ class OpenTurns:
             self.forget(call)
             # The caller gets the error of the run.
             with contextlib.suppress(ThreadkeepError):
-                await call.refuse(caller)
+                await call.refuse()
         elif isinstance(error, PIIDetectionError):
             await self.end(call, "", "failed")
         elif call.status == "failed":

@@ -89,7 +89,8 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
     without a call and repeated results, empty text blocks, and empty messages except the newest user message.
     """
     calls, reasons = _calls_of(messages)
-    newest = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
+    asked = [message for message in messages if isinstance(message, HumanMessage)]
+    newest = asked[-1] if asked else None
     repaired = Repaired([], [])
     for place, message in enumerate(messages):
         if place in calls:
@@ -129,6 +130,8 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
     `provider` is that of the called model. If it is unknown to LangChain, the provider named by the newest assistant
     message (`response_metadata["model_provider"]`) is used instead.
     """
+    if not [message for message in messages if isinstance(message, AIMessage)]:
+        return list(messages)
     spoken = (_provider(message) for message in reversed(messages) if isinstance(message, AIMessage))
     known = _PROVIDERS.get(provider or "")
     target = known or next((name for name in spoken if name), None)

@@ -163,6 +163,8 @@ class RootRun:
 
     def with_answers(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return the messages with the missing earlier answers of the turn right after the question."""
+        if not self.answers:
+            return list(messages)
         ids = {id_of(message) for message in messages}
         texts = {text_of(message) for message in messages if isinstance(message, AIMessage)}
         missing = [one for one in self.answers if id_of(one) not in ids and text_of(one) not in texts]
@@ -177,6 +179,8 @@ class RootRun:
 
         `attempts` are the runs of the nodes that the call is in, by the namespaces of their tasks.
         """
+        if not attempts:
+            return False
         over = tuple(name for name, run_id in attempts.items() if self._attempts.get(name, run_id) != run_id)
         self._attempts.update(attempts)
         self._repeated_nodes.update(over)

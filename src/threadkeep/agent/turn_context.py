@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 
@@ -24,6 +23,7 @@ from threadkeep.context.manifest import ContextManifest, Exclusion, FactsLeftOut
 from threadkeep.context.tokens import name_of
 from threadkeep.context.window import Limits
 from threadkeep.errors import StoreClosed, StoreError
+from threadkeep.history.compression import Compression
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import PAGE_ROWS, Past, ReadPast, Recollection
@@ -129,16 +129,17 @@ class TurnContext:
             recollection = (await self._recall(messages, measure)).without_failures()
             fold = self._options.plan.fold_repeats
             self._recollection = recollection.with_folds(self._memory.counter) if fold else recollection
-            before = messages[: self._start(messages)]
-            told = bool(use.tools) and self._transcribed
-            steps = await self._steps.earlier(self._recollection.messages, before, measure) if told else None
+            steps = None
+            if use.tools and self._transcribed:
+                before = messages[: self._start(messages)]
+                steps = await self._steps.earlier(self._recollection.messages, before, measure)
             kept = f"window of {self._options.profile}"
             recollection, derived = self._recollection, self._recollection.derived
             self._assembler = Assembler(recollection, self._options.plan, measure.counter, steps, derived.get(kept))
             derived[kept] = self._assembler.window
         messages, superseded = self._without_superseded(await self.as_stored(messages))
         start = self._start(messages)
-        first = first_since(self._recollection.forgotten, messages[:start])
+        first = first_since(self._recollection.forgotten, messages[:start]) if start else 0
         systems = [message for message in messages[:first] if isinstance(message, SystemMessage)]
         call = Call(
             messages=[*systems, *messages[first:]],
@@ -179,7 +180,7 @@ class TurnContext:
 
     def keep(self) -> None:
         """Queue the record of the last call to be stored."""
-        if (entry := self._entry()) is None:
+        if self._open is None or (entry := self._entry()) is None:
             return
         if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
             self._hold.manifests.append(entry)
@@ -193,7 +194,7 @@ class TurnContext:
         manifest, texts, _ = self._open
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
-    def joined(self) -> Joined:
+    def joined(self, _: Sequence[Message] = ()) -> Joined:
         """Return the statements for the transaction of the answer: the last call's record, and the moved anchor."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self._session.session_id or manifests.has_earlier(entry)):
@@ -230,7 +231,8 @@ class TurnContext:
         `anchored`, the anchor is stored already. Failures of the database are ignored.
         """
         self.keep()
-        self._consider_compression()
+        if self._options.compression is not None:
+            self._consider_compression(self._options.compression)
         if self._options.learning is not None and self._transcribed:
             self._options.learning.consider(self._session, self._use.model)
         begin, self._new_begin = None if anchored or self.anchored else self._new_begin, None
@@ -254,9 +256,9 @@ class TurnContext:
         except (StoreError, TimeoutError) as error:
             self._session.tell_write_failed(error)
 
-    def _consider_compression(self) -> None:
-        compression, model = self._options.compression, self._use.model
-        if compression is None or self._budget is None:
+    def _consider_compression(self, compression: Compression) -> None:
+        model = self._use.model
+        if self._budget is None:
             return
         summarizer = compression.summarizer
         if summarizer is None and model is not None:
@@ -287,6 +289,8 @@ class TurnContext:
         self, messages: Sequence[BaseMessage]
     ) -> tuple[Sequence[BaseMessage], Sequence[BaseMessage]]:
         """Return the valid messages of the run's state, and the superseded ones with their steps."""
+        if not self._recollection.superseded:
+            return messages, ()
         asked = {id_of(message) for message in self._question}
         gone = superseded_places(messages, self._recollection.superseded - asked)
         if not gone:
@@ -302,7 +306,7 @@ class TurnContext:
         # Counted again: the stored count may come from another counter, or from a caller.
         limits = Limits(options.message_limit, measure.budget, measure.counter)
         known_ids = {message_id for message in messages if (message_id := id_of(message)) is not None}
-        known_ids.update(row.id for row in self.sent_rows if row.id is not None)
+        known_ids.update([row.id for row in self.sent_rows if row.id is not None])
         question_id = id_of(self._question[-1]) if self._question else None
         past = Past(limits, question_id, question_seq, self.questions, known_ids, self._options.profile, self._read())
         return await self._session.recall(past)
@@ -343,12 +347,13 @@ class TurnContext:
     def _start(self, messages: Sequence[BaseMessage]) -> int:
         """Return the index of the question among the run's messages."""
         first = self._question[0].id if self._question else None
-        return next((place for place, message in enumerate(messages) if message.id == first), 0)
+        ids = [message.id for message in messages]
+        return ids.index(first) if first in ids else 0
 
     def _end(self, messages: Sequence[BaseMessage]) -> int:
         """Return the index after the question among the run's messages."""
         asked = {message.id for message in self._question}
-        return max((place for place, message in enumerate(messages, start=1) if message.id in asked), default=0)
+        return max([place for place, message in enumerate(messages, start=1) if message.id in asked], default=0)
 
     def _manifest(self, sent: Assembled, measure: CallMeasure, run_id: str) -> ContextManifest:
         place = self._place or CallPlace(run_id, "", self._session.session_id)
@@ -404,8 +409,11 @@ def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
     """Return the tokens that the first call of a turn left for its window, by the counts that are stored."""
-    pinned = takewhile(lambda entry: entry.section in ("system", "summary"), sent.entries)
-    taken = sum(entry.tokens for entry in pinned)
+    taken = 0
+    for entry in sent.entries:
+        if entry.section not in ("system", "summary"):
+            break
+        taken += entry.tokens
     left = max(draft.call.budget - taken - sum(draft.rooms.values()), 0)
     tokens = measure.unscaled(left) if measure.as_stored else None
     return WindowRoom(tokens, options.message_limit, options.plan.step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Final, Literal, Protocol, Self, cast, get_args
 
 from langchain_core.language_models import BaseChatModel
@@ -121,19 +122,19 @@ class TurnOptions:
         if self.context_window is not None:
             input_budget(None, self.max_output_tokens, self.context_window)
 
-    @property
+    @cached_property
     def message_limit(self) -> int | None:
         """The number of earlier messages in a call at most; None means no such limit."""
         if self.max_messages != "auto":
             return self.max_messages
         return AUTO_MESSAGES if self.max_tokens == "auto" else None
 
-    @property
+    @cached_property
     def profile(self) -> str | None:
         """The name of the anchor that agents with these limits share in a session; None if the window slides."""
         return None if self.plan.window == "sliding" else f"{self.message_limit}/{self.max_tokens}"
 
-    @property
+    @cached_property
     def no_history(self) -> bool:
         """Return whether earlier turns are left out."""
         return self.max_messages == 0 or self.max_tokens == 0

@@ -96,11 +96,8 @@ class OpenTurn:
         self._hold = run_hold.get()
         self._known_question_id: str | None = None
         self._adopted = False
-
-    @property
-    def question_id(self) -> str | None:
+        self.question_id = id_of(self.question[-1]) if self.question else None
         """The stored id of the newest message of the question, which is the turn's own id."""
-        return id_of(self.question[-1]) if self.question else None
 
     async def begin(
         self,
@@ -136,7 +133,8 @@ class OpenTurn:
                 # The newest message is pending; the others may not be stored yet.
                 await self._memory.finish(self._record, question[:-1])
         else:
-            await self._edit(question[-1])
+            if EDITS in self.question[-1].response_metadata:
+                await self._edit(question[-1])
             # Earlier messages belong to no run.
             earlier = [self._stored(message, "complete").with_fields(run_id=None) for message in changed]
             await self._store_question(question, earlier)
@@ -300,48 +298,38 @@ class OpenTurn:
             ordinal=None if self.speaker.ordinal == 1 else self.speaker.ordinal,
         )
         told = status == "complete" and (self._hold is None or self._hold.told)
-        if status == "complete" and self._may_wait():
-            assert self._hold is not None  # noqa: S101 - seen there
+        # The transaction that ends the run may store the answer.
+        waits = self._hold is not None and self._hold.takes(self.session) and not self.contexts.has_steps
+        if self._hold is not None and waits and status == "complete":
             store, settle = partial(self._store_answer, answer, told=told), self._settle
             anchor, asked = self.contexts.anchor_statement, self._known_question_id
             self._hold.answer = HeldAnswer(self.session, answer, asked, told, anchor, store, settle)
             return None
         return await self._store_answer(answer, told=told)
 
-    def _may_wait(self) -> bool:
-        """Return whether the transaction that ends the run may store the answer."""
-        hold = self._hold
-        return hold is not None and hold.takes(self.session) and not self.contexts.has_steps
-
-    async def _record_joined(self, answer: Message, *, told: bool) -> Receipt | None:
-        """Store the answer with the manifest of its call and the new anchor of the window, in one transaction.
-
-        Return None if that cannot be done now.
-        """
-        stored = await self.session.record_joined(
-            [answer], lambda _: self.contexts.joined(), answers=self._known_question_id, told=told
-        )
-        if stored is None:
-            return None
-        self.contexts.stored_with_answer()
-        return stored[0]
-
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
-        """Store the answer; return the answer that was stored instead, if another one was."""
+        """Store the answer, with the manifest of its call and the new anchor of the window if that can be done now.
+
+        Return the answer that was stored instead, if another one was.
+        """
+        question_id = self._known_question_id
         try:
-            receipt = await self._record_joined(answer, told=told)
-            if receipt is None:
-                receipt = await self._record([answer], answers=self._known_question_id, told=told)
+            joined = await self.session.record_joined([answer], self.contexts.joined, answers=question_id, told=told)
+            if joined is not None:
+                self.contexts.stored_with_answer()
+                receipt: Receipt | None = joined[0]
+            else:
+                receipt = await self._record([answer], answers=question_id, told=told)
         except QuestionGone:
             # The session was deleted meanwhile: the answer is dropped.
             self._forgotten = True
             self.contexts.forget()
             return None
         if receipt is None or receipt.adopted is None:
-            stored = answer if receipt is None else answer.with_fields(id=receipt.ids[-1])
+            stored_id = answer.id if receipt is None else receipt.ids[-1]
             if told and self._hold is not None:
-                self._hold.told_id = stored.id
-            return None if stored.id == answer.id else as_answer(stored)
+                self._hold.told_id = stored_id
+            return None if stored_id == answer.id else as_answer(answer.with_fields(id=stored_id))
         self._adopted = True
         if self._hold is not None:
             self._hold.replaced = True
@@ -406,5 +394,5 @@ class OpenTurn:
             return None
 
     def _stored(self, message: BaseMessage, status: Status, **fields: object) -> Message:
-        stored = from_langchain(message, full=self._options.keep_originals)
-        return stored.with_fields(run_id=self.run_id, status=status, **fields)
+        others = {"run_id": self.run_id, "status": status, **fields}
+        return from_langchain(message, full=self._options.keep_originals, others=others)

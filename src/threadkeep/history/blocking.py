@@ -77,7 +77,7 @@ class MemoryLoop:
         Raises:
             StoreClosed: the loop does not run, or the memory was opened in another process.
         """
-        if asyncio.get_running_loop() is self._loop:
+        if self.is_running_here:
             return await work
         future = asyncio.wrap_future(self._submit(work))
         try:
@@ -100,6 +100,11 @@ class MemoryLoop:
     def of_this_process(self) -> bool:
         """True if the memory was opened in this process. A forked child has the objects, but not the thread."""
         return os.getpid() == self._process_id
+
+    @property
+    def is_running_here(self) -> bool:
+        """True if the caller is a coroutine on this loop."""
+        return asyncio.get_running_loop() is self._loop
 
     @property
     def is_own_thread(self) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any, Concatenate, cast
 from weakref import WeakKeyDictionary
 
 from threadkeep.history import memory as history
@@ -41,18 +41,22 @@ class OnLoop[M: history.Memory, H]:
         """The existing objects: the memory's, then its companion's."""
         return [self._own] if self._second is None else [self._own, self._second]
 
-    async def call[T](self, verb: Callable[[H], Coroutine[Any, Any, T]]) -> T:
+    async def call[**P, T](
+        self, verb: Callable[Concatenate[H, P], Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
+    ) -> T:
         """Run a method of the object on its loop and await the result.
 
         Raises:
             StoreClosed: the memory is closed.
         """
+        if self._memory.loop.is_running_here:
+            return await verb(self._own, *arguments, **named)
         token, blocked = _caller_loop.set(asyncio.get_running_loop()), _blocked_loop.set(None)
         try:
             companion = _companions.get(self._memory)
             if companion is not None and companion.loop.is_own_thread:
-                return await verb(self._of_companion(companion))
-            return await self._memory.loop.run_from_any_loop(verb(self._own))
+                return await verb(self._of_companion(companion), *arguments, **named)
+            return await self._memory.loop.run_from_any_loop(verb(self._own, *arguments, **named))
         finally:
             _caller_loop.reset(token)
             _blocked_loop.reset(blocked)
