@@ -181,7 +181,8 @@ def name_of(counter: TokenCounter) -> str:
     """Return the counter's name, for manifests: a name of `counter_named`, or the function's own name."""
     if isinstance(counter, ScaledCounter):
         return counter.name
-    return next((name for name, known in _ESTIMATES.items() if counter is known), plain_name(counter))
+    known = [name for name, estimating in _ESTIMATES.items() if counter is estimating]
+    return known[0] if known else plain_name(counter)
 
 
 _MOST = 16_384

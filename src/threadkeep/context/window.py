@@ -89,7 +89,7 @@ def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
         max_messages=limits.max_messages,
         max_tokens=limits.max_tokens,
         tokens=tokens,
-        included=tuple([_seq(message) for message in messages]),
+        included=tuple([message.seq or 0 for message in messages]),
     )
     return Window(tuple(messages), tokens, manifest)
 

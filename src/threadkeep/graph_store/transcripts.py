@@ -183,7 +183,7 @@ class GraphTranscripts:
         """Supersede messages, atomically; do nothing if the session does not exist."""
         now = self._clock()
         given = () if superseding.by is None else (superseding.by,)
-        new = prepare(given, count=self._count, stored_at=lambda _: time_text(now)) if given else None
+        new = prepare(given, count=self._count, stored_at=time_text(now)) if given else None
         return await self._superseding.supersede(superseding, new, now)
 
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:

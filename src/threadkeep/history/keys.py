@@ -193,7 +193,8 @@ def unescape_key(part: str) -> str:
 def channel_of(session_id: str, *, default: Channel = "other") -> Channel:
     """Return the channel that the first part of a session id names, else the default."""
     first, colon, _ = session_id.partition(":")
-    return next((channel for channel in CHANNELS if colon and channel == first), default)
+    known = [channel for channel in CHANNELS if channel == first] if colon else []
+    return known[0] if known else default
 
 
 def resolve_key(

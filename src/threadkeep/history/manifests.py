@@ -87,7 +87,7 @@ class Manifests:
 
     def has_earlier(self, entry: NotedManifest) -> bool:
         """Return whether records of earlier calls of the run may still wait; they have to be stored first."""
-        return self._writing.locked() or any(earlier.run_id == entry.run_id for earlier in self._waiting)
+        return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
 
     def queue(self, entry: NotedManifest) -> None:
         """Queue a record to be written in the background."""

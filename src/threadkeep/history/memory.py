@@ -331,14 +331,15 @@ class Memory:
         Raises:
             InvalidKey: the id is empty, longer than 256 characters, or has control characters.
         """
+        backend = self._backend
         return Session(
             session_id,
-            self._backend.transcripts,
-            self.pending,
-            contexts=self.contexts,
+            backend.transcripts,
+            backend.pending,
+            contexts=backend.contexts,
             user_id=user_id,
             observer=self.observers,
-            forget=self.older_turns.forget,
+            forget=backend.older_turns.forget,
             cache=self.session_cache,
             workspace=workspace,
         )

@@ -209,11 +209,11 @@ class WindowReader:
         return window, Recollection(
             window.messages,
             dropped=dropped,
-            forgotten=await self._forgotten(reset_seq, past.known_ids, known),
+            forgotten=await self._forgotten(reset_seq, past.known_ids, known) if reset_seq else frozenset(),
             summaries=state.summaries,
             begin=begin if begin > 1 else 0,
             begun=anchor > max(state.reset_seq, state.archived_seq) or bool(state.summaries),
-            overflowing=any(gap.reason != "superseded" for gap in overflow),
+            overflowing=bool([gap for gap in overflow if gap.reason != "superseded"]),
             excluded=(*gaps, *overflow),
             question_seq=question_seq,
             questions=past.questions,
@@ -299,11 +299,11 @@ class _Pages:
             return None
         if max(known.marks.reset_seq, known.marks.archived_seq) >= max(self.begin, 1):
             return None
-        count, tokens = known.fitting(self.begin, before, limits.max_messages, limits.counter)
-        fits = (limits.max_messages is None or count < limits.max_messages) and (
-            limits.max_tokens is None or tokens <= limits.max_tokens
-        )
-        return whole(known.between(self.begin, before), tokens, limits) if fits and count else None
+        most = None if limits.max_messages is None else limits.max_messages - 1
+        found = known.counted(self.begin, before, most, limits.counter)
+        if found is None or not found[0] or (limits.max_tokens is not None and found[1] > limits.max_tokens):
+            return None
+        return whole(*found, limits)
 
     async def older(self, limit: int, before: int) -> Recent:
         """Return the newest rows before a `seq`, newest first."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -100,8 +101,15 @@ class Session:
         self._contexts = contexts
         self._observer = observer
         self._cache = cache
-        self._windows = WindowReader(session_id, transcripts, contexts, user_id=user_id, cache=cache)
-        self._events = SessionEvents(observer, transcripts.backend, session_id)
+
+    # Many sessions are named and never read, so their parts are made on use.
+    @cached_property
+    def _windows(self) -> WindowReader:
+        return WindowReader(self.session_id, self._transcripts, self._contexts, user_id=self.user_id, cache=self._cache)
+
+    @cached_property
+    def _events(self) -> SessionEvents:
+        return SessionEvents(self._observer, self._transcripts.backend, self.session_id)
 
     def __repr__(self) -> str:
         return f"Session({self.session_id!r})"
@@ -146,7 +154,7 @@ class Session:
         """
         started = time.perf_counter()
         try:
-            receipt = await self._pending.record(replace(self.turn(messages), answers=answers, told=told))
+            receipt = await self._pending.record(self.turn(messages, answers=answers, told=told))
         except QuestionGone:
             self._events.discarded()
             raise
@@ -158,8 +166,7 @@ class Session:
     ) -> tuple[Receipt, Sequence[list[Row]]] | None:
         """Store the messages and the statements of `join` in one transaction; None if that cannot be done now."""
         started = time.perf_counter()
-        turn = replace(self.turn(messages), answers=answers, told=told)
-        stored = await self._pending.record_joined(turn, join)
+        stored = await self._pending.record_joined(self.turn(messages, answers=answers, told=told), join)
         if stored is not None:
             self._events.written(started, "ok")
         return stored
@@ -184,9 +191,9 @@ class Session:
         past = ReadPast(profile, state_of(rows[-2]), rows_of(rows[-1], limit, known))
         return BegunTurn(tuple(messages), receipt, rows[:-2], past)
 
-    def turn(self, messages: Sequence[Message]) -> Turn:
-        """Return the messages as a turn of this session."""
-        return Turn(self.session_id, tuple(messages), self.user_id, workspace=self.workspace)
+    def turn(self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False) -> Turn:
+        """Return the messages as a turn of this session; `answers` and `told` are as in `record`."""
+        return Turn(self.session_id, tuple(messages), self.user_id, answers, told, workspace=self.workspace)
 
     async def tail(self, limit: int, *, view: View = "active") -> list[Message]:
         """Return the newest `limit` messages, oldest first."""
@@ -208,13 +215,11 @@ class Session:
 
     def waiting(self) -> tuple[Message, ...]:
         """Return this process's pending messages in order; with a `user_id`, only those written as that user."""
-        return tuple(message for turn in self._waiting_turns() for message in turn.messages)
+        return tuple([message for turn in self._waiting_turns() for message in turn.messages])
 
-    def _waiting_turns(self) -> Iterator[Turn]:
-        for entry in self._pending.own:
-            turn = entry.turn
-            if turn.session_id == self.session_id and not entry.refused and self.user_id in (None, turn.user_id):
-                yield turn
+    def _waiting_turns(self) -> list[Turn]:
+        turns = [entry.turn for entry in self._pending.own if not entry.refused]
+        return [one for one in turns if one.session_id == self.session_id and self.user_id in (None, one.user_id)]
 
     async def deliver(self) -> bool:
         """Try to write this process's pending turns of the session; return True if none is left."""
@@ -323,6 +328,8 @@ class Session:
             pass  # reported where it was raised
         except TimeoutError as error:
             self._events.read_failed(error, "fallback")
+        if not waiting:
+            return found
         there = {key for message in found.messages for key in _keys(message)}
         late = []
         for message in waiting:

@@ -55,15 +55,17 @@ class SessionRows:
         """Return the messages from a `seq` on and before another one."""
         return self.messages[_index(self.messages, begin) : _index(self.messages, before)]
 
-    def fitting(self, begin: int, before: int, most: int | None, counter: TokenCounter) -> tuple[int, int]:
-        """Return the number and the tokens of the messages from a `seq` on and before another one."""
+    def counted(
+        self, begin: int, before: int, most: int | None, counter: TokenCounter
+    ) -> tuple[tuple[Message, ...], int] | None:
+        """Return the messages from a `seq` on and before another one, and their tokens; None if there are too many."""
         start, end = _index(self.messages, begin), _index(self.messages, before)
         if most is not None and end - start > most:
-            return end - start, 0
+            return None
         sums = self.derived.get("sums")
         if not isinstance(sums, _TokenSums) or sums.counter != counter or sums.first is not self.messages[0]:
             sums = self.derived["sums"] = _TokenSums(counter, self.messages[0])
-        return end - start, sums.between(self.messages, start, end)
+        return self.messages[start:end], sums.between(self.messages, start, end)
 
     def with_older(self, older: Sequence[Message], first_seq: int) -> SessionRows:
         """Return the rows with earlier ones, which were read newest first."""
@@ -166,6 +168,11 @@ class SessionCache:
 
 
 def _index(messages: Sequence[Message], seq: int) -> int:
+    """Return the index of the first message from a `seq` on, which is mostly at one of the ends."""
+    if not messages or seq <= (messages[0].seq or 0):
+        return 0
+    if seq >= (last := messages[-1].seq or 0):
+        return len(messages) - (seq == last)
     return bisect_left(messages, seq, key=lambda message: message.seq or 0)
 
 

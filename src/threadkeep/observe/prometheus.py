@@ -337,4 +337,4 @@ class _Series[M: MetricWrapperBase]:
         if not values:
             return self._metric
         known = zip(values, self._allowed, strict=True)
-        return self._metric.labels(*(value if value in allowed else _OTHER for value, allowed in known))
+        return self._metric.labels(*[value if value in allowed else _OTHER for value, allowed in known])

@@ -244,15 +244,15 @@ def retention_of(text: str | None) -> Retention | None:
 
 def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict[str, object]:
     """Return the parameters of `reserve` for messages of one session."""
-    first_user = next((m.content for m in messages if m.role == "user" and m.content), None)
-    newest_user = max((place for place, m in enumerate(messages, start=1) if m.role == "user"), default=0)
+    asked = [place for place, message in enumerate(messages, start=1) if message.role == "user"]
+    first_user = next(filter(None, [messages[place - 1].content for place in asked]), None)
     return {
         "session_id": turn.session_id,
         "user_id": turn.user_id,
         "title": None if first_user is None else shorten(first_user, TITLE_CHARACTERS),
         "last_message": shorten(messages[-1].content, LAST_MESSAGE_CHARACTERS) or None if messages else None,
         "added": len(messages),
-        "newest_user": newest_user,
+        "newest_user": asked[-1] if asked else 0,
         "now": now,
     }
 
@@ -272,7 +272,7 @@ def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
     Raises:
         InvalidMessage: there are none, or one of them cannot be stored.
     """
-    ready = prepare(turn.messages, count=count, stored_at=lambda _: now)
+    ready = prepare(turn.messages, count=count, stored_at=now)
     if turn.told or turn.told_at is not None:
         told_at = now if turn.told_at is None else time_text(turn.told_at)
         for message, columns in zip(ready.messages, ready.columns, strict=True):
@@ -280,8 +280,8 @@ def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
     return ready
 
 
-def prepare(messages: Sequence[Message], *, count: Counter, stored_at: Callable[[Message], str]) -> Prepared:
-    """Return the messages of a turn, ready to be stored.
+def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Callable[[Message], str]) -> Prepared:
+    """Return the messages of a turn, ready to be stored; `stored_at` is their time, or returns that of each.
 
     Raises:
         InvalidMessage: there are none, or one of them cannot be stored.
@@ -296,7 +296,8 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: Callable[
         if message is not with_id:
             cleaned.append(str(message.id))
         kept.append(message)
-    columns = [message_parameters(message, count=count, now=stored_at(message)) for message in kept]
+    times = [stored_at if isinstance(stored_at, str) else stored_at(message) for message in kept]
+    columns = [message_parameters(one, count=count, now=now) for one, now in zip(kept, times, strict=True)]
     return Prepared(kept, columns, tuple(cleaned))
 
 

@@ -116,7 +116,7 @@ def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str
     told = all(manifest.get(name) == value for name, value in columns.items())
     if not isinstance(entries, list) or _PACKED in manifest or not told:
         return dict(manifest)
-    if any(not isinstance(one, Mapping) or _EACH in one for one in entries):
+    if [one for one in entries if not isinstance(one, dict) or _EACH in one]:
         return dict(manifest)
     mappings = cast("list[Mapping[str, Json]]", entries)
     short = {name: value for name, value in manifest.items() if name not in columns and name != "entries"}
@@ -145,7 +145,7 @@ def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = No
 
     def shorter(entry: Json) -> Json:
         place = _place(entry)
-        if place is None or not isinstance(entry, Mapping) or (ids is not None and ids.get(place) != entry["id"]):
+        if place is None or not isinstance(entry, dict) or (ids is not None and ids.get(place) != entry["id"]):
             return entry
         return {**entry, "id": _AT_ITS_PLACE}
 
@@ -177,7 +177,7 @@ def _each_entry(manifest: Mapping[str, Json], change: Callable[[Json], Json]) ->
 
 
 def _place(entry: Json) -> int | None:
-    if not isinstance(entry, Mapping) or entry.get("source") != "transcript":
+    if not isinstance(entry, dict) or entry.get("source") != "transcript":
         return None
     seq, known = entry.get("seq"), entry.get("id")
     return seq if type(seq) is int and (type(known) is str or known is _AT_ITS_PLACE) else None

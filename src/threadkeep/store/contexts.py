@@ -96,7 +96,7 @@ def state_of(rows: Sequence[Row]) -> ContextState:
     if not rows:
         return ContextState()
     anchor_seq, *borders = rows[0][:5]
-    return ContextState(anchor_seq, tuple(summary_of(row[5:]) for row in rows if row[5] is not None), *borders)
+    return ContextState(anchor_seq, tuple([summary_of(row[5:]) for row in rows if row[5] is not None]), *borders)
 
 
 class TokenFactors(ClockedTables, sql=("token_factors.sql",)):

@@ -141,10 +141,10 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         used = {"session_id": session_id, "now": time_text(now), "worn": time_text(now - _RENEWAL)}
         return [
             (self._sql["insert_manifest"], row),
-            *(
+            *[
                 (self._sql["use_worn_text"], {**used, "digest": digest, "body": body.encode("utf-8", "surrogatepass")})
                 for digest, body in sorted(entry.texts.items())
-            ),
+            ],
             *([self._dropping(session_id, [entry])] if entry.texts else []),
         ]
 

@@ -112,19 +112,15 @@ class SqliteDriver:
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
         """Lend a connection inside a write transaction; the lock and its timeout are the file's, except for 0."""
-        async with self._holding():
-            connection = await self._writing_connection()
-            async with AsyncOnFailure(lambda: self._roll_back(connection)):
-                await _begin(connection, for_ever=lock_timeout_seconds == 0)
-                yield connection
-                await connection.fetch("COMMIT", {})
+        async with _Writing(self) as connection:
+            await _begin(connection, for_ever=lock_timeout_seconds == 0)
+            yield connection
+            await connection.fetch("COMMIT", {})
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one write transaction, in one call to the connection's thread; return all rows."""
-        async with self._holding():
-            connection = await self._writing_connection()
-            async with AsyncOnFailure(lambda: self._roll_back(connection)):
-                return await connection.run(Batch(statements, [], whole=True, wait_seconds=seconds_left()))
+        async with _Writing(self) as connection:
+            return await connection.run(Batch(statements, [], whole=True, wait_seconds=seconds_left()))
 
     async def append(
         self,
@@ -136,29 +132,40 @@ class SqliteDriver:
         after: Sequence[Statement] = (),
     ) -> Appended:
         """Store a group of new turns, in one call to the writing connection's thread."""
-        async with self._holding():
-            connection = await self._writing_connection()
+        async with _Writing(self) as connection:
             group = Group(self._sql, sessions, messages, {}, [], seconds_left(), graph_turns, before, after)
-            async with AsyncOnFailure(lambda: self._roll_back(connection)):
-                with translated():
-                    await connection.raw.execute("", group)
+            with translated():
+                await connection.raw.execute("", group)
         return Appended(group.counted, group.rows[: len(before)], group.rows[len(before) :])
 
-    @asynccontextmanager
-    async def _holding(self) -> AsyncIterator[None]:
-        """Hold the only writing connection, for which the writers of this process wait in turn."""
+    async def take_writer(self) -> SqliteConnection:
+        """Return the only writing connection, for which the writers of this process wait in turn."""
+        await self._lock_writer()
+        if self._writer is not None:
+            return self._writer
+        with OnFailure(self._write_lock.release):
+            return await self._writing_connection()
+
+    async def give_writer(self, connection: SqliteConnection, *, failed: bool) -> None:
+        """Take the writing connection back; roll its transaction back if its user `failed`."""
         try:
-            async with asyncio.timeout(seconds_left()):
+            if failed:
+                await self._roll_back(connection)
+        finally:
+            self._write_lock.release()
+
+    async def _lock_writer(self) -> None:
+        if (seconds := seconds_left()) is None:
+            await self._write_lock.acquire()
+            return
+        try:
+            async with asyncio.timeout(seconds):
                 await self._write_lock.acquire()
         except TimeoutError:
             raise StoreUnavailable(
                 "The SQLite database does not take this call in time: others of this process wait for the file's lock. "
                 "Another process holds it for too long; see `threadkeep doctor` for who uses the file."
             ) from None
-        try:
-            yield
-        finally:
-            self._write_lock.release()
 
     async def close(self) -> None:
         """Close every connection."""
@@ -226,6 +233,22 @@ class _Reading:
         """Give it back."""
         stop = kind is not None and issubclass(kind, asyncio.CancelledError)
         await self._driver.give_reader(self._connection, stop=stop)
+
+
+class _Writing:
+    """The writing connection of a driver for the length of a block; as `_Reading`, it is no generator."""
+
+    def __init__(self, driver: SqliteDriver) -> None:
+        self._driver = driver
+
+    async def __aenter__(self) -> SqliteConnection:
+        """Return the connection."""
+        self._connection = await self._driver.take_writer()
+        return self._connection
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Give it back."""
+        await self._driver.give_writer(self._connection, failed=kind is not None)
 
 
 @asynccontextmanager

@@ -137,14 +137,19 @@ class Group(NamedTuple):
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
         """Store the group in a transaction; the caller rolls back if this raises."""
         begin(connection, self.wait_seconds)
-        self._execute(connection, self.before)
+        self.rows.extend([connection.execute(sql, parameters).fetchall() for sql, parameters in self.before])
         pruned: set[str] = set()
         for session in self.sessions:
             for session_id, last_seq, deleted_seq in connection.execute(self.sql["reserve"], session).fetchall():
                 self.counted[session_id] = last_seq
                 if deleted_seq:
                     pruned.add(session_id)
-        connection.executemany(self.sql["insert_message"], self._numbered())
+        numbered = [
+            {**message, "seq": last_seq - int(str(message["behind"]))}
+            for message in self.messages
+            if (last_seq := self.counted.get(str(message["session_id"]))) is not None
+        ]
+        connection.executemany(self.sql["insert_message"], numbered)
         if pruned:
             known = [message for message in self.messages if message["session_id"] in pruned]
             connection.executemany(self.sql["refuse_deleted_id"], known)
@@ -155,17 +160,8 @@ class Group(NamedTuple):
             connection.executemany(self.sql["refuse_unanswered"], answers)
         if self.graph_turns:
             connection.executemany(self.sql["add_graph_turn"], self._placed())
-        self._execute(connection, self.after)
+        self.rows.extend([connection.execute(sql, parameters).fetchall() for sql, parameters in self.after])
         return connection.execute("COMMIT")
-
-    def _execute(self, connection: sqlite3.Connection, statements: Sequence[Statement]) -> None:
-        for sql, parameters in statements:
-            self.rows.append(connection.execute(sql, parameters).fetchall())
-
-    def _numbered(self) -> Iterator[Parameters]:
-        for message in self.messages:
-            if (last_seq := self.counted.get(str(message["session_id"]))) is not None:
-                yield {**message, "seq": last_seq - int(str(message["behind"]))}
 
     def _placed(self) -> Iterator[Parameters]:
         for turn in self.graph_turns:
@@ -199,7 +195,11 @@ class OpenFile(NamedTuple):
         Raises:
             DatabaseFileReplaced: it names no file, or another one.
         """
-        if OpenFile.of(self.path) != self:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            raise DatabaseFileReplaced(self.path) from None
+        if (found.st_dev, found.st_ino) != (self.device, self.inode):
             raise DatabaseFileReplaced(self.path)
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
@@ -209,6 +209,9 @@ class OpenFile(NamedTuple):
         return connection.execute("SELECT 1 WHERE FALSE")
 
 
+_CALLS = (Group, Batch, Begin, OpenFile)
+
+
 class BatchingConnection:
     """The connection in aiosqlite's thread; a group is one call, because every call costs a thread switch."""
 
@@ -216,9 +219,9 @@ class BatchingConnection:
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Execute a statement, or a group of them."""
-        if isinstance(parameters, Group | Batch | Begin | OpenFile):
+        if isinstance(parameters, _CALLS):
             return parameters.store(cast("sqlite3.Connection", self))
-        return cast("sqlite3.Cursor", super().execute(sql, parameters))  # type: ignore[misc]
+        return super().execute(sql, parameters)  # type: ignore[misc,no-any-return]
 
 
 class ThreadConnection(BatchingConnection, sqlite3.Connection):
@@ -257,6 +260,8 @@ class translated:  # noqa: N801 - used like a function, as those of contextlib
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Raise our error for SQLite's."""
+        if error is None:
+            return
         if isinstance(error, sqlite_errors()):
             raise _translation(error) from error
         # aiosqlite's messages for a connection whose thread has ended; other code raises ValueError too.

@@ -203,7 +203,7 @@ class TableTranscripts:
         """Supersede messages in one transaction; do nothing if the session does not exist."""
         now = time_text(self._clock())
         given = () if superseding.by is None else (superseding.by,)
-        new = prepare(given, count=self._count, stored_at=lambda _: now) if given else None
+        new = prepare(given, count=self._count, stored_at=now) if given else None
         async with self._driver.writing() as connection:
             return await self._superseding.supersede(connection, superseding, new, now=now)
 

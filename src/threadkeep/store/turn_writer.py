@@ -165,7 +165,7 @@ def receipt_of(prepared: PreparedTurn, first_seq: int, count: int) -> Receipt:
         first_seq=first_seq,
         last_seq=first_seq + count - 1,
         cleaned=prepared.cleaned,
-        ids=tuple(str(message.id) for message in prepared.messages),
+        ids=tuple([str(message.id) for message in prepared.messages]),
     )
 
 
