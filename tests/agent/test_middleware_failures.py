@@ -33,6 +33,7 @@ from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory
 from threadkeep.agent.provider_messages import NO_ANSWER
+from threadkeep.agent.root_runs import RootRun
 from threadkeep.observe import ModelFailed
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -239,6 +240,19 @@ async def test_runs_that_end_leave_nothing_behind(small_memory: Memory) -> None:
     with pytest.raises(WrongUser):
         await agent.ainvoke(input_of("hi"), config_of("telegram:2", user_id="bob"))
     assert middleware.open_runs == 0
+
+
+async def test_the_turn_of_an_ended_run_is_not_remembered(small_memory: Memory) -> None:
+    """Its messages and its context are free when its root run has ended."""
+
+    def remembered() -> int:
+        gc.collect()
+        return sum(isinstance(one, RootRun) for one in gc.get_objects())
+
+    agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(small_memory)])
+    before = remembered()
+    assert [await ask(agent, "1?"), await ask(agent, "2?")] == ["one", "two"]
+    assert remembered() == before
 
 
 async def test_an_agent_for_each_request_is_not_held(small_memory: Memory) -> None:

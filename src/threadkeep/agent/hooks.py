@@ -148,7 +148,7 @@ class TurnHooks:
         if not isinstance(error, Exception):
             await self._interrupt(part, said)
             return
-        self._release(part)
+        self._order.release(part.session.session_id, part.root)
         step.turn.contexts.keep()
         if not isinstance(error, GraphBubbleUp):
             part.model_failed = True
@@ -184,7 +184,7 @@ class TurnHooks:
             # An interrupt, or the end of the run; a retry continues without its turn in the session.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
-            self._release(part)
+            self._order.release(part.session.session_id, part.root)
             return
         said = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
         await self._begun(part, call.messages)
@@ -195,7 +195,7 @@ class TurnHooks:
         try:
             await self._open.end(part, said, "interrupted")
         finally:
-            self._release(part)
+            self._order.release(part.session.session_id, part.root)
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
         """Store the final answer; if another process was first, its answer replaces this one in the state."""
@@ -215,7 +215,7 @@ class TurnHooks:
             failed = part.model_failed or is_limit_notice(answer, part.said_ids)
             winner = await self._open.end(part, answer, "failed" if failed else "complete")
         finally:
-            self._release(part)
+            self._order.release(part.session.session_id, part.root)
         if winner is None or winner.id == answer.id:
             return None
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
@@ -230,7 +230,7 @@ class TurnHooks:
 
     def _undo_begin(self, part: Participation) -> None:
         self._open.forget(part)
-        self._release(part)
+        self._order.release(part.session.session_id, part.root)
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
         """Settle a run that failed or was cut off, and let the next turn of the session begin.
@@ -242,7 +242,7 @@ class TurnHooks:
         # The owner of a run settles its cancelled turns: the run may continue in another process.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
-            self._release(part)
+            self._order.release(part.session.session_id, part.root)
             return None
         return self._settle_from_any_loop(part, error)
 
@@ -258,7 +258,7 @@ class TurnHooks:
             else:
                 await self._open.cut_off(part)
         finally:
-            self._release(part)
+            self._order.release(part.session.session_id, part.root)
 
     def _part(self, call: AgentCall) -> Participation:
         """Return the part of an agent in the turn.
@@ -289,19 +289,11 @@ class TurnHooks:
             if not root.begun and parent is None and in_tool(call.config):
                 self.memory.observers.notify(TurnBegunInTool(session_id=session.session_id))
             part.enter(call.messages)
-            if part.silent:
-                self._notify_outside(part)
+            if part.silent and not root.outside_notified:
+                root.outside_notified = True
+                self.memory.observers.notify(AgentOutsideTurn(session_id=session.session_id))
         self._open.enter(part)
         return part
-
-    def _release(self, part: Participation) -> None:
-        self._order.release(part.session.session_id, part.root)
-
-    def _notify_outside(self, part: Participation) -> None:
-        """Notify observers once in a run of an agent that the program asked something else."""
-        if not part.root.outside_notified:
-            part.root.outside_notified = True
-            self.memory.observers.notify(AgentOutsideTurn(session_id=part.session.session_id))
 
     def _notify_model_failure(self, turn: OpenTurn, error: Exception) -> None:
         self.memory.observers.notify(

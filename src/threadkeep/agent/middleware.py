@@ -25,6 +25,9 @@ from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.memory.sync_memory import SyncMemory
 
+type _CallModel = Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+type _RunTool = Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
+
 
 class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     """Middleware that gives an agent the memory of its session.
@@ -106,6 +109,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         """The number of runs of this process that have begun and not ended, at most a thousand."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
+    # A node, because other middleware may refuse the question before a model call, and it is stored as failed then.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Wait for the earlier turns of the session, then begin the turn of the run."""
         call = AgentCall(get_config(), runtime, state["messages"])
@@ -121,18 +125,12 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     # This and `awrap_tool_call` are no coroutine functions: for those LangSmith switches to a thread before and after
     # each call, also while tracing is off.
     def awrap_model_call(
-        self,
-        request: ModelRequest[Any],
-        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
+        self, request: ModelRequest[Any], handler: _CallModel
     ) -> Coroutine[Any, Any, ModelResponse[Any]]:
         """Call the model with the context of the session; a repeated question gets its stored answer."""
         return self._call_model(request, handler)
 
-    async def _call_model(
-        self,
-        request: ModelRequest[Any],
-        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
-    ) -> ModelResponse[Any]:
+    async def _call_model(self, request: ModelRequest[Any], handler: _CallModel) -> ModelResponse[Any]:
         call = AgentCall(get_config(), request.runtime, request.messages)
         step = await self._hooks.call(TurnHooks.begin_model_call, call, request)
         if step is None:
@@ -173,18 +171,12 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         return response
 
     def awrap_tool_call(
-        self,
-        request: ToolCallRequest,
-        handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]],
+        self, request: ToolCallRequest, handler: _RunTool
     ) -> Coroutine[Any, Any, ToolMessage | Command[Any]]:
         """Run a tool; agents that it calls take no part in the turn."""
         return self._run_tool(request, handler)
 
-    async def _run_tool(
-        self,
-        request: ToolCallRequest,
-        handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]],
-    ) -> ToolMessage | Command[Any]:
+    async def _run_tool(self, request: ToolCallRequest, handler: _RunTool) -> ToolMessage | Command[Any]:
         call = AgentCall(get_config(), get_runtime(), request.state["messages"])
         step = await self._hooks.call(TurnHooks.begin_tool_call, call, request)
         if step is None:
@@ -216,6 +208,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         self._wait_for(call, lambda hooks: hooks.end_tool_call(step))
         return result
 
+    # A node, because other middleware may change the answer after a model call, and only nodes change the state.
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the final answer; if another process was first, its answer replaces this one in the state."""
         call = AgentCall(get_config(), runtime, state["messages"])

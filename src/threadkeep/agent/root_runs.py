@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 from uuid import UUID
@@ -19,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
+from threadkeep.agent.callbacks import root_callbacks
 from threadkeep.agent.conversion import id_of, text_of
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.turn_options import CallPlace
@@ -245,9 +247,10 @@ def own_session(memory: Memory, session: Session, author: str | None) -> Session
 
 
 def root_run(memory: Memory, control: object, session_id: str, place: CallPlace | None = None) -> RootRun:
-    """Return the turn of a root run in a session, created at the first call; the newest thousand are remembered.
+    """Return the turn of a root run in a session, created at the first call and remembered until the run ends.
 
-    A call of a workflow's node without a transcript gets a new turn each time.
+    Of runs whose end is not reported, such as streams without a reader, the newest thousand are remembered. A call of a
+    workflow's node without a transcript gets a new turn each time.
     """
     if place is not None and not place.transcript:
         return RootRun(control)
@@ -257,9 +260,14 @@ def root_run(memory: Memory, control: object, session_id: str, place: CallPlace 
     if found is None or found.control is not control:
         # `found` keeps the control object alive, so that its id stays unique.
         found = runs[key] = RootRun(control)
+        root_callbacks.at_end(partial(_forget, runs, key))
         if len(runs) > _MOST_ROOT_RUNS:
             runs.popitem(last=False)
     return found
+
+
+def _forget(runs: RootRuns, key: tuple[int, str], *_: object) -> None:
+    runs.pop(key, None)
 
 
 def begun_turn(memory: Memory, control: object, session_id: str) -> RootRun | None:

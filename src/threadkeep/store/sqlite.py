@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -72,7 +72,9 @@ class SqliteDriver:
 
     def reading(self) -> AbstractAsyncContextManager[SqliteConnection]:
         """Lend a connection for reading; if its user is cancelled, its statement is interrupted."""
-        return self._reading_memory() if self._path is None else _Reading(self)
+        if self._path is None:
+            return self._reading_memory()
+        return _Lent(self.take_reader, self.give_reader)
 
     @asynccontextmanager
     async def _reading_memory(self) -> AsyncIterator[SqliteConnection]:
@@ -97,10 +99,10 @@ class SqliteDriver:
             connection = self._readers.pop() if self._readers else await self._connect()
         return connection
 
-    async def give_reader(self, connection: SqliteConnection, *, stop: bool) -> None:
-        """Take a connection back; with `stop` interrupt its statement first."""
+    async def give_reader(self, connection: SqliteConnection, failure: type[BaseException] | None) -> None:
+        """Take a connection back; interrupt its statement first if its user was cancelled."""
         try:
-            if stop:
+            if failure is not None and issubclass(failure, asyncio.CancelledError):
                 await _to_its_end(_stop(connection.raw))
             if self._closed:
                 await connection.raw.close()
@@ -112,14 +114,14 @@ class SqliteDriver:
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
         """Lend a connection inside a write transaction; the lock and its timeout are the file's, except for 0."""
-        async with _Writing(self) as connection:
+        async with _Lent(self.take_writer, self.give_writer) as connection:
             await _begin(connection, for_ever=lock_timeout_seconds == 0)
             yield connection
             await connection.fetch("COMMIT", {})
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one write transaction, in one call to the connection's thread; return all rows."""
-        async with _Writing(self) as connection:
+        async with _Lent(self.take_writer, self.give_writer) as connection:
             return await connection.run(Batch(statements, [], whole=True, wait_seconds=seconds_left()))
 
     async def append(
@@ -132,7 +134,7 @@ class SqliteDriver:
         after: Sequence[Statement] = (),
     ) -> Appended:
         """Store a group of new turns, in one call to the writing connection's thread."""
-        async with _Writing(self) as connection:
+        async with _Lent(self.take_writer, self.give_writer) as connection:
             group = Group(self._sql, sessions, messages, {}, [], seconds_left(), graph_turns, before, after)
             with translated():
                 await connection.raw.execute("", group)
@@ -146,10 +148,10 @@ class SqliteDriver:
         with OnFailure(self._write_lock.release):
             return await self._writing_connection()
 
-    async def give_writer(self, connection: SqliteConnection, *, failed: bool) -> None:
-        """Take the writing connection back; roll its transaction back if its user `failed`."""
+    async def give_writer(self, connection: SqliteConnection, failure: type[BaseException] | None) -> None:
+        """Take the writing connection back; roll its transaction back first if its user failed."""
         try:
-            if failed:
+            if failure is not None:
                 await self._roll_back(connection)
         finally:
             self._write_lock.release()
@@ -218,37 +220,24 @@ class SqliteDriver:
             await raw.execute("", self._file)
 
 
-class _Reading:
+class _Lent:
     """A connection of a driver for the length of a block; a generator would cost a tenth of a short read."""
 
-    def __init__(self, driver: SqliteDriver) -> None:
-        self._driver = driver
+    def __init__(
+        self,
+        take: Callable[[], Awaitable[SqliteConnection]],
+        give: Callable[[SqliteConnection, type[BaseException] | None], Awaitable[None]],
+    ) -> None:
+        self._take, self._give = take, give
 
     async def __aenter__(self) -> SqliteConnection:
         """Return the connection."""
-        self._connection = await self._driver.take_reader()
+        self._connection = await self._take()
         return self._connection
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Give it back."""
-        stop = kind is not None and issubclass(kind, asyncio.CancelledError)
-        await self._driver.give_reader(self._connection, stop=stop)
-
-
-class _Writing:
-    """The writing connection of a driver for the length of a block; as `_Reading`, it is no generator."""
-
-    def __init__(self, driver: SqliteDriver) -> None:
-        self._driver = driver
-
-    async def __aenter__(self) -> SqliteConnection:
-        """Return the connection."""
-        self._connection = await self._driver.take_writer()
-        return self._connection
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Give it back."""
-        await self._driver.give_writer(self._connection, failed=kind is not None)
+        await self._give(self._connection, kind)
 
 
 @asynccontextmanager
