@@ -77,6 +77,14 @@ class Eraser:
         """Return the number of groups in Graphiti that are of the person or the sessions."""
         return (await self._rows.counts(wanted))["chat_graph_groups"]
 
+    async def groups_without_session(self) -> list[str]:
+        """Return the ids of the sessions that were deleted and have a group in Graphiti."""
+        return await self._rows.groups_without_session()
+
+    async def forget_group(self, session_id: str) -> None:
+        """Delete the row of a session's group in Graphiti, which is gone there."""
+        await self._rows.forget_group(session_id)
+
     async def facts(self, wanted: Erasable) -> list[str]:
         """Return the ids of facts in scopes of others that rest on the person's sessions and runs."""
         return await self._rows.facts(wanted)

@@ -102,14 +102,19 @@ class Memory(history.Memory):
         return await self.eraser.verify(receipt)
 
     async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:
-        """Delete the groups of a person and of the person's sessions from Graphiti; return what remains there."""
+        """Delete the groups of a person and of the person's sessions from Graphiti; return what remains there.
+
+        Those of sessions that were deleted before go too: nobody knows whose they were.
+        """
         remains: list[str] = []
         purged = 0
-        if not self.graphiti.is_on and (groups := await self.eraser.groups(wanted)):
+        deleted = set(await self.eraser.groups_without_session()) if wanted.ids else set()
+        if not self.graphiti.is_on and (groups := await self.eraser.groups(wanted) + len(deleted)):
             remains.append(f"Graphiti: {groups} groups, which this process does not reach: erase again where it is on")
         scopes = [Scope("user", id_) for id_ in wanted.ids]
         scopes += [Scope("session", session_id) for session_id in await self.eraser.sessions(wanted)]
-        for scope in scopes if self.graphiti.is_on else ():
+        scopes += [Scope("session", session_id) for session_id in sorted(deleted)]
+        for scope in dict.fromkeys(scopes) if self.graphiti.is_on else ():
             try:
                 found = await self.graphiti.purge(scope, all_ids=False)
             except GraphitiError as error:
@@ -120,6 +125,8 @@ class Memory(history.Memory):
                 purged += not found.remains
                 if found.remains:
                     remains.append(f"Graphiti: {found.remains} in a group of a {scope.kind}")
+                elif scope.kind == "session" and scope.owner in deleted:
+                    await self.eraser.forget_group(scope.owner)
         return ErasedStore(_GROUPS, purged + len(remains), len(remains)), remains
 
     @classmethod

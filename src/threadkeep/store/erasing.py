@@ -200,6 +200,15 @@ class TableErasing:
             await connection.execute_many(self._sql["delete_group_of_session"], rows)
             await connection.execute(self._sql["retract_lost_facts"], {})
 
+    async def groups_without_session(self) -> list[str]:
+        """Return the ids of the sessions that were deleted and have a group in Graphiti."""
+        return [str(row[0]) for row in await self._driver.fetch(self._sql["groups_without_session"], {})]
+
+    async def forget_group(self, session_id: str) -> None:
+        """Delete the row of a session's group in Graphiti."""
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["delete_group_of_session"], {"session_id": session_id})
+
     async def episodes_elsewhere(self, wanted: Erasable) -> int:
         """Return the number of episodes that stay in groups of Graphiti that others use too, such as a workspace's."""
         async with self._driver.reading() as connection:

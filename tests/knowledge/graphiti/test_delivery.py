@@ -78,6 +78,22 @@ async def test_an_erase_where_graphiti_is_off_is_not_complete(
     assert not any("erase again" in one for one in (await allowed.erase(user_id="ann")).not_reached)
 
 
+async def test_the_groups_of_sessions_that_were_deleted_before_are_erased(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Nobody knows whose they were, so they go with the next person."""
+    graphiti.backend = "neo4j"
+    await talk(allowed, 2)
+    await deliver(allowed, clock)
+    await allowed.session("room:1").delete()
+    assert contents(graphiti) != []
+    receipt = await allowed.erase(user_id="ann")
+    assert contents(graphiti) == []
+    assert receipt.complete
+    await allowed.erase(user_id="ann")
+    assert [request.path for request in graphiti.requests].count(f"/group/{SESSION}") == 1
+
+
 async def test_a_message_says_who_said_what_and_when(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:

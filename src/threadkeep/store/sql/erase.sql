@@ -273,6 +273,13 @@ DELETE FROM chat_graph_groups WHERE group_key = 'user:' || :id
 -- name: delete_group_of_session
 DELETE FROM chat_graph_groups WHERE group_key = 'session:' || :session_id
 
+-- name: groups_without_session
+-- The session ids of groups whose session was deleted before.
+SELECT substr(g.group_key, 9) FROM chat_graph_groups g
+WHERE g.scope = 'session' AND NOT EXISTS (
+    SELECT 1 FROM chat_sessions s WHERE s.session_id = substr(g.group_key, 9)
+)
+
 -- name: delete_facts
 DELETE FROM chat_facts WHERE scope = 'user' AND owner = :id
 
