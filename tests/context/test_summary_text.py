@@ -32,6 +32,12 @@ def test_a_repeated_fact_is_held_once() -> None:
     assert merged_facts(texts) == ("Bob is 50.", "ann is 40")
 
 
+def test_facts_that_differ_in_a_mark_are_two() -> None:
+    """A decimal point, a sign, or a vowel that is written as a mark make another fact."""
+    facts = ("Ann takes 1.5 mg.", "Ann takes 15 mg.", "The limit is -5.", "The limit is 5.", "कमल दिन", "कमल दीन")
+    assert merged_facts([SummaryText("", facts)]) == facts
+
+
 def test_facts_and_prose_share_what_there_is() -> None:
     """The newest facts are whole; the prose is cut to the rest."""
     text = SummaryText("word " * 100, ("old fact one", "new fact two")).within(200, 25, len)

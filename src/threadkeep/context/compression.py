@@ -323,7 +323,7 @@ def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
     """Return the facts of texts, oldest first; of a repeated fact, the last occurrence counts."""
     found: dict[str, str] = {}
     for fact in (fact for text in texts for fact in text.facts):
-        key = "".join(filter(str.isalnum, fact)).casefold()
+        key = " ".join(fact.casefold().split()).rstrip(" .!。！")
         found.pop(key, None)
         found[key] = fact
     return tuple(found.values())
