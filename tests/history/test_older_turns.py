@@ -269,6 +269,16 @@ async def test_an_edit_costs_no_new_index(memory: Memory) -> None:
     assert "the code of the vault!" not in await found(memory)
 
 
+async def test_what_a_person_took_back_in_a_chat_is_not_quoted(memory: Memory) -> None:
+    """The message stays in the transcript, with a note after it; also when it was indexed before."""
+    session = memory.session(ROOM)
+    await session.append([Message("user", "the code of the vault is 4711", "m1"), Message("user", "the vault is big")])
+    assert "the code of the vault is 4711" in await found(memory)
+    note = Message("system", "The person took a message back.", "recall:m1", metadata={"recalled": "m1"})
+    await session.append([note])
+    assert await found(memory) == ["the vault is big"]
+
+
 async def test_erased_words_leave_the_indexes_of_other_processes(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:

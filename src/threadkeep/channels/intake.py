@@ -34,7 +34,7 @@ from threadkeep.errors import (
 )
 from threadkeep.memory import Memory
 from threadkeep.observe import ChannelTrouble, UpdateOutcome, UpdateReason, UpdateReceived
-from threadkeep.records import Message
+from threadkeep.records import TAKEN_BACK, Message
 from threadkeep.records.runs import DELETE, RESET, Run
 from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest, Submitted
@@ -319,7 +319,7 @@ class Intake:
             role="system",
             content="The person took a message back.",
             id=f"recall:{recalled.message_id}",
-            metadata={"recalled": recalled.message_id},
+            metadata={TAKEN_BACK: recalled.message_id},
         )
         await session.append([note])
 

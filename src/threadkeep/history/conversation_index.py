@@ -21,7 +21,7 @@ from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.context.recall.embedding import Embedder, dot_products, unit_vector
 from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.observe import EmbeddingsSkipped, ExtraNotFound, Observer
-from threadkeep.records import SPEAKERS, Message, SessionInfo, Summary
+from threadkeep.records import SPEAKERS, TAKEN_BACK, Message, SessionInfo, Summary
 from threadkeep.store.contexts import EmbeddingRows
 from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
@@ -84,7 +84,8 @@ class ConversationIndex:
     `first` and `read` are the first and the last indexed `seq` of each session; `embedded` has the sessions with
     vectors that were read, for each model. Archived messages are not indexed; the `summaries` of them are, at the place
     of the last one. `newest` is an index of the newest messages alone, until the others are indexed;
-    `has_newest` is set when it has them. `superseded` are indexed turns that were superseded since.
+    `has_newest` is set when it has them. `superseded` are indexed turns that were superseded since,
+    `taken_back` the ids of messages of which a note says that their person took them back in a chat.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -93,6 +94,7 @@ class ConversationIndex:
     first: dict[str, int] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
     superseded: set[str] = field(default_factory=set)
+    taken_back: set[str] = field(default_factory=set)
     summaries: dict[str, Summary] = field(default_factory=dict)
     vectors: dict[str, Vectors] = field(default_factory=dict)
     embedded: set[tuple[str, str]] = field(default_factory=set)
@@ -169,6 +171,8 @@ class ConversationIndex:
             if seq <= self.read.get(session_id, 0):
                 continue
             self.read[session_id] = seq
+            if message.role == "system" and (taken_back := message.metadata.get(TAKEN_BACK)):
+                self.taken_back.add(str(taken_back))
             if message.role in SPEAKERS and message.content:
                 self._add(session_id, seq, message)
                 await self._pause(len(message.content))

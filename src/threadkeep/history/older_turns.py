@@ -143,7 +143,7 @@ class OlderTurns:
             group_cost=_DAY_TOKENS,
         )
         terms = index.words.weights_of(search.query)
-        found = await self._read([entry.id for entry in chosen], index.summaries)
+        found = await self._read([entry.id for entry in chosen], index)
         for number, turn in enumerate(found):
             if (part := _part_of(turn.message, terms)) is not None:
                 found[number] = replace(turn, part=part)
@@ -251,8 +251,9 @@ class OlderTurns:
             if not task.cancelled():
                 task.result()
 
-    async def _read(self, turn_ids: Sequence[str], summaries: Mapping[str, Summary]) -> list[FoundTurn]:
+    async def _read(self, turn_ids: Sequence[str], index: ConversationIndex) -> list[FoundTurn]:
         """Return the messages that exist and are active, and the summaries, in the same order."""
+        summaries = index.summaries
         found = {position_of(one): _summary_turn(summaries[one]) for one in turn_ids if one in summaries}
         every = [position_of(one) for one in turn_ids]
         positions = [position for position in every if position not in found]
@@ -260,7 +261,7 @@ class OlderTurns:
             seqs = [seq for key, seq in positions if key == session_id]
             with contextlib.suppress(SessionDamaged):
                 for message in await self._transcripts.at(session_id, seqs):
-                    if message.superseded_at is None:
+                    if message.superseded_at is None and message.id not in index.taken_back:
                         found[session_id, message.seq or 0] = FoundTurn(session_id, message)
         return [found[position] for position in every if position in found]
 

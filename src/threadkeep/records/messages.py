@@ -23,6 +23,9 @@ STATUSES: tuple[str, ...] = get_args(Status.__value__)
 SPEAKERS: tuple[Role, ...] = ("user", "assistant")
 """The roles that take part in the conversation; `system` rows are notes in the transcript."""
 
+TAKEN_BACK = "recalled"
+"""The key in the metadata of a note for the id of the message that its person took back in a chat."""
+
 MAX_ID_CHARACTERS = 512
 _TIMES = ("sent_at", "created_at", "superseded_at")
 
