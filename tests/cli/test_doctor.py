@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
+import sys
 from collections import namedtuple
 from contextlib import closing
 from pathlib import Path
@@ -361,3 +364,23 @@ def test_the_model_of_summaries_is_looked_at(cli: CommandLine) -> None:
     outcome = cli("doctor", "--json")
     assert (outcome.exit_code, _finding(outcome, "summary model")["level"]) == (1, "fail")
     assert "THREADKEEP_SUMMARY_MODEL" in _finding(outcome, "summary model")["detail"]
+
+
+def test_a_read_only_mount_is_found(cli: CommandLine) -> None:
+    """Nothing can be written, and an erase says so; what is there can be read and copied."""
+    cli("migrate")
+    folder = cli.folder
+    mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    command = f"{mount}; $0 -m threadkeep doctor --json; $0 -m threadkeep erase user ann --yes"
+    environment = {**os.environ, "THREADKEEP_DATABASE_URL": cli.url}
+    ended = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command, sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert "its mount is read-only" in ended.stdout
+    assert "database is away, full or read-only" in ended.stderr

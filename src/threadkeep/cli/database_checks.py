@@ -32,6 +32,7 @@ from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.opening import open_database
 from threadkeep.store.partitions import PartitionState, partition_state
+from threadkeep.store.private_files import is_read_only
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.rows import RunRecords
 from threadkeep.store.search import MUCH_UNINDEXED
@@ -133,7 +134,7 @@ def _durability(address: DatabaseAddress, condition: Condition) -> Finding:
         return Finding("durability", "ok", "A power cut loses no acknowledged turn.")
     journal, synchronous = engine.get("journal_mode", ""), engine.get("synchronous", "")
     detail = f"Journal {journal}, synchronous {synchronous}"
-    if address.path is not None and journal != "wal":
+    if address.path is not None and journal != "wal" and not is_read_only(address.path):
         cure = "Move the file to a local disk: WAL is not for network file systems."
         return Finding("durability", "warn", f"{detail}: readers and writers wait for each other.", cure)
     if synchronous == "normal":
@@ -146,6 +147,9 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
     if condition.engine.get("transaction_read_only") == "on":
         cure = "Name the primary server in THREADKEEP_DATABASE_URL."
         return [Finding("writing", "fail", "The server takes no writes here.", cure)]
+    if address.path is not None and is_read_only(address.path):
+        cure = "Make it writable for this user, or use a copy: `threadkeep backup FILE` makes one."
+        return [Finding("writing", "fail", "The file, its folder or its mount is read-only.", cure)]
     try:
         await can_write(driver)
     except StoreError as error:

@@ -340,7 +340,9 @@ class Eraser:
     async def _digest(self) -> Callable[[str], str]:
         digest = await self._memory.text_digests.digest()
         if digest is None:
-            raise StoreUnavailable("The database does not answer in time, so no receipt can be signed; try again.")
+            raise StoreUnavailable(
+                "No receipt can be signed: the database is away, full or read-only; see `threadkeep doctor`."
+            )
         return digest
 
 
