@@ -91,6 +91,19 @@ def test_an_agent_finds_what_was_said_in_earlier_sessions() -> None:
     asyncio.run(run())
 
 
+async def test_the_message_with_most_words_is_found_among_many_with_one(memory: Memory) -> None:
+    """Also if many newer messages, of this app and of another, contain one word each."""
+    service, app, user = MemoryService(memory), new_app(), f"ann-{uuid.uuid4()}"
+    both = said("user", "The zebra sleeps in a hammock.", id="both")
+    many = [said("user", f"A {word}, {n}.", id=f"{word}{n}") for n in range(60) for word in ("zebra", "hammock")]
+    await service.add_events_to_memory(app_name=app, user_id=user, events=[both, *many])
+    others = [said("user", "zebra hammock", id=f"other{n}") for n in range(100)]
+    await service.add_events_to_memory(app_name=new_app(), user_id=user, events=others)
+    found = (await service.search_memory(app_name=app, user_id=user, query="zebra or hammock?")).memories
+    assert found[0].id == "both"
+    assert len(found) == 20
+
+
 @pytest.fixture
 async def memory() -> AsyncIterator[Memory]:
     """A memory on the database of the test."""
@@ -218,7 +231,9 @@ async def test_of_two_writers_of_one_revision_the_second_is_refused(memory: Memo
         await service.append_event(type(first).model_validate(first.model_dump()), said("user", "Too late."))
 
 
-async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(memory: Memory) -> None:
+async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Oldest activity first, of a user or of all; the newest events, and those from a time on."""
     service, app = SessionService(memory), new_app()
     for user, name in (("ann", "x"), ("ann", "y"), ("bob", "z")):
@@ -237,6 +252,19 @@ async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(memo
     for odd in ("not:adk", "not_zz"):  # other sessions whose names begin so
         await memory.session(f"adk:{keys.escape_key(app)}:bob:{odd}", user_id="bob").append([Message("user", "hi")])
     assert [one.id for one in (await service.list_sessions(app_name=app, user_id="bob")).sessions] == ["z"]
+    pages: list[str] = []
+    page_of = memory.sessions_page
+
+    async def noted(query: Any) -> Any:
+        found = await page_of(query)
+        pages.extend(info.session_id for info in found[0])
+        return found
+
+    monkeypatch.setattr(memory, "sessions_page", noted)
+    await memory.session(f"other-{app}", user_id="bob").append([Message("user", "hi")])
+    await service.create_session(app_name=new_app(), user_id="bob", session_id="z")
+    await service.list_sessions(app_name=app, user_id="bob")
+    assert len(pages) == 3  # the session, and two that begin so: others do not leave the database
     for most, count in ((0, 0), (3, 3), (9, 5)):
         got = await read(service, app, name="x", num_recent_events=most)
         assert [one.timestamp for one in got.events] == [later + n for n in range(1, 6)][5 - count :]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import cast
@@ -36,6 +35,7 @@ from threadkeep.store.driver import Joined, Statement
 _NAME = "google-adk"
 _REVISION = "adk:"
 _MOST_HITS = 20
+_MOST_OF_WORD = 500
 _MOST_WORDS = 12
 _WORD = re.compile(r"\w+")
 _STALE = (
@@ -93,11 +93,14 @@ class SessionService(BaseSessionService):
         return session
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
-        """Return the sessions of an app, or of one of its users, oldest activity first; every session is read."""
+        """Return the sessions of an app, or of one of its users, oldest activity first.
+
+        The database selects them; the state of each is the sum of its events, which are read.
+        """
         prefix = f"adk:{keys.escape_key(app_name)}:" if user_id is None else _prefix(app_name, user_id)
         sessions: list[Session] = []
         shared: dict[str, dict[str, object]] = {}
-        names = [info.session_id async for info in self._memory.sessions(user_id)]
+        names = [info.session_id async for info in self._memory.sessions(user_id, prefix)]
         for owner, session_id in (named for name in names if name.startswith(prefix) and (named := _named(name))):
             session = await self._read(app_name, owner, session_id)
             if session is not None:
@@ -247,17 +250,21 @@ class MemoryService(BaseMemoryService):
             await self._memory.session(key, user_id=user_id).append(messages)
 
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
-        """Return what the user's earlier sessions of the app have said: messages with most words of a query first."""
+        """Return what the user's earlier sessions of the app have said: 20 messages, most words of a query first.
+
+        Among equals a rare word counts more. Of a word that more than 500 messages contain, the best 500 are compared.
+        """
         prefix = _prefix(app_name, user_id)
         found: dict[tuple[str, int | None], SearchHit] = {}
-        words_in: Counter[tuple[str, int | None]] = Counter()
-        for words in dict.fromkeys(_WORD.findall(query)[:_MOST_WORDS]):
-            for hit in await self._memory.search(words, user_id=user_id, limit=_MOST_HITS):
+        words_in: dict[tuple[str, int | None], float] = {}
+        for word in dict.fromkeys(_WORD.findall(query)[:_MOST_WORDS]):
+            hits = await self._memory.search(word, user_id=user_id, limit=_MOST_OF_WORD)
+            for hit in hits:
                 if hit.session_id.startswith(prefix):
                     place = (hit.session_id, hit.message.seq)
                     found.setdefault(place, hit)
-                    words_in[place] += 1
-        best = [found[place].message for place, _ in words_in.most_common(_MOST_HITS)]
+                    words_in[place] = words_in.get(place, 0.0) + 1 + 1 / (_MOST_WORDS * len(hits))
+        best = [found[place].message for place in sorted(words_in, key=words_in.__getitem__, reverse=True)[:_MOST_HITS]]
         return SearchMemoryResponse(memories=[_entry(message) for message in best])
 
 
