@@ -235,7 +235,10 @@ _CURES = (
     ("readonly", "The file or its folder is read-only for this user; change its permissions."),
     (
         "unable to open",
-        "It cannot be opened; check that the path is no folder itself, that its folder exists, and the permissions.",
+        (
+            "It cannot be opened; check that the path is no folder itself, that its folder exists, and permissions. "
+            "With a -wal file beside it on a read-only mount, copy both to a folder that can be written."
+        ),
     ),
     ("disk i/o", "The disk failed to read or write; check the disk and the free space."),
     ("malformed", "The file is damaged; restore it from a backup."),
