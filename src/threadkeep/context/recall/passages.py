@@ -14,7 +14,6 @@ from threadkeep.context.recall.words import terms_of, words_of
 _PIECES = re.compile(r"[^\n]{1,400}?(?:[.!?。！？]+(?=\s)|[。！？]|$)|\n|[^\n]{1,400}", re.MULTILINE)
 _READ_CHARACTERS = 60_000
 _MOST_PIECES = 3_000
-_ROUNDING = 1e-9
 
 
 class Passage(NamedTuple):
@@ -46,7 +45,7 @@ def passage_of(text: str, terms: Mapping[str, float], characters: int) -> Passag
             weight -= sum(terms[term] for term in known[first] if not inside[term])
             first += 1
         # Of equal passages the shortest beginning counts: the answer often follows the words of the question.
-        if weight > best_weight + _ROUNDING:
+        if weight > best_weight + 1e-9:
             best, best_weight = first, weight
     begin = _without_space(text, pieces[best][0]) if pieces else 0
     end = max((b for a, b in pieces if b - begin <= characters), default=0)

@@ -48,7 +48,8 @@ class Postings:
             places, weights = self._terms.get(term) or self._new(term)
             places.append(place)
             weights.append(count * (_SATURATION + 1) / (count + pace))
-            topics.update(COUNTS.get(term, ()))
+            if (of_term := COUNTS.get(term)) is not None:
+                topics.update(of_term)
             rarity += usual - math.log(len(places) + 0.5)
         for topic in sorted(topics):
             self._topics.setdefault(topic, array("I")).append(place)

@@ -179,10 +179,10 @@ def meaningful(text: str, names: Collection[str]) -> str:
 def terms_of(words: list[str]) -> Iterator[str]:
     """Yield the index terms of these words: stems of meaningful words; characters and pairs without spaces."""
     for word in words:
-        if _UNSPACED_FIRST.match(word):
+        if not word.isascii() and _UNSPACED_FIRST.match(word):
             yield from _pairs(word)
         elif word not in STOP_WORDS:
-            yield stem(word.removesuffix("'s").replace("'", ""))
+            yield stem(word.removesuffix("'s").replace("'", "") if "'" in word else word)
 
 
 def _pairs(run: str) -> Iterator[str]:
