@@ -190,7 +190,9 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         if _declared_length(scope) > self._limit:
-            await problem_response(problem_of(self._too_large()), path=scope["path"])(scope, receive, send)
+            refusal = refusal_page(scope, self._too_large())
+            refusal = refusal or problem_response(problem_of(self._too_large()), path=scope["path"])
+            await refusal(scope, receive, send)
             return
         received = 0
 

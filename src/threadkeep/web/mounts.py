@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
 
 from threadkeep.web.console import calls, known, runs, sessions, sign_in, status
 
@@ -40,7 +41,8 @@ OPEN: Final = (sign_in.ADDRESS, *(f"{_FILES}/{name}" for name in ("console.css",
 
 
 def mount_console(service: FastAPI) -> None:
-    """Serve the console's pages and files."""
+    """Serve the console's pages and files, and show browsers a page for an address below it that leads nowhere."""
     service.mount(_FILES, StaticFiles(packages=[("threadkeep.web.console", "static")]))
     for pages in (sessions, calls, runs, known, status, sign_in):
         service.router.routes.extend(pages.router.routes)
+    service.add_exception_handler(HTTPException, sign_in.respond_to_browsers)

@@ -227,7 +227,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def answer_errors_with_problems(service: FastAPI) -> None:
     """Answer every error of the service with its problem document."""
     for kind in (ProblemRaised, RequestValidationError, HTTPException, ThreadkeepError, Exception):
-        service.add_exception_handler(kind, _respond)
+        service.add_exception_handler(kind, respond)
 
 
 def log_failure(what: str, error: Exception) -> None:
@@ -235,7 +235,8 @@ def log_failure(what: str, error: Exception) -> None:
     _logger.error("%s: %s at %s", what, type(error).__name__, _place(error))
 
 
-async def _respond(request: Request, error: Exception) -> JSONResponse:
+async def respond(request: Request, error: Exception) -> JSONResponse:
+    """Respond to an error with its problem document."""
     headers = error.headers if isinstance(error, HTTPException | ProblemRaised) else None
     problem = problem_of(error)
     if problem.status == 500:

@@ -115,8 +115,8 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
             # Names of generated clients: FastAPI's own have the whole path in them.
             route.operation_id = route.operation_id or route.name
     describe(service)
-    mount_console(service)
     answer_errors_with_problems(service)
+    mount_console(service)
     service.state.keys = keys
     service.add_middleware(BodyLimit, limit=settings.body_limit)
     service.add_middleware(

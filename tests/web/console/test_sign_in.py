@@ -68,6 +68,29 @@ async def test_a_key_signs_in_and_out(browser: httpx2.AsyncClient, key: str) -> 
     assert (await browser.get("/")).status_code == 303
 
 
+@pytest.mark.parametrize("address", ["/console/nothing", "/console/files/nothing.css", "/console/sessions/s/nothing"])
+async def test_an_address_without_a_page_is_a_page_of_the_console(browser: httpx2.AsyncClient, address: str) -> None:
+    """With the status 404, and the way back; a program gets the problem document, as do addresses of the API."""
+    await sent(browser, (await opened(browser, "/")).forms[0], key="k-one")
+    page = await opened(browser, address, status=404)
+    assert "There is nothing at this address" in page.words
+    assert "/" in page.links
+    check_problem(await browser.get(address, headers={"accept": "*/*"}), 404, "not-found")
+    check_problem(await browser.get("/api/nothing", headers={"authorization": "Bearer k-one"}), 404, "not-found")
+
+
+async def test_other_refusals_are_pages_too(browser: httpx2.AsyncClient) -> None:
+    """A method that an address does not take, and a form that is too large."""
+    first = await opened(browser, "/")
+    await sent(browser, first.forms[0], key="k-one")
+    refused = await browser.post("/console/runs", content="a=b", headers=FORM)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+    assert "does not take this method" in page_of(refused).words
+    refused = await browser.post("/console/say", content="a=" + "b" * 5_000_000, headers=FORM)
+    assert refused.status_code == 413
+    assert "The body has more than" in page_of(refused).words
+
+
 async def test_the_cookie_is_no_key_for_the_api(browser: httpx2.AsyncClient) -> None:
     """A page of another site that makes a browser call the API gains nothing by it."""
     page = await opened(browser, "/")

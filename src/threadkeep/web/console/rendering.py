@@ -183,7 +183,10 @@ def _query(values: Mapping[str, object]) -> str:
 def error_page(request: Request, error: Exception) -> Response:
     """Return the page of an error."""
     problem = problem_of(error)
-    return page(request, "problem.html", status_code=problem.status, problem=problem)
+    response = page(request, "problem.html", status_code=problem.status, problem=problem)
+    if isinstance(error, HTTPException | ProblemRaised):
+        response.headers.update(error.headers or {})
+    return response
 
 
 def _moment(value: datetime | None) -> str:

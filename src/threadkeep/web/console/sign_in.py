@@ -12,7 +12,7 @@ from threadkeep.web.callers import PUBLIC, RateLimits
 from threadkeep.web.console.forms import COOKIE, Form, as_cookie, is_page, read_fields
 from threadkeep.web.console.rendering import ConsoleRoute, error_page, page, redirect
 from threadkeep.web.keys import KeyRing
-from threadkeep.web.problems import ProblemRaised, make_problem
+from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, respond
 
 ADDRESS: Final = "/console/sign-in"
 _HOME = "/"
@@ -54,16 +54,21 @@ async def sign_out(form: Form) -> Response:
     return response
 
 
-def refusal_page(scope: Scope, refused: ProblemRaised) -> Response | None:
+def refusal_page(scope: Scope, error: Exception) -> Response | None:
     """Return the page for a refused request of a browser; None for a program, which gets the problem document."""
     request = Request(scope)
     if not is_page(request.url.path) or "text/html" not in request.headers.get("accept", ""):
         return None
-    if refused.problem.status == 401:
+    if problem_of(error).status == 401:
         query = f"?{request.url.query}" if request.url.query else ""
         to = f"{request.url.path}{query}" if request.method == "GET" else _HOME
         return redirect(f"{ADDRESS}?next={quote(to, safe='')}")
-    return error_page(request, refused)
+    return error_page(request, error)
+
+
+async def respond_to_browsers(request: Request, error: Exception) -> Response:
+    """Respond to an error outside of the console's routes, such as an address that leads nowhere."""
+    return refusal_page(request.scope, error) or await respond(request, error)
 
 
 def _within(address: str) -> str:
