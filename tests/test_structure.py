@@ -30,7 +30,7 @@ MOST_FILES = 381
 # Answers to the questions of a run in a chat brought 165, threads of LangGraph's API 115.
 # Bounds and repairs of recall, which a review asked for, brought 220.
 # Shorter ways of a turn brought 82: hooks and blocks that are no generators, and checks that nothing is left out.
-MOST_LINES = 80_879
+MOST_LINES = 80_967
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

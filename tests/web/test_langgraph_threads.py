@@ -41,6 +41,47 @@ async def test_the_metadata_of_a_new_thread_is_stored_for_its_user(tmp_path: Pat
     assert [len(texts(one["values"])) for one in states] == [4, 2, 0]
 
 
+async def test_the_metadata_of_a_new_thread_without_a_user_is_stored_by_its_first_run(tmp_path: Path) -> None:
+    """The run's user owns the thread; a thread that is deleted before leaves nothing for a later one of its name."""
+    async with sdk(tmp_path, ScriptedModel(["a", "b"])) as (langgraph, client):
+        for thread_id in ("t1", "t2"):
+            await langgraph.threads.create(thread_id=thread_id, metadata={"page": "/cart"})
+        await langgraph.threads.delete("t2")
+        again = await langgraph.threads.create(thread_id="t1", metadata={"page": "/other"}, if_exists="do_nothing")
+        for thread_id in ("t1", "t2"):
+            config: Any = {"configurable": ANN}
+            await langgraph.runs.wait(thread_id, "chat", input=asks("first"), config=config)
+        found: Any = [await langgraph.threads.get(thread_id) for thread_id in ("t1", "t2")]
+        info = (await client.get("/api/v1/sessions/t1?user_id=ann")).json()
+    assert again["metadata"] == {"page": "/cart"}
+    assert [one["metadata"].get("page") for one in found] == ["/cart", None]
+    assert (info["user_id"], info["metadata"]) == ("ann", {"page": "/cart"})
+
+
+async def test_the_user_in_the_query_is_the_user_of_a_run(tmp_path: Path) -> None:
+    """As in `config.configurable`; two users are refused, and nothing is stored."""
+    async with sdk(tmp_path, ScriptedModel(["a", "b", "c"])) as (langgraph, client):
+        await langgraph.runs.wait("t1", "chat", input=asks("first"), params=ANN)
+        config: Any = {"configurable": ANN}
+        await langgraph.runs.wait("t1", "chat", input=asks("second"), config=config, params=ANN)
+        run = await langgraph.runs.create("t1", "chat", input=asks("third"), params=ANN)
+        await langgraph.runs.join("t1", run["run_id"], params=ANN)
+        with pytest.raises(NotFoundError):
+            await langgraph.runs.get("t1", run["run_id"], params={"user_id": "bob"})
+        with pytest.raises(NotFoundError):
+            await langgraph.runs.create("t1", "chat", input=asks("x"), params={"user_id": "bob"})
+        for path in ("/threads/t2/runs", "/threads/t2/runs/wait", "/threads/t2/runs/stream", "/runs/wait"):
+            body = {"assistant_id": "chat", "input": asks("x"), "config": config}
+            refused = await client.post(path, json=body, params={"user_id": "bob"})
+            assert (refused.status_code, "two users" in refused.text) == (422, True), path
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "chat", "input": asks("x")}}
+        command["params"] |= {"config": config}  # type: ignore[operator]
+        refused = await client.post("/threads/t2/commands", json=command, params={"user_id": "bob"})
+        assert "two users" in refused.json()["message"]
+        infos = (await client.get("/api/v1/sessions")).json()["sessions"]
+    assert [(one["session_id"], one["user_id"], one["message_count"]) for one in infos] == [("t1", "ann", 6)]
+
+
 async def test_a_run_may_want_a_thread_that_exists(tmp_path: Path) -> None:
     """Nothing is stored for one that does not, if the client says so."""
     async with sdk(tmp_path, ScriptedModel(["a", "b"])) as (langgraph, _):

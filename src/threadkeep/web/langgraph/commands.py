@@ -16,13 +16,13 @@ from threadkeep.records.runs import DOUBLE_TEXTING, DoubleTexting
 from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest, Submitted
-from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute
+from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS, Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import ProtocolEvent
 from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
 from threadkeep.web.langgraph.states import Question, find_thread, history_of, question_of, questions, seq_of, state_of
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
-from threadkeep.web.langgraph.threads import ThreadId
+from threadkeep.web.langgraph.threads import ThreadId, Unbegun
 from threadkeep.web.problems import documented, problem_of
 from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, event_content, json_event, with_silences
 
@@ -76,6 +76,20 @@ class Start:
         )
 
 
+def user_of(start: Start, caller: Caller, named: str | None) -> str | None:
+    """Return the user of a run, whom the query or `config.configurable` names.
+
+    Raises:
+        InvalidInput: they name two.
+        ProblemRaised: the caller may not speak for that user.
+    """
+    if named is None or caller.user_id is not None:
+        return caller.user(start.user_id)
+    if start.user_id not in (None, named):
+        raise InvalidInput("The request names two users: send `user_id` in the query or in config.configurable.")
+    return named
+
+
 async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode = "wait") -> Submitted:
     """Start a run in a thread, or one without a thread.
 
@@ -88,6 +102,7 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
     if thread_id is None:
         return await runs.submit(_request(start, None, start.question.message_id), mode=mode)
     session = app.memory.session(thread_id, user_id=start.user_id)
+    await Unbegun(app.memory, session).begin()
     if start.fork is not None:
         forked = await _forked(app, session, start)
         if forked is not None:
@@ -158,12 +173,12 @@ _STREAM: dict[str, Any] = {
 class Commands:
     """The commands of one request."""
 
-    def __init__(self, app: App, events: ThreadEvents, caller: Caller, thread_id: str) -> None:
+    def __init__(self, app: App, events: ThreadEvents, caller: Caller, thread_id: str, user_id: str | None) -> None:
         self._app = app
         self._events = events
         self._caller = caller
         self._thread_id = thread_id
-        self._user_id = caller.user(None)
+        self._user_id = user_id
 
     async def result(self, method: str, params: Mapping[str, Json]) -> dict[str, Any] | None:
         """Carry out a command and return its result; None for a command that is not known here."""
@@ -195,7 +210,7 @@ class Commands:
         return None
 
     async def _start(self, start: Start) -> dict[str, Any]:
-        start = replace(start, user_id=self._caller.user(start.user_id))
+        start = replace(start, user_id=user_of(start, self._caller, self._user_id))
         submitted = await start_run(self._app, self._thread_id, start)
         runs = await self._app.runs.service()
         self._events.follow_run(runs, await runs.run(submitted.run_id))
@@ -223,11 +238,11 @@ class Commands:
 
 @router.post("/commands", summary="Send a command to a thread", responses=_FAILURES, response_model_exclude_none=True)
 async def send_command(
-    thread_id: ThreadId, body: CommandBody, app: AppInUse, caller: CallerInUse, request: Request
+    thread_id: ThreadId, body: CommandBody, app: AppInUse, caller: CallerInUse, request: Request, user_id: UserId = None
 ) -> CommandResponseBody:
     """Start a run, answer its question, or read the state. A command that fails is a 200 with `type: error`."""
     app.memory.session(thread_id)  # validates the id
-    commands = Commands(app, thread_events_of(request.app), caller, thread_id)
+    commands = Commands(app, thread_events_of(request.app), caller, thread_id, user_id)
     try:
         result = await commands.result(body.method, body.params)
     except StoreClosed:
@@ -251,14 +266,14 @@ async def send_command(
     openapi_extra=READS,
 )
 async def stream_events(
-    thread_id: ThreadId, body: EventStreamBody, app: AppInUse, caller: CallerInUse, request: Request
+    thread_id: ThreadId, body: EventStreamBody, app: AppInUse, request: Request, user_id: UserId = None
 ) -> EventStream:
     """Stream the events of the active run and of later runs, in the chosen channels.
 
     A client that reconnects continues after the `seq` in `since`. A thread without a run is 404.
     """
-    await find_thread(app, thread_id, user_id=caller.user(None))
-    events = thread_events_of(request.app).of_thread(thread_id, EventChoice.of(body), user_id=caller.user(None))
+    await find_thread(app, thread_id, user_id=user_id)
+    events = thread_events_of(request.app).of_thread(thread_id, EventChoice.of(body), user_id=user_id)
     # The heartbeat is sent at once, so that the client knows that its request was accepted.
     heartbeats = begin_with(None, with_silences(events, request.app.state.heartbeat_seconds))
     return EventStream(encoded(heartbeats, _encoded, _failed))

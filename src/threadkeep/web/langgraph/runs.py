@@ -19,7 +19,7 @@ from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.intake import Mode
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, RunId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
-from threadkeep.web.langgraph.commands import Start, start_run
+from threadkeep.web.langgraph.commands import Start, start_run, user_of
 from threadkeep.web.langgraph.run_events import INTERRUPTS, RunEvents, encoded_parts, status_of
 from threadkeep.web.langgraph.schemas import RunCreateBody, ThreadRunBody, ThreadRunStatus
 from threadkeep.web.langgraph.states import find_thread, questions, values_of_run
@@ -51,9 +51,10 @@ type StreamModes = Annotated[list[str] | None, Query(description="What to stream
 class ThreadRuns:
     """The runs of a thread, or of no thread, as one request sees and starts them."""
 
-    def __init__(self, app: App, caller: Caller, request: Request, thread_id: str | None) -> None:
+    def __init__(self, app: App, caller: Caller, request: Request, user_id: str | None, thread_id: str | None) -> None:
         self._app = app
         self._caller = caller
+        self._user_id = user_id
         self._service = request.app
         self.thread_id = thread_id
         self.heartbeat_seconds: float = request.app.state.heartbeat_seconds
@@ -67,7 +68,7 @@ class ThreadRuns:
         body.check()
         runs = await self._app.runs.service()
         start = Start.of(body.model_dump(exclude_none=True, by_alias=True))
-        start = replace(start, user_id=self._caller.user(start.user_id))
+        start = replace(start, user_id=user_of(start, self._caller, self._user_id))
         if body.if_not_exists == "reject" and self.thread_id is not None:
             await self._check_exists(start.user_id)
         if body.command is None:
@@ -100,7 +101,7 @@ class ThreadRuns:
         Raises:
             RunNotFound: there is none.
         """
-        run = await (await self._app.runs.service()).run(run_id, user_id=self._caller.user(None))
+        run = await (await self._app.runs.service()).run(run_id, user_id=self._user_id)
         if self.thread_id is not None and run.session_id != self.thread_id:
             raise RunNotFound(run_id)
         return run
@@ -111,7 +112,7 @@ class ThreadRuns:
         Raises:
             RunNotFound: there is none.
         """
-        found = (await find_thread(self._app, str(self.thread_id), user_id=self._caller.user(None))).newest
+        found = (await find_thread(self._app, str(self.thread_id), user_id=self._user_id)).newest
         if found is None:
             raise RunNotFound(str(self.thread_id))
         return found
@@ -143,12 +144,14 @@ class ThreadRuns:
             await runs.result(run_id)
 
 
-def _in_thread(thread_id: ThreadId, app: AppInUse, caller: CallerInUse, request: Request) -> ThreadRuns:
-    return ThreadRuns(app, caller, request, thread_id)
+def _in_thread(
+    thread_id: ThreadId, app: AppInUse, caller: CallerInUse, request: Request, user_id: UserId = None
+) -> ThreadRuns:
+    return ThreadRuns(app, caller, request, user_id, thread_id)
 
 
-def _alone(app: AppInUse, caller: CallerInUse, request: Request) -> ThreadRuns:
-    return ThreadRuns(app, caller, request, None)
+def _alone(app: AppInUse, caller: CallerInUse, request: Request, user_id: UserId = None) -> ThreadRuns:
+    return ThreadRuns(app, caller, request, user_id, None)
 
 
 type RunsInThread = Annotated[ThreadRuns, Depends(_in_thread)]

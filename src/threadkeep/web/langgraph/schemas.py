@@ -88,18 +88,23 @@ class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-1
     thread_id: str | None = Field(None, description="The session; a new id if there is none.")
     metadata: Metadata | None = Field(
         None,
-        description="Stored if the request names its user (`user_id`), else only returned.",
+        description="Stored if the request names its user (`user_id`), else by the first run, within 30 days.",
     )
     supersteps: JsonValue = Field(None, description="Not supported.")
     ttl: JsonValue = Field(None, description="Not supported.")
     if_exists: Literal["raise", "do_nothing"] | None = Field(None, description="For a thread that exists: 409, or it.")
 
-    def check(self) -> None:
+    def check(self, *, in_graph_store: bool) -> None:
         """Reject options that are not supported.
 
         Raises:
             InvalidInput: the message names the field.
         """
+        if self.metadata and in_graph_store:
+            raise InvalidInput(
+                "`metadata` of a new thread is not stored in a graph store; send it after the first run by "
+                "PATCH /threads/{thread_id}."
+            )
         if self.supersteps:
             raise InvalidInput("`supersteps` is not supported; add messages by POST /threads/{thread_id}/state.")
         if self.ttl is not None:
@@ -238,7 +243,8 @@ class RunCreateBody(
     )
     metadata: Metadata | None = Field(None, description="Stored with the message.")
     config: dict[str, JsonValue] | None = Field(
-        None, description="`configurable` may name `user_id`, and `checkpoint_id` to go on from."
+        None,
+        description="`configurable` may name `user_id`, as the query does, and `checkpoint_id` to go on from.",
     )
     context: dict[str, JsonValue] | None = Field(None, description="What is known of the user.")
     checkpoint: dict[str, JsonValue] | None = Field(None, description="The checkpoint to go on from.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import json
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Annotated
+from datetime import timedelta
+from typing import Annotated, cast
 
 from fastapi import APIRouter, Path, Response
 from langchain_core.utils.uuid import uuid7
@@ -14,7 +16,9 @@ from threadkeep.agent.conversion import from_langchain
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
-from threadkeep.records import Json
+from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
+from threadkeep.records import Json, dump_json
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS
@@ -55,6 +59,45 @@ _WRITING = {**_FAILURES, **documented(400, 413)}
 _WORKFLOW_NAMES = ("graph_id", "assistant_id")
 _ACTIVITY = ("updated_at", "state_updated_at")
 _PAGE, _SEARCHED = 200, 1000
+_UNBEGUN, _UNBEGUN_FOR = "langgraph-threads", timedelta(days=30)
+_CREATION_ID = "langgraph:thread"
+
+
+class Unbegun:
+    """The metadata of a thread whose user is not known before its first run."""
+
+    def __init__(self, memory: Memory, session: Session) -> None:
+        self._state = memory.channels.state
+        self._expiry = memory.clock() + _UNBEGUN_FOR
+        self._session = session
+
+    async def metadata(self) -> dict[str, Json] | None:
+        """Return what is kept; None if nothing is."""
+        kept = await self._state.value(_UNBEGUN, self._session.session_id)
+        return None if kept is None else cast("dict[str, Json]", json.loads(kept))
+
+    async def keep(self, metadata: Mapping[str, Json]) -> None:
+        """Keep metadata for the first run."""
+        await self._state.keep(_UNBEGUN, self._session.session_id, dump_json(metadata), expires_at=self._expiry)
+
+    async def begin(self) -> None:
+        """Store the thread for the session's user with the metadata that is kept, if there is any.
+
+        Raises:
+            WrongUser: there is such a session of another user.
+        """
+        kept = await self.metadata()
+        if kept is not None:
+            await self._session.append(
+                [item_message(CREATION, {}, role=None, text="[thread]", message_id=_CREATION_ID)]
+            )
+            info = await self._session.info()
+            await self._session.update(metadata={**kept, **info.metadata})
+            await self.forget(kept)
+
+    async def forget(self, kept: Mapping[str, Json]) -> None:
+        """Delete what is kept."""
+        await self._state.forget(_UNBEGUN, self._session.session_id, dump_json(kept))
 
 
 @router.post("", summary="Create a thread", responses=_WRITING)
@@ -63,26 +106,30 @@ async def create_thread(
 ) -> ThreadBody:
     """Return a new thread, or the existing one.
 
-    It is stored now if it has metadata and the request names its user, else by its first run, whose user owns it.
+    It is stored by its first run, whose user owns it; now if it has metadata and the request names its user. Metadata
+    without a user is kept for the first run.
     """
-    body.check()
+    body.check(in_graph_store=app.memory.in_graph_store)
     thread_id = body.thread_id or str(uuid7())
     session = app.memory.session(thread_id, user_id=user_id)  # validates the id
+    unbegun = Unbegun(app.memory, session)
     try:
-        thread = await find_thread(app, thread_id, user_id=user_id)
+        found, there = thread_body(await find_thread(app, thread_id, user_id=user_id)), True
     except SessionNotFound:
-        if body.metadata and user_id is not None and not app.memory.in_graph_store:
-            await session.append([item_message(CREATION, {}, role=None, text="[thread]")])
-            await session.update(metadata=body.metadata)
-            return thread_body(await find_thread(app, thread_id, user_id=user_id))
-        now = app.memory.clock()
-        return ThreadBody(
-            thread_id=session.session_id, created_at=now, updated_at=now, metadata=body.metadata or {}, status="idle"
+        kept = await unbegun.metadata()
+        if kept is None and body.metadata:
+            await unbegun.keep(body.metadata)
+            if user_id is not None:
+                await unbegun.begin()
+                return thread_body(await find_thread(app, thread_id, user_id=user_id))
+        now, metadata, there = app.memory.clock(), kept or body.metadata or {}, kept is not None
+        found = ThreadBody(
+            thread_id=session.session_id, created_at=now, updated_at=now, metadata=metadata, status="idle"
         )
-    if body.if_exists != "do_nothing":
+    if there and body.if_exists != "do_nothing":
         sentence = "There is such a thread; send if_exists: do_nothing to get it, or another thread_id."
         raise ProblemRaised(make_problem(409, "thread-exists", sentence))
-    return thread_body(thread)
+    return found
 
 
 @router.post("/search", summary="Find threads", responses=_WRITING, openapi_extra=READS)
@@ -128,6 +175,10 @@ async def change_thread(
 @router.delete("/{thread_id}", summary="Delete a thread", status_code=204, responses=_FAILURES)
 async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> None:
     """Delete a session with all its messages, permanently."""
+    unbegun = Unbegun(app.memory, app.memory.session(thread_id, user_id=user_id))
+    kept = await unbegun.metadata()
+    if kept is not None:
+        return await unbegun.forget(kept)
     everything = AllSessions(app.memory)
     if await everything.where(thread_id, user_id=user_id) is None:
         await app.chat.delete(thread_id)
