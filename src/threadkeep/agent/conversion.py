@@ -118,7 +118,7 @@ def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:
 
 def to_langchain(message: Message) -> BaseMessage:
     """Return the LangChain message of a stored message: the full one if it was stored and has the same text."""
-    if (full := _original(message)) is not None:
+    if message.original is not None and (full := _original(message)) is not None:
         return full
     if message.role == "user":
         return HumanMessage(message.content, id=message.id)
@@ -147,7 +147,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[
             f"A message of type {message.type!r} is no part of a conversation; "
             "store user, assistant and system messages."
         )
-    confidence, escalated = opinion_of(message)
+    confidence, escalated = opinion_of(message) if message.response_metadata else (None, False)
     structured = message.additional_kwargs.get(STRUCTURED)
     values = {
         "role": role,
@@ -227,7 +227,9 @@ def is_plain(message: BaseMessage) -> bool:
         return False
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
         return False
-    return not message.name and not message.additional_kwargs and _is_storable(message.content)
+    if message.name or message.additional_kwargs:
+        return False
+    return "\0" not in message.content if message.content.isascii() else _is_storable(message.content)
 
 
 def is_only_text(message: BaseMessage) -> bool:

@@ -135,8 +135,9 @@ class OpenTurn:
         else:
             if EDITS in self.question[-1].response_metadata:
                 await self._edit(question[-1])
-            # Earlier messages belong to no run.
-            earlier = [self._stored(message, "complete").with_fields(run_id=None) for message in changed]
+            # Earlier messages belong to no run. They need ids, because a cancelled caller's write is repeated.
+            ids = [id_of(message) or str(uuid7()) for message in changed]
+            earlier = [self._stored(m, "complete", run_id=None, id=id_) for m, id_ in zip(changed, ids, strict=True)]
             await self._store_question(question, earlier)
         if self._repeated and not self.earlier:
             await self._read_stored()

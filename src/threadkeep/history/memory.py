@@ -271,8 +271,15 @@ class Memory:
     async def finish[**P, T](
         self, work: Callable[P, Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Finish work even if its caller is cancelled; closing the memory waits for it."""
-        return await asyncio.shield(self._begin(work(*arguments, **named)))
+        """Do work that is safe to repeat; if the caller is cancelled, it is done again without the caller.
+
+        Closing the memory waits for it.
+        """
+        try:
+            return await work(*arguments, **named)
+        except asyncio.CancelledError:
+            _ = self._begin(work(*arguments, **named))
+            raise
 
     def _begin[T](self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
