@@ -29,13 +29,13 @@ MOST_FILES = 381
 # and of deliveries to Graphiti brought 100.
 # Answers to the questions of a run in a chat brought 165, threads of LangGraph's API 115.
 # Bounds and repairs of recall, which a review asked for, brought 220.
-# Shorter ways of a turn brought 82: hooks and blocks that are no generators, and checks that nothing is left out.
-MOST_LINES = 80_967
+# Shorter ways of a turn brought 105: hooks and blocks that are no generators, and checks that nothing is left out.
+MOST_LINES = 80_990
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23
-CHAT_FILES, CHAT_FUNCTIONS = 93, 550
-AGENT_FILES, AGENT_FUNCTIONS = 53, 350
+CHAT_FILES, CHAT_FUNCTIONS = 93, 540
+AGENT_FILES, AGENT_FUNCTIONS = 52, 345
 
 
 # In one process the modules are parsed once.

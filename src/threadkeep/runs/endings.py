@@ -28,7 +28,7 @@ from threadkeep.store.runs import Runs
 from threadkeep.store.runs.runs import RunEnding
 from threadkeep.workflows.nodes import RecordQuestionNode
 from threadkeep.workflows.nodes.base import Step
-from threadkeep.workflows.turn_ends import question_recorder, reset_commands
+from threadkeep.workflows.turn_ends import reset_commands
 
 _AT_ONCE = 200
 
@@ -147,7 +147,7 @@ class TurnEndings:
         with contextlib.suppress(VersionGone):
             workflow = await self._workflows.of(run)
             nodes = tuple(workflow.nodes.values())
-            recorder = question_recorder(nodes)
+            recorder = workflow.recorder
             if recorder is not None and run.session_id is not None:
                 keep = recorder.refuse if recorder.waits else recorder.store
                 await keep(step, messages, metadata)

@@ -41,7 +41,7 @@ from threadkeep.workflows.nodes.speaking import SpeakingNode, said
 from threadkeep.workflows.registry import result_of
 from threadkeep.workflows.resources import Resources
 from threadkeep.workflows.state import answer_of
-from threadkeep.workflows.turn_ends import LateQuestion, question_recorder
+from threadkeep.workflows.turn_ends import LateQuestion
 
 _MOST_LATE = 3
 
@@ -355,7 +355,7 @@ class RunExecution:
     def _question(self) -> list[BaseCallbackHandler]:
         """Return the handler that stores the question behind middleware, if it waits for that."""
         run, resources = self._run, self._dependencies.resources
-        recorder = question_recorder(self._workflow.nodes.values())
+        recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:
             return []
         step, asked = Step("", context_of(run, resources), None), begin_state(run).get("messages") or ()

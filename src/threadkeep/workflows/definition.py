@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -18,10 +19,17 @@ from langgraph.types import Checkpointer
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.errors import InvalidWorkflow
 from threadkeep.records import Json
-from threadkeep.workflows.nodes import AgentNode, ModelNode, Node, SubworkflowNode
+from threadkeep.workflows.nodes import AgentNode, ModelNode, Node, RecordQuestionNode, SubworkflowNode
 from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.resources import Resources, RunContext, RunOptions
-from threadkeep.workflows.turn_ends import Graph, nodes_in, sees_question, stores_question, with_turn_ends
+from threadkeep.workflows.turn_ends import (
+    Graph,
+    nodes_in,
+    question_recorder,
+    sees_question,
+    stores_question,
+    with_turn_ends,
+)
 from threadkeep.workflows.yaml_source import YamlSource
 
 type WorkflowSource = Literal["yaml", "python", "built-in"]
@@ -50,10 +58,15 @@ class Workflow:
     origin: str | None = None
     places: YamlSource | None = field(default=None, repr=False)
 
-    @property
+    @cached_property
     def nodes(self) -> dict[str, Node]:
         """The nodes of Threadkeep's kinds, by name; a graph in Python may have others."""
         return nodes_in(self.builder)
+
+    @cached_property
+    def recorder(self) -> RecordQuestionNode | None:
+        """A node that stores the question as its nodes would; None if they do not store it."""
+        return question_recorder(self.nodes.values())
 
     @property
     def children(self) -> tuple[str, ...]:
