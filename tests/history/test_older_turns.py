@@ -279,10 +279,11 @@ async def test_what_a_person_took_back_in_a_chat_is_not_quoted(memory: Memory) -
     assert await found(memory) == ["the vault is big"]
 
 
+@pytest.mark.parametrize("taken_back", [False, True])
 async def test_erased_words_leave_the_indexes_of_other_processes(
-    shared_url: str, memory_options: MemoryOptions
+    shared_url: str, memory_options: MemoryOptions, taken_back: bool
 ) -> None:
-    """An index that has them is made again at the next look."""
+    """An index that has them is made again at the next look; also if they were left out of it before."""
     async with (
         open_memory(shared_url, options=memory_options) as here,
         open_memory(shared_url, options=memory_options) as elsewhere,
@@ -291,6 +292,10 @@ async def test_erased_words_leave_the_indexes_of_other_processes(
         await group.append([Message("user", "my vault has the code 4711", author="ann"), Message("assistant", "I see")])
         assert await found(elsewhere, "the code of the vault", "group:1")
         index = elsewhere.older_turns.index("session", "group:1")
+        if taken_back:
+            await group.take_back(2)
+            assert not await found(elsewhere, "the code of the vault", "group:1")
+            assert elsewhere.older_turns.index("session", "group:1") is index
         await here.erase(user_id="ann")
         assert not await found(elsewhere, "the code of the vault", "group:1")
         assert elsewhere.older_turns.index("session", "group:1") is not index

@@ -140,12 +140,11 @@ class ConversationIndex:
             if info is None or info.revision == mark.revision:
                 continue
             ranges = await transcripts.superseded(session_id, after=self.first.get(session_id, 1) - 1)
-            known = self.tokens.keys() - self.superseded
             seqs = [seq for first, last in ranges for seq in range(first, last + 1)]
-            new = [seq for seq in seqs if id_at(session_id, seq) in known]
-            if self.summaries or not all(message.content for message in await transcripts.at(session_id, new)):
+            gone = [seq for seq in seqs if id_at(session_id, seq) in self.tokens]
+            if self.summaries or not all(message.content for message in await transcripts.at(session_id, gone)):
                 return False
-            self.superseded.update(id_at(session_id, seq) for seq in new)
+            self.superseded.update(id_at(session_id, seq) for seq in gone)
             self._marks[session_id] = replace(mark, revision=info.revision)
         return True
 

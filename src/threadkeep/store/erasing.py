@@ -140,6 +140,8 @@ class TableErasing:
             if marked:
                 # Refresh before the texts are emptied: the title is compared with them.
                 await self._superseding.refresh(connection, session_id, marked)
+            else:
+                await connection.execute(self._sql["note_change"], {"session_id": session_id})
             rows = [{"session_id": session_id, "seq": seq, "marker": ERASED} for seq in seqs]
             await connection.execute_many(self._sql["empty_message"], rows)
             noted = {"marker": erase_marker(session_id), "now": time_text(self._clock())}

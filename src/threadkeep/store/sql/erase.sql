@@ -131,6 +131,10 @@ ORDER BY m.session_id, m.seq
 UPDATE chat_messages SET superseded_at = :now
 WHERE session_id = :session_id AND seq = :seq AND superseded_at IS NULL
 
+-- name: note_change
+-- The messages were superseded before. Other processes have an index with their words.
+UPDATE chat_sessions SET revision = revision + 1 WHERE session_id = :session_id
+
 -- name: note_erase
 -- Calls that are in flight in the session store none of their texts.
 INSERT INTO chat_channel_state (scope, name, value) VALUES ('emptied', :marker, :now)
