@@ -218,10 +218,8 @@ class OlderTurns:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_NEWEST_SECONDS):
                     await index.has_newest.wait()
-        most = 0
-        if key not in self._tasks:
-            most = _MOST_OF_USER
-        elif index.newest is not None:
+        most = 0 if key in self._tasks else _MOST_OF_USER
+        if not most and index.newest is not None:
             index = index.newest
             most = _NEWEST[0] if index.read else 0
         # Its task may have begun before the newest message was stored.
