@@ -30,7 +30,8 @@ MOST_FILES = 381
 # Answers to the questions of a run in a chat brought 165, threads of LangGraph's API 115.
 # Bounds and repairs of recall, which a review asked for, brought 220.
 # Shorter ways of a turn brought 105: hooks and blocks that are no generators, and checks that nothing is left out.
-MOST_LINES = 80_990
+# Blocking verbs that the reference promised, and estimated usage in the form of OpenAI, brought 11.
+MOST_LINES = 81_001
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

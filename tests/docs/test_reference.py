@@ -61,6 +61,14 @@ def subclasses[T](kind: type[T]) -> Iterable[type[T]]:
         yield from subclasses(below)
 
 
+@pytest.mark.parametrize("name", ["Memory", "SyncMemory", "Session", "Window", "KeyResolution", "Message"])
+def test_no_method_is_described_that_is_not_there(name: str) -> None:
+    """In the tables of its section the names before a bracket are those of its methods."""
+    first_cells = re.findall(r"^\|([^|]+)\|", section(PYTHON, name), re.MULTILINE)
+    named = {word for cell in first_cells for word in re.findall(r"`(?:\w+\.)?(\w+)\(", cell)}
+    assert named <= set(dir(getattr(threadkeep, name)))
+
+
 @pytest.mark.parametrize("name", [name for name in threadkeep.__all__ if name not in ERROR_NAMES])
 def test_every_public_name_has_a_section(name: str) -> None:
     """With its signature as it is, and the names of its fields."""

@@ -267,21 +267,16 @@ INTERNAL = {
         "empty_messages",
         "keep_index",
         "has_graph_store",
-        "overwrite_graph_store",
-        "check_database",
         "open",
     },
     "Session": {
-        "answers_to",
         "begin_joined",
         "record_joined",
         "belong_to",
         "check_owner",
-        "deliver",
-        "question",
         "recall",
-        "superseded",
         "tell",
+        "timeout",
     },
     "Pending": {"adopt", "start", "record", "record_joined", "ensure_kept", "tell", "delete", "discard", "close"},
     "Manifests": {"purge", "keep_writing", "close"},
@@ -303,12 +298,27 @@ def test_every_asynchronous_verb_has_a_blocking_one(sync_memory: SyncMemory) -> 
         for verb, method in inspect.getmembers(type(wrapper.asynchronous), inspect.isroutine):
             if verb.startswith("_") or verb in INTERNAL.get(name, ()):
                 continue
-            if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            iterates = "AsyncIterator" in str(getattr(method, "__annotations__", {}).get("return"))
+            if iterates or inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
                 own = getattr(wrapper, verb)
                 assert own.__doc__
                 assert own.__name__ == verb
                 parameters = list(inspect.signature(method).parameters.values())[1:]
                 assert list(inspect.signature(own).parameters.values()) == parameters, f"{name}.{verb}"
+
+
+def test_what_there_is_of_a_person_is_exported_without_await(sync_memory: SyncMemory) -> None:
+    """Line by line, and as an archive; the session tells its question and what superseded messages there are."""
+    session = sync_memory.session("room", user_id="ann")
+    session.append(turn("one"))
+    assert session.question().content == "one"
+    assert session.superseded() == []
+    session.take_back()
+    assert session.superseded() == [(2, 2)]
+    assert session.deliver()
+    assert any('"one"' in line for line in sync_memory.export(user_id="ann"))
+    assert b"".join(sync_memory.export_archive(user_id="ann")).startswith(b"PK")
+    sync_memory.check_database()
 
 
 def test_notebooks_show_sessions_and_windows(sync_memory: SyncMemory) -> None:

@@ -177,9 +177,12 @@ async def test_usage_says_whether_it_is_an_estimate(
         else:
             answer = await say(client, "hi there", session_id="s1")
         run = (await client.get(f"/api/v1/runs/{answer['run_id']}")).json()
+        asked = {"model": "chat", "messages": [{"role": "user", "content": "hi there"}], "stream": stream}
+        completion = await client.post("/v1/chat/completions", json=asked | {"stream_options": {"include_usage": True}})
     counted = count_tokens("hi there"), count_tokens("ok")
     numbers = {"input_tokens": 812, "output_tokens": 12}
     if not reported:
         numbers = {"input_tokens": counted[0], "output_tokens": counted[1], "estimated": True}
     assert answer["usage"] == numbers
+    assert ('"estimated"' in completion.text) is not reported
     assert {name: value for name, value in run["usage"].items() if name not in ("models", "cost")} == numbers

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, JsonValue
 from threadkeep.errors import InvalidInput
 from threadkeep.records.json_values import example
 from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted, ChatUsage
+from threadkeep.runs.views import ESTIMATED
 from threadkeep.web.api.chat import answer_of
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import PUBLIC, CallerInUse
@@ -91,6 +92,7 @@ class CompletionUsage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    estimated: bool = ESTIMATED
 
 
 class Completion(BaseModel):
@@ -231,4 +233,6 @@ def _as_header(session_id: str) -> str:
 
 def _usage(usage: ChatUsage | Usage) -> CompletionUsage:
     taken, given = usage.input_tokens, usage.output_tokens
-    return CompletionUsage(prompt_tokens=taken, completion_tokens=given, total_tokens=taken + given)
+    return CompletionUsage(
+        prompt_tokens=taken, completion_tokens=given, total_tokens=taken + given, estimated=usage.estimated
+    )
