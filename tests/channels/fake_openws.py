@@ -49,6 +49,10 @@ class FakeGateway:
         """Refuse the next answers with these codes."""
         self._control("refuse", codes=codes)
 
+    def is_connected(self) -> bool:
+        """Whether there is a connection."""
+        return bool(self._control("connected"))
+
     def drop(self) -> None:
         """Break the connection."""
         self._control("drop")
@@ -115,7 +119,11 @@ def _talk(state: _State, socket: ServerConnection) -> None:
                 while state.current is socket and state.waiting:
                     socket.send(json.dumps(state.waiting.pop(0)))
     except ConnectionClosed:
-        return
+        pass
+    finally:
+        with state.lock:
+            if state.current is socket:
+                state.current = None
 
 
 def _subscribe(state: _State, socket: ServerConnection, frame: Values) -> int:
@@ -179,6 +187,9 @@ class _Control(BaseHTTPRequestHandler):
         if self.known.current is not None:
             self.known.current.socket.shutdown(SHUT_RDWR)
             self.known.current = None
+
+    def _connected(self, _: Values) -> bool:
+        return self.known.current is not None
 
     def _subscriptions(self, _: Values) -> list[int]:
         return self.known.subscriptions

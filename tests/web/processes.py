@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,14 +22,14 @@ from threadkeep.web.service import serve
 class ServiceProcess:
     """A service that runs somewhere else, in an environment and a folder of its own."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], work: Callable[..., None] | None = None) -> None:
         folder.mkdir(exist_ok=True)
         self._output = folder / "stdout"
         self._log = folder / "stderr"
         for file in (self._output, self._log):
             file.touch()
         own = {"PATH": os.environ["PATH"], "HOME": str(folder), "THREADKEEP_PORT": "0", **environment}
-        self.child: Child[None] = Child(_serve, folder, own)
+        self.child: Child[None] = Child(work or serve_in, folder, own)
 
     @property
     def written(self) -> str:
@@ -52,10 +52,13 @@ class ServiceProcess:
 
 @asynccontextmanager
 async def running(
-    folder: Path, environment: Mapping[str, str]
+    folder: Path, environment: Mapping[str, str], work: Callable[..., None] | None = None
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, ServiceProcess]]:
-    """A process that listens, and a client of it; it is killed at the end if it still runs."""
-    service = ServiceProcess(folder, environment)
+    """A process that listens, and a client of it; it is killed at the end if it still runs.
+
+    With `work` the process does that, which calls `serve_in` in the end.
+    """
+    service = ServiceProcess(folder, environment, work)
     try:
         await until(lambda: service.address is not None)
         address = str(service.address)
@@ -65,7 +68,7 @@ async def running(
         service.child.kill()
 
 
-def _serve(folder: Path, environment: Mapping[str, str]) -> None:
+def serve_in(folder: Path, environment: Mapping[str, str]) -> None:
     """What the process does: as `threadkeep serve`, whose own start is tested beside the other commands."""
     os.environ.clear()
     os.environ.update(environment)

@@ -1,0 +1,134 @@
+"""Two services with the long connection of an AI bot behind one database; the connected one is killed."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.channels.fake_openws import SECRET, FakeGateway, faking_gateway
+from tests.channels.platforms import aibot_message
+from tests.web.processes import ServiceProcess, running, serve_in
+from tests.web.provider import providing
+from tests.web.services import until
+from threadkeep import Memory, MemoryOptions, open_memory
+from threadkeep.channels import wecom_connection
+from threadkeep.records.runs import RunQuery
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@dataclass
+class Fleet:
+    """Services of one bot, the gateway, and what people have written."""
+
+    folder: Path
+    environment: Mapping[str, str]
+    gateway: FakeGateway
+    memory: Memory
+    stack: AsyncExitStack
+    services: list[ServiceProcess] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Start one more service."""
+        folder = self.folder / f"service-{len(self.services)}"
+        _, service = await self.stack.enter_async_context(running(folder, self.environment, _serve_quickly))
+        self.services.append(service)
+
+    async def kill(self, place: int) -> None:
+        """Kill a service, which has the connection and has stored every message, at once."""
+        await until(self.all_stored)
+        self.services[place].child.kill()
+        await until(lambda: not self.gateway.is_connected())
+
+    def write(self, *texts: str) -> None:
+        """Write messages, each of a person of its own."""
+        for text in texts:
+            self.told.append(text)
+            self.gateway.push(_message(text, len(self.told)))
+
+    async def all_stored(self) -> bool:
+        """Whether each message has its run; WeCom does not repeat one whose process dies before that."""
+        runs, _ = await self.memory.runs.records.runs(RunQuery(limit=100))
+        return len(runs) == len(self.told)
+
+    async def all_answered(self) -> bool:
+        """Whether nothing is left to answer."""
+        counts = await self.memory.channels.outbox.counts()
+        waits = any(status in ("waiting", "ready") for _, status in counts)
+        return await self.all_stored() and not waits
+
+
+async def test_another_process_connects_when_one_is_killed(shared_url: str, tmp_path: Path) -> None:
+    """Each message is stored and answered once; twice at most where the outbox says that a process died meanwhile."""
+    rest = threading.Event()
+    async with AsyncExitStack() as stack:
+        gateway = stack.enter_context(faking_gateway(tmp_path))
+        provider = stack.enter_context(providing())
+        provider.answer = lambda newest: ["re: ", rest, newest] if newest == "held" else [f"re: {newest}"]
+        environment = _environment(shared_url, tmp_path, gateway) | provider.environment
+        memory = await stack.enter_async_context(open_memory(shared_url, options=MemoryOptions(background=False)))
+        fleet = Fleet(tmp_path, environment, gateway, memory, stack)
+        await fleet.start()
+        await until(gateway.is_connected)
+        await fleet.start()
+        fleet.write("quick")
+        await until(lambda: gateway.texts() == ["re: quick"])
+        fleet.write("held", *(f"many {number}" for number in range(4)))
+        await fleet.kill(0)
+        fleet.write("meanwhile", "last")
+        rest.set()
+        await until(fleet.all_answered)
+        assert gateway.subscriptions() == [0, 0]
+        await _check(fleet)
+    assert SECRET not in "".join(service.written for service in fleet.services)
+
+
+async def _check(fleet: Fleet) -> None:
+    """Check the transcripts, and how often each answer was sent."""
+    runs, _ = await fleet.memory.runs.records.runs(RunQuery(limit=100))
+    assert Counter((run.status, run.error) for run in runs) == {("done", None): len(fleet.told)}
+    entries = {entry.session_id: entry for entry in await fleet.memory.channels.outbox.entries(limit=100)}
+    sent = Counter(fleet.gateway.texts())
+    assert set(sent) == {f"re: {text}" for text in fleet.told}
+    for number, text in enumerate(fleet.told, 1):
+        session_id = f"wecom_aibot:B1:single:U{number}"
+        said = [(message.role, message.content) for message in await fleet.memory.session(session_id).tail(9)]
+        assert said == [("user", text), ("assistant", f"re: {text}")]
+        assert entries[session_id].status == "delivered"
+        assert sent[f"re: {text}"] == 1 or (sent[f"re: {text}"] == 2 and entries[session_id].uncertain)
+
+
+def _message(text: str, number: int) -> dict[str, Any]:
+    body = {**aibot_message(text, number), "from": {"userid": f"U{number}"}}
+    del body["response_url"]
+    return body
+
+
+def _serve_quickly(folder: Path, environment: Mapping[str, str]) -> None:
+    """Serve with short pauses, and a claim of the connection that ends soon after its process."""
+    for name in ("_PING_SECONDS", "_LOOK_SECONDS", "_GROW_SECONDS", "_FIRST_PAUSE_SECONDS"):
+        setattr(wecom_connection, name, 0.1)
+    wecom_connection._CLAIM_SECONDS = 1.5  # noqa: SLF001
+    serve_in(folder, environment)
+
+
+def _environment(url: str, folder: Path, gateway: FakeGateway) -> dict[str, str]:
+    file = folder / "channels.yaml"
+    bot = f"kind: wecom_aibot, name: one, receive: connection, bot_id: B1, secret: {SECRET}"
+    delivery = "{poll_seconds: 0.2, claim_seconds: 2, first_pause_seconds: 0.1}"
+    file.write_text(f"channels:\n  - {{{bot}, connection: '{gateway.address}'}}\ndelivery: {delivery}\n")
+    return {
+        "THREADKEEP_DATABASE_URL": url,
+        "THREADKEEP_CHANNELS": str(file),
+        "THREADKEEP_PENDING_DIR": str(folder / "pending"),
+        "THREADKEEP_RUN_DEAD_SECONDS": "1",
+        "THREADKEEP_RUN_MAX_ATTEMPTS": "100",
+    }
