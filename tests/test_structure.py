@@ -31,7 +31,7 @@ MOST_FILES = 381
 # Bounds and repairs of recall, which a review asked for, brought 220.
 # Shorter ways of a turn brought 105: hooks and blocks that are no generators, and checks that nothing is left out.
 # Blocking verbs that the reference promised, and estimated usage in the form of OpenAI, brought 11.
-MOST_LINES = 81_000
+MOST_LINES = 81_010
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

@@ -19,6 +19,7 @@ from tests.channels.fake_telegram import FakeTelegram
 from tests.channels.platforms import SENT_AT
 from tests.web.services import until
 from threadkeep import Message
+from threadkeep.channels.bots import TEXTS
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.records.runs import RunQuery
 from threadkeep.testing import Gate, ScriptedModel
@@ -348,6 +349,15 @@ graph = StateGraph(MessagesState)
 graph.add_node("ask", lambda state: {"messages": [AIMessage(f"You said {interrupt({'question': 'Ship it?'})}.")]})
 graph.add_edge(START, "ask")
 """
+ASKING_TWICE = """
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+graph = StateGraph(MessagesState)
+for question in ("Which size?", "Which colour?"):
+    graph.add_node(question, lambda state, question=question: {"messages": [("ai", interrupt(question))]})
+    graph.add_edge(START, question)
+"""
 
 
 async def test_the_answer_of_a_run_that_asked_reaches_the_person(
@@ -426,13 +436,31 @@ async def test_a_question_that_a_text_cannot_answer_is_said_to_be_answered_elsew
     """The conversation goes on; the run waits for an operator, whose answer reaches the person."""
     async with asking_bot("sqlite://", tmp_path, telegram, monkeypatch, "{'approve': ['refund']}") as desk:
         await desk.say("Refund it.", 1)
-        assert await desk.answered() == ["This has to be decided outside of this chat. I will write when it is."]
+        assert await desk.answered() == [TEXTS["en"].asked_elsewhere]
         await desk.say("Any news?", 2)
         await desk.answered(2)
         runs = await desk.app.runs.service()
         found, _ = await runs.list(RunQuery(status="waiting"))
         await runs.resume(found[-1].run_id, {"decision": "approve"})
         assert "approve" in (await desk.answered(3))[2]
+
+
+async def test_several_questions_at_once_are_followed_by_what_the_person_can_do(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Go on in the chat, as the next message does, or cancel the run with /new."""
+    (tmp_path / "asking_twice.py").write_text(ASKING_TWICE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given: dict[str, Any] = {"environment": {"workflows": "asking=asking_twice:graph"}, "workflow": "asking"}
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([]), **given) as desk:
+        await desk.say("Order it.", 1)
+        [asked] = await desk.answered()
+        assert set(asked.splitlines()[:2]) == {"Which size?", "Which colour?"}
+        assert "/new to cancel it" in asked.splitlines()[2]
+        await desk.say("/new", 2)
+        await desk.answered(2)
+        found, _ = await (await desk.app.runs.service()).list(RunQuery(workflow="asking"))
+        assert [run.status for run in found] == ["cancelled"]
 
 
 async def test_a_persons_reply_reaches_the_tool_that_asks(

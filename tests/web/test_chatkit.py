@@ -121,6 +121,18 @@ async def test_an_answer_after_an_unknown_message_is_not_found(app: App, client:
     assert await items_of(client, thread_id) == before
 
 
+async def test_a_title_has_the_length_that_the_api_allows(app: App, client: httpx2.AsyncClient) -> None:
+    """A longer one is refused, and the thread keeps its title."""
+    [created, *_] = await ask(client, request_of("threads.create", input=said("q1")))
+    thread_id = created["thread"]["id"]
+    await ask(client, request_of("threads.update", thread_id=thread_id, title="x" * 200))
+    longer = request_of("threads.update", thread_id=thread_id, title="x" * 201)
+    response = await client.post("/chatkit", params={"user_id": "ann"}, json=longer)
+    assert response.status_code == 422
+    assert "200 characters" in response.text
+    assert (await ask(client, request_of("threads.get_by_id", thread_id=thread_id)))["title"] == "x" * 200
+
+
 async def test_a_repeated_request_with_its_key_gets_the_first_answer(app: App, client: httpx2.AsyncClient) -> None:
     """The page has no message ids: a key of the caller makes a request repeatable."""
     request = request_of("threads.create", input=said("My colour is teal."))

@@ -75,7 +75,10 @@ TEXTS: Mapping[Language, Texts] = {
         too_long="That message is too long for me. Please send a shorter one.",
         too_many="You are sending messages too fast. Please wait a minute.",
         later="This takes longer. The answer follows.",
-        asked_elsewhere="This has to be decided outside of this chat. I will write when it is.",
+        asked_elsewhere=(
+            "This has to be decided outside of this chat: I will write when it is, and until then you can go on here, "
+            "or send /new to cancel it."
+        ),
     ),
     "zh": Texts(
         welcome="你好！请直接给我发消息。发送 /help 查看可用的命令。",
@@ -91,7 +94,7 @@ TEXTS: Mapping[Language, Texts] = {
         too_long="这条消息太长了，请发送短一些的内容。",
         too_many="消息发送得太快了，请一分钟后再试。",
         later="处理时间较长，稍后回复。",
-        asked_elsewhere="此事需要在其他地方确认，确认后我会回复你。",
+        asked_elsewhere="此事需要在其他地方确认，确认后我会回复你；在此之前你可以继续聊天，或发送 /new 取消。",
     ),
 }
 """The texts by language."""

@@ -29,6 +29,7 @@ from chatkit.types import (
     ThreadsCreateReq,
     ThreadsRetryAfterItemReq,
     ThreadStreamEvent,
+    ThreadsUpdateReq,
     UserMessageItem,
 )
 from fastapi import Response
@@ -40,6 +41,7 @@ from threadkeep.errors import ThreadkeepError
 from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatToken, ChatTurn
 from threadkeep.web.problems import ProblemRaised, make_problem
+from threadkeep.web.schemas import MAX_TITLE_CHARACTERS
 from threadkeep.web.streams import EventStream, begin_with
 from threadkeep.workflows.built_in import CHAT
 
@@ -101,11 +103,15 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
 
         Raises:
             NotFoundError: nothing was stored.
+            ProblemRaised: a title is too long.
         """
         match _REQUEST.validate_json(request):
             case ThreadsCreateReq() | ThreadsAddUserMessageReq() as message:
                 for attachment_id in message.params.input.attachments:
                     await self._store.load_attachment(attachment_id, context)
+            case ThreadsUpdateReq(params=named) if len(named.title) > MAX_TITLE_CHARACTERS:
+                sentence = f"A title has at most {MAX_TITLE_CHARACTERS} characters; send a shorter one."
+                raise ProblemRaised(make_problem(422, "invalid-request", sentence))
             case ThreadsRetryAfterItemReq(params=after):
                 await self._store.load_item(after.thread_id, after.item_id, context)
         return await super().process(request, context)

@@ -14,6 +14,7 @@ from threadkeep.store.codec import clean_text
 
 MAX_MESSAGE_CHARACTERS = 100_000
 MAX_ID_CHARACTERS = 512
+MAX_TITLE_CHARACTERS = 200
 MAX_METADATA_DEPTH = 32
 
 
@@ -207,7 +208,7 @@ class SessionList(BaseModel):
 class SessionPatch(BaseModel, extra="forbid", json_schema_extra=example(title="Refund of order 17", tags=["refund"])):
     """Changes to a session; an absent or null field keeps its value."""
 
-    title: Annotated[CleanText, Field(max_length=200)] | None = None
+    title: Annotated[CleanText, Field(max_length=MAX_TITLE_CHARACTERS)] | None = None
     tags: Annotated[list[Tag], Field(max_length=50)] | None = Field(None, description="All tags, not only new ones.")
     metadata: Metadata | None = Field(None, description="All metadata, not only what is new.")
     active: bool | None = None
