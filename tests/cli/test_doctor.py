@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -199,6 +200,22 @@ def test_every_database_that_is_configured_is_looked_at(
     (tmp_path / "threadkeep.db.runs").unlink()
     outcome = cli("doctor", "--json")
     assert (outcome.exit_code, _finding(outcome, "graph store database")["level"]) == (0, "ok")
+
+
+@pytest.mark.parametrize(
+    ("kept", "other", "place"), [("tables", "graph_store", "its tables"), ("graph_store", "tables", "a graph store")]
+)
+def test_messages_in_the_other_place_are_found(any_cli: CommandLine, kept: str, other: str, place: str) -> None:
+    """Nobody can read them; with the setting that they were kept with all is well."""
+    any_cli.set(THREADKEEP_TRANSCRIPTS=kept)
+    line = json.dumps({"type": "message", "session_id": "a", "role": "user", "content": "hi"})
+    assert any_cli("sessions", "import", "-", given=line).exit_code == 0
+    assert any_cli("doctor").exit_code == 0
+    any_cli.set(THREADKEEP_TRANSCRIPTS=other)
+    outcome = any_cli("doctor", "--json")
+    assert (outcome.exit_code, _finding(outcome, "transcripts")["level"]) == (1, "fail")
+    assert f"are in {place}: set THREADKEEP_TRANSCRIPTS={kept}" in _finding(outcome, "transcripts")["detail"]
+    assert any_cli("sessions", "show", "a").exit_code != 0
 
 
 def test_a_newer_schema_is_found(cli: CommandLine, tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from threadkeep.cli.problems import Finding
 from threadkeep.cli.terminal import counted, duration, file_size
 from threadkeep.context.tokens import GREATEST_FACTOR, LEAST_FACTOR
-from threadkeep.errors import SchemaTooNew, SessionDamaged, StoreError
+from threadkeep.errors import InvalidSettings, SchemaTooNew, SessionDamaged, StoreError
 from threadkeep.graph_store.items import TableItems
 from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
 from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.history.memory_options import utc_now
 from threadkeep.settings import Settings
 from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.backend import check_location
 from threadkeep.store.condition import (
     Condition,
     Integrity,
@@ -57,6 +58,7 @@ async def check_database(settings: Settings) -> list[Finding]:
             condition = await read_condition(driver)
             seconds = time.perf_counter() - started
             found = [_answer(address, condition, seconds), _schema(condition), _durability(address, condition)]
+            found += await _location(driver, settings, condition)
             found += await _writing(driver, address, condition)
             found += _partitions(await partition_state(driver), settings.partitions)
             found += [*_search(condition), *await _runs(driver, condition)]
@@ -118,6 +120,17 @@ def _schema(condition: Condition) -> Finding:
             "schema", "warn", f"The schema is {found}, this Threadkeep's is {newest}.", "Run: threadkeep migrate"
         )
     return Finding("schema", "ok", f"Up to date at {found}.")
+
+
+async def _location(driver: Driver, settings: Settings, condition: Condition) -> list[Finding]:
+    """Return a finding if the messages are not where the settings look for them, which prevents a start."""
+    try:
+        if condition.schema == condition.newest:
+            await check_location(driver, settings.transcripts)
+    except InvalidSettings as error:
+        cure = f"Set {error.variable} back, or name another database in THREADKEEP_DATABASE_URL."
+        return [Finding("transcripts", "fail", str(error), cure)]
+    return []
 
 
 def _durability(address: DatabaseAddress, condition: Condition) -> Finding:

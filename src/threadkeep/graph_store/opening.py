@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from threadkeep.errors import InvalidSettings, SessionDamaged, StoreUnavailable, WrongUser
+from threadkeep.errors import SessionDamaged, StoreUnavailable, WrongUser
 from threadkeep.graph_store.appending import Appended
 from threadkeep.graph_store.index import SessionIndex
 from threadkeep.graph_store.indexed import IndexedTranscripts, UnavailableRetention
@@ -25,7 +25,7 @@ from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, SearchHit, SessionInfo, dump_json
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored, SummaryArchive
-from threadkeep.store.backend import VARIABLE, BackendDependencies, TranscriptBackend, first_session
+from threadkeep.store.backend import BackendDependencies, TranscriptBackend, check_location
 from threadkeep.store.codec import Counter, Prepared, clean_json, clean_text, identified, marks_of, prepare, time_text
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.transcripts import END, SessionQuery
@@ -277,12 +277,7 @@ async def open_graph_backend(
     Raises:
         InvalidSettings: the transcripts of this database are in its tables.
     """
-    if await first_session(dependencies.driver, "any_kept_here"):
-        raise InvalidSettings(
-            f"The messages of this database's sessions are in its tables: set {VARIABLE}=tables, or export them with "
-            "it and import them into another database.",
-            variable=VARIABLE,
-        )
+    await check_location(dependencies.driver, "graph_store")
     async with AsyncExitStack() as stack:
         items = await stack.enter_async_context(_open_items(dependencies.driver, store, own, options))
         transcripts = IndexedTranscripts(

@@ -10,6 +10,7 @@ from typing import Final
 
 from threadkeep.errors import InvalidSettings, SessionDamaged, StoreError
 from threadkeep.observe import Backend
+from threadkeep.store.address import TranscriptLocation
 from threadkeep.store.archive import Archive, Restoring
 from threadkeep.store.codec import Counter, GraphTurns
 from threadkeep.store.driver import Driver
@@ -21,6 +22,12 @@ from threadkeep.store.transcripts import Transcripts
 
 VARIABLE: Final = "THREADKEEP_TRANSCRIPTS"
 """The setting that selects the location of transcripts."""
+
+_ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]] = {
+    "tables": ("any_indexed", "graph_store", "a graph store"),
+    "graph_store": ("any_kept_here", "tables", "its tables"),
+}
+"""By the place that is wanted: the statement that finds sessions in the other one, its name, and what it is."""
 
 
 class DamageRegister:
@@ -84,12 +91,7 @@ async def open_table_backend(dependencies: BackendDependencies) -> AsyncIterator
     Raises:
         InvalidSettings: the transcripts of this database are in a graph store.
     """
-    if await first_session(dependencies.driver, "any_indexed"):
-        raise InvalidSettings(
-            f"The messages of this database's sessions are in a graph store: set {VARIABLE}=graph_store, or export "
-            "them with it and import them into another database.",
-            variable=VARIABLE,
-        )
+    await check_location(dependencies.driver, "tables")
     transcripts = TableTranscripts(
         dependencies.driver, count=dependencies.count, clock=dependencies.clock, graph_turns=dependencies.graph_turns
     )
@@ -104,7 +106,16 @@ async def open_table_backend(dependencies: BackendDependencies) -> AsyncIterator
         await transcripts.close()
 
 
-async def first_session(driver: Driver, statement: str) -> str | None:
-    """Return the id of a session that a statement of `graph_index.sql` finds; None if there is none."""
-    rows = await driver.fetch(load_statements("graph_index.sql")[statement], {})
-    return rows[0][0] if rows else None
+async def check_location(driver: Driver, wanted: TranscriptLocation) -> None:
+    """Check that the messages of a database's sessions are kept where they are looked for.
+
+    Raises:
+        InvalidSettings: they are kept in the other place.
+    """
+    statement, other, place = _ELSEWHERE[wanted]
+    if await driver.fetch(load_statements("graph_index.sql")[statement], {}):
+        raise InvalidSettings(
+            f"The messages of this database's sessions are in {place}: set {VARIABLE}={other}, or export them with it "
+            "and import them into another database.",
+            variable=VARIABLE,
+        )
