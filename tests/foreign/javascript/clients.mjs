@@ -48,7 +48,8 @@ async function langgraphReact() {
       useEffect(() => {
         const texts = (stream.messages ?? []).map((message) => message.text ?? message.content);
         if (stream.error) reject(stream.error);
-        if (texts.length === 2 && !stream.isLoading) resolve(texts);
+        // It renders the answer empty before it has its words.
+        if (texts.length === 2 && texts[1] && !stream.isLoading) resolve(texts);
       });
       return null;
     }
