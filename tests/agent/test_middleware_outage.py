@@ -71,6 +71,12 @@ async def locked(url: str) -> AsyncIterator[None]:
         connection.execute("ROLLBACK")
 
 
+def rename(path: Path, table: str, name: str) -> None:
+    """Rename a table. In a thread: what the memory still writes needs the event loop to end."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"ALTER TABLE {table} RENAME TO {name}")
+
+
 async def recover(memory: Memory, *, refused: int = 0) -> None:
     """Deliver what waits, as the memory does in its own time; finding the server again takes the pool some."""
     async with asyncio.timeout(HANG_SECONDS):
@@ -274,12 +280,10 @@ async def test_a_memory_that_cannot_be_read_does_not_stop_the_agent(
     async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
         agent = make_agent(ScriptedModel(["hello", "fine"]), [SessionMemory(memory)])
         await ask(agent, "hi")
-        with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection:
-            connection.execute("ALTER TABLE chat_messages RENAME TO elsewhere")
+        await asyncio.to_thread(rename, tmp_path / "threadkeep.db", "chat_messages", "elsewhere")
         assert await ask(agent, "and now?") == "fine"
         assert {event.outcome for event in events.of(ReadFailed)} == {"fallback"}
-        with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection:
-            connection.execute("ALTER TABLE elsewhere RENAME TO chat_messages")
+        await asyncio.to_thread(rename, tmp_path / "threadkeep.db", "elsewhere", "chat_messages")
         await recover(memory)
         assert [text for _, text in await kept(memory)] == ["hi", "hello", "and now?", "fine"]
 

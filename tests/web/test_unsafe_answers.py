@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from tests.web.services import check_problem, client_of, history, opened_app, said, say, settings_for, streamed, until
 from threadkeep.testing import ScriptedModel
 
 
-@contextmanager
-def nothing_is_stored(database: Path, pending: Path) -> Iterator[None]:
+@asynccontextmanager
+async def nothing_is_stored(database: Path, pending: Path) -> AsyncIterator[None]:
     """Hold the lock of a database; a file of another program is where the pending turns would be."""
-    with closing(sqlite3.connect(database, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        shutil.rmtree(pending)
-        pending.touch()
+    with closing(sqlite3.connect(database, isolation_level=None, check_same_thread=False)) as other:
+        # In a thread: what the service still writes needs the event loop to end.
+        await asyncio.to_thread(other.execute, "BEGIN EXCLUSIVE")
+        await asyncio.to_thread(shutil.rmtree, pending)
+        await asyncio.to_thread(pending.touch)
         yield
-        pending.unlink()
+        await asyncio.to_thread(pending.unlink)
         other.execute("ROLLBACK")
 
 
@@ -32,7 +34,7 @@ async def test_nobody_is_told_an_answer_that_could_be_lost(tmp_path: Path) -> No
     async with opened_app(model, settings) as app, client_of(app) as client:
         await say(client, "hi", session_id="room")
         body = {"message": "and now?", "session_id": "room", "message_id": "m2"}
-        with nothing_is_stored(database, pending):
+        async with nothing_is_stored(database, pending):
             for _ in range(2):
                 check_problem(await client.post("/api/v1/chat", json=body), 503, "database-unavailable")
             assert len(model.calls) == 2
@@ -50,7 +52,7 @@ async def test_a_stream_does_not_end_with_an_answer_that_could_be_lost(tmp_path:
     async with opened_app(ScriptedModel(["hello", "only one"]), settings) as app, client_of(app) as client:
         await say(client, "hi", session_id="room")
         body = {"message": "and now?", "session_id": "room", "message_id": "m2"}
-        with nothing_is_stored(database, pending):
+        async with nothing_is_stored(database, pending):
             events = await streamed(client, body)
             assert (events[-1].name, events[-1].data["status"]) == ("error", 503)
         await until(lambda: app.memory.pending.count == 0)
