@@ -178,7 +178,7 @@ class OtherMiddleware:
         """Compare the messages that the memory sent with those that models got."""
         if len(partial.models) > 1:
             self._warn("model")
-        if partial.asked and not [messages for messages in partial.asked if _is_same(sent, messages)]:
+        if partial.asked and not any(_is_same(sent, messages) for messages in partial.asked):
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
     def check_end(self, state: object, answers: Sequence[AIMessage], *, is_whole: bool) -> None:
@@ -207,5 +207,4 @@ def _is_cleared(message: BaseMessage) -> bool:
 def _is_same(sent: Sequence[BaseMessage], asked: Sequence[BaseMessage]) -> bool:
     if len(sent) != len(asked):
         return False
-    pairs = [(a, b) for a, b in zip(sent, asked, strict=True) if a is not b]
-    return not [a for a, b in pairs if a.type != b.type or text_of(a) != text_of(b)]
+    return all(a is b or (a.type == b.type and text_of(a) == text_of(b)) for a, b in zip(sent, asked, strict=True))

@@ -270,7 +270,7 @@ class Assembler:
         question = {id_of(message) for message in call.question}
         section: Section = "window"
         everything = [(message, id_of(message)) for message in talk]
-        asked = bool([message_id for _, message_id in everything if message_id in question])
+        asked = not question.isdisjoint([message_id for _, message_id in everything])
         unanswered: Piece | None = None
         for message, message_id in everything:
             if asked and message_id in question:
