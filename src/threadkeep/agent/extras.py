@@ -96,5 +96,6 @@ async def find_all(
         observer.notify(ExtraNotFound(section=source.section, error=error, session_id=request.session.session_id))
         return None
 
-    found = await asyncio.gather(*map(found_by, sources))
+    # A task for the only source would cost each turn time.
+    found = [await found_by(sources[0])] if len(sources) == 1 else await asyncio.gather(*map(found_by, sources))
     return [extra for extra in found if extra is not None]

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC
+from functools import lru_cache
+from typing import NamedTuple
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables.config import ensure_config
@@ -35,6 +37,7 @@ from threadkeep.context.quotation import (
     graph_line,
     in_stable_order,
 )
+from threadkeep.context.tokens import TokenCounter
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.graphiti.recall import GraphRecall, RecalledFact, RecallQuestion
 from threadkeep.knowledge.promotion import accepted_directives
@@ -56,6 +59,19 @@ REFUSED_LINE = (
     "Note of the system: the newest message asks to remember something that looks like a secret, such as a password or "
     "a key. It was not remembered; tell the person so, and do not repeat it."
 )
+
+
+class _Selection(NamedTuple):
+    """The facts of some scopes that a block shows, and what they were selected from."""
+
+    ids: frozenset[str]
+    facts: list[Fact]
+    of: Mapping[str, Fact]
+    room: int
+    counter: TokenCounter | None
+
+
+_NO_SELECTION = _Selection(frozenset(), [], {}, 0, None)
 
 
 class KnownFacts:
@@ -91,7 +107,7 @@ class KnownFacts:
         self._own = own
         self._directives = directives
         self._embedder = embedder_of(embeddings, embeddings_name)
-        self._chosen: OrderedDict[tuple[Scope, ...], frozenset[str]] = OrderedDict()
+        self._selections: OrderedDict[tuple[Scope, ...], _Selection] = OrderedDict()
 
     @property
     def section(self) -> ExtraSection:
@@ -159,18 +175,21 @@ class KnownFacts:
         room: int,
     ) -> list[Fact]:
         """Return the facts that fit: the selection of the turn before, or a new one for this input."""
-        before = self._chosen.get(scopes, frozenset())
+        before = self._selections.get(scopes, _NO_SELECTION)
         everything = {fact.id: fact for fact in [*found, *known]}
-        if {fact.id for fact in found[:_DECISIVE]} <= before:
-            ranked = sorted(everything.values(), key=lambda fact: fact.id not in before)
-        else:
-            ranked = list(everything.values())
+        ranked = list(everything.values())
+        if {fact.id for fact in found[:_DECISIVE]} <= before.ids:
+            if before.of == everything and before.room == room and before.counter == request.counter:
+                return before.facts
+            ranked.sort(key=lambda fact: fact.id not in before.ids)
         kept = fitting_facts(ranked, room, request.counter)
-        self._chosen[scopes] = frozenset(fact.id for fact in kept)
-        self._chosen.move_to_end(scopes)
-        while len(self._chosen) > _MOST_SELECTIONS:
-            self._chosen.popitem(last=False)
-        return in_stable_order(kept)
+        ids = frozenset(fact.id for fact in kept)
+        selection = _Selection(ids, in_stable_order(kept), everything, room, request.counter)
+        self._selections[scopes] = selection
+        self._selections.move_to_end(scopes)
+        while len(self._selections) > _MOST_SELECTIONS:
+            self._selections.popitem(last=False)
+        return selection.facts
 
 
 def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut]:
@@ -211,11 +230,19 @@ def _block(
     request.graph[:] = [_with_room(report, [fact for _, fact in shown]) for report in recalled.scopes]
     if not facts and not shown and not notes:
         return None
-    message = section_message("facts", facts_text([*lines, *(all_lines[place] for place in fitting), *notes]))
-    body = dump_message(message)
+    text = facts_text([*lines, *(all_lines[place] for place in fitting), *notes])
+    body, digest = _body_of(text)
+    message = section_message("facts", text)
     references = (*map(reference_of, facts), *(_graph_reference(rank, fact) for rank, fact in shown))
     tokens = count_message(message, request.counter)
-    return Extra(message, Entry("facts", tokens, digest=digest_of(body), facts=references), {digest_of(body): body})
+    return Extra(message, Entry("facts", tokens, digest=digest, facts=references), {digest: body})
+
+
+@lru_cache(maxsize=500)
+def _body_of(text: str) -> tuple[str, str]:
+    """Return the JSON of the message with a block, and its digest; a chat quotes the same block in many turns."""
+    body = dump_message(section_message("facts", text))
+    return body, digest_of(body)
 
 
 def _with_room(report: ScopeRecall, shown: Sequence[RecalledFact]) -> ScopeRecall:

@@ -55,6 +55,7 @@ def day_of(fact: Fact) -> str:
     return _day(fact.valid_from)
 
 
+@lru_cache(maxsize=10_000)
 def _day(moment: datetime) -> str:
     return moment.astimezone(UTC).date().isoformat()
 

@@ -43,13 +43,13 @@ from threadkeep.records.knowledge import (
     check_name,
 )
 from threadkeep.store.codec import clean_text, time_text
-from threadkeep.store.driver import Connection, Driver
+from threadkeep.store.driver import Connection, Driver, Row
 from threadkeep.store.statements import for_rows, row_parameters
 from threadkeep.store.tables import like_pattern
 
 MAX_EVIDENCE = 20
 """The most origins of a fact that are stored."""
-_MOST_EVIDENCE_KNOWN = 5_000
+_MOST_REMEMBERED = 5_000
 _MOST_RANKED = 10_000
 """The newest facts of a scope that `recall` reads."""
 _RANKED_AT_ONCE = 2_000
@@ -68,7 +68,7 @@ class Knowledge:
         self._clock = clock
         self._sql = owner_statements(driver.backend)
         self._vectors = FactVectors(observer)
-        self._evidence: dict[tuple[object, ...], tuple[Evidence, ...]] = {}
+        self._remembered: dict[tuple[tuple[Scope, ...], int], tuple[list[Row], list[Fact]]] = {}
 
     async def remember(
         self,
@@ -208,7 +208,8 @@ class Knowledge:
             StoreUnavailable: the database does not answer.
         """
         async with self._driver.reading() as connection:
-            known = without_shadowed(await self._valid(connection, scopes, most=_MOST_RANKED))
+            rows = await self._valid(connection, scopes, most=_MOST_RANKED)
+        known = without_shadowed(map(fact_of, rows))
         found = await self.rank(query, known, recent=recent, limit=limit, embedder=embedder)
         async with self._driver.reading() as connection:
             return await self._with_evidence(connection, found)
@@ -242,8 +243,8 @@ class Knowledge:
             StoreUnavailable: the database does not answer.
         """
         async with self._driver.reading() as connection:
-            found = await self._valid(connection, scopes, limit)
-            return await self._with_known_evidence(connection, found if shadowed else without_shadowed(found))
+            found = await self._valid_with_evidence(connection, tuple(scopes), limit)
+        return list(found) if shadowed else without_shadowed(found)
 
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
@@ -380,8 +381,8 @@ class Knowledge:
 
     async def _valid(
         self, connection: Connection, scopes: Sequence[Scope], limit: int = MAX_PAGE, *, most: int = 0
-    ) -> list[Fact]:
-        """Return the valid facts of scopes, the most specific scope first, without their evidence.
+    ) -> list[Row]:
+        """Return the rows of the valid facts of scopes, the most specific scope first.
 
         Of each scope there is one page of `limit` facts, and further ones while there are fewer than `most`.
         """
@@ -396,7 +397,7 @@ class Knowledge:
                 after = {"updated_at": rows[-1][-1], "fact_id": rows[-1][0]}
                 following = await connection.fetch(sql, {**parameters, **after})
                 rows.extend(following)
-        return [fact_of(row) for rows in pages for row in rows]
+        return [row for rows in pages for row in rows]
 
     async def _find(self, connection: Connection, fact_id: str, user_id: str | None) -> Fact:
         check_name("fact's id", fact_id, MAX_OWNER_CHARACTERS)
@@ -460,15 +461,21 @@ class Knowledge:
         row = {"fact_id": fact_id, **evidence._asdict(), "now": time_text(now), "most": MAX_EVIDENCE}
         await connection.execute(self._sql["add_evidence"], row)
 
-    async def _with_known_evidence(self, connection: Connection, facts: Sequence[Fact]) -> list[Fact]:
-        """Return facts with their evidence, which is read once for a state of a fact: chats ask in each turn."""
-        missing = [fact for fact in facts if _state(fact) not in self._evidence]
-        found = {_state(fact): fact.evidence for fact in await self._with_evidence(connection, missing)}
-        if len(self._evidence) > _MOST_EVIDENCE_KNOWN:
-            self._evidence.clear()
-        known = {_state(fact): self._evidence.get(_state(fact), ()) for fact in facts} | found
-        self._evidence |= known
-        return [replace(fact, evidence=known[_state(fact)]) if known[_state(fact)] else fact for fact in facts]
+    async def _valid_with_evidence(
+        self, connection: Connection, scopes: tuple[Scope, ...], limit: int
+    ) -> Sequence[Fact]:
+        """Return the valid facts of scopes; chats ask in each turn, so unchanged rows give the facts of the last call.
+
+        The row of a fact changes with its evidence: `confirmed` or `updated_at` does.
+        """
+        rows = await self._valid(connection, scopes, limit)
+        before, facts = self._remembered.get((scopes, limit), ([], []))
+        if rows != before:
+            facts = await self._with_evidence(connection, [fact_of(row) for row in rows])
+            if sum(len(kept) for kept, _ in self._remembered.values()) + len(rows) > _MOST_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[scopes, limit] = rows, facts
+        return facts
 
     async def _with_evidence(self, connection: Connection, facts: Sequence[Fact]) -> list[Fact]:
         if not facts:
@@ -479,8 +486,3 @@ class Knowledge:
         for fact_id, *origin in rows:
             origins[fact_id].append(Evidence(*origin))
         return [replace(fact, evidence=tuple(origins[fact.id])) if fact.id in origins else fact for fact in facts]
-
-
-def _state(fact: Fact) -> tuple[object, ...]:
-    """Return what changes whenever evidence of a fact is added or removed."""
-    return fact.id, fact.confirmed, fact.updated_at

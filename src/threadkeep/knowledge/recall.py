@@ -201,17 +201,17 @@ def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T
         names: the names of an entry; an entry with a name that was taken already is skipped.
     """
     taken: list[list[T]] = [[] for _ in found]
-    rest = dict(enumerate(map(iter, found)))
+    rest = {number: ((entry, names(entry)) for entry in entries) for number, entries in enumerate(found)}
     seen: set[str] = set()
     left = limit
     while rest and left > 0:
         for number, entries in list(rest.items()):
-            entry = next((one for one in entries if seen.isdisjoint(names(one))), None)
-            if entry is None:
+            following = next((one for one in entries if seen.isdisjoint(one[1])), None)
+            if following is None:
                 del rest[number]
             elif left > 0:
-                seen.update(names(entry))
-                taken[number].append(entry)
+                taken[number].append(following[0])
+                seen.update(following[1])
                 left -= 1
     return [entry for entries in taken for entry in entries]
 
