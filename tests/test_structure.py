@@ -32,7 +32,9 @@ MOST_FILES = 381
 # Shorter ways of a turn brought 105: hooks and blocks that are no generators, and checks that nothing is left out.
 # Blocking verbs that the reference promised, and estimated usage in the form of OpenAI, brought 11.
 # The check of doctor for messages in the other place brought 19.
-MOST_LINES = 81_059
+# The filter of sessions by channel brought 23.
+# The filter of sessions by channel brought 1.
+MOST_LINES = 81_083
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

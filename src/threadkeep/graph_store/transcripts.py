@@ -36,6 +36,7 @@ def selected(infos: Iterable[SessionInfo], query: SessionQuery) -> list[SessionI
         for info in infos
         if (query.user_id is None or info.user_id == query.user_id)
         and (query.active is None or info.active == query.active)
+        and (query.prefix is None or info.session_id.startswith(query.prefix))
         and (query.tag is None or clean_text(query.tag) in info.tags)
         and (query.cursor is None or (info.updated_at, info.session_id) < query.cursor)
         and (text is None or text in f"{info.title or ''} {info.last_message or ''} {info.session_id}".lower())

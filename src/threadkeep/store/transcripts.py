@@ -24,7 +24,10 @@ type Cursor = tuple[datetime, str]
 
 @dataclass(frozen=True)
 class SessionQuery:
-    """The filter of a list of sessions: newest activity first, after the cursor, at most `limit`."""
+    """The filter of a list of sessions: newest activity first, after the cursor, at most `limit`.
+
+    A session is of the channel `telegram` if its id begins with `telegram:`.
+    """
 
     user_id: str | None = None
     query: str | None = None
@@ -32,6 +35,12 @@ class SessionQuery:
     limit: int = 100
     cursor: tuple[datetime, str] | None = None
     tag: str | None = None
+    channel: str | None = None
+
+    @property
+    def prefix(self) -> str | None:
+        """The beginning of the ids of the channel; None without a channel."""
+        return None if self.channel is None else clean_text(f"{self.channel}:")
 
 
 class Sessions(Protocol):
@@ -56,6 +65,7 @@ class TableSessions:
             "session_id": session_id,
             "active": query.active,
             "pattern": None if query.query is None else like_pattern(clean_text(query.query)),
+            "prefix": query.prefix,
             "limit": query.limit,
             # A tag in the JSON of all tags.
             "tag": None if query.tag is None else json_text(query.tag),

@@ -139,6 +139,16 @@ class SessionGuarantees(TranscriptSource):
             for tag in ("v", "hi", "\x00", "\ud800"):
                 assert await _ids(transcripts, SessionQuery(tag=tag)) == []
 
+    async def test_sessions_of_a_channel_can_be_listed(self) -> None:
+        """The channel is the beginning of the id up to a colon, in its case and without wildcards."""
+        async with self.open_transcripts() as transcripts:
+            await _open_sessions(transcripts, "telegram:1:2", "telegram:1:3", "Telegram:1", "telegram", "web:telegram")
+            found = await _ids(transcripts, SessionQuery(channel="telegram"))
+            assert sorted(found) == ["telegram:1:2", "telegram:1:3"]
+            assert await _ids(transcripts, SessionQuery(channel="telegram:1", query="3")) == ["telegram:1:3"]
+            for channel in ("tele", "tele%", "\x00", "\ud800"):
+                assert await _ids(transcripts, SessionQuery(channel=channel)) == []
+
     async def test_closed_sessions_can_be_listed_apart(self) -> None:
         """`active` is a filter; None lists both."""
         async with self.open_transcripts() as transcripts:

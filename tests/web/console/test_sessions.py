@@ -43,7 +43,7 @@ async def test_a_new_user_starts_a_conversation_on_the_first_page(client: httpx2
 
 
 async def test_sessions_are_searched_filtered_and_paged(client: httpx2.AsyncClient) -> None:
-    """By words, by user, by tag, and page by page; every page leads to the next."""
+    """By words, by user, by channel, by tag, and page by page; every page leads to the next."""
     for number in range(32):
         await said(client, f"room:{number}", f"Message {number}", user_id="ana" if number % 2 else "ben")
     first = await opened(client, "/")
@@ -54,6 +54,9 @@ async def test_sessions_are_searched_filtered_and_paged(client: httpx2.AsyncClie
     assert "room:7" in (await opened(client, "/?q=Message+7&user=ana")).words
     assert "room:7 " not in (await opened(client, "/?q=Message+7&user=ben")).words
     await client.patch("/api/v1/sessions/room:7", json={"tags": ["vip"]})
+    await said(client, "telegram:1:2", "Message 40")
+    of_channel = await opened(client, "/?channel=telegram")
+    assert [link for link in of_channel.links if "/sessions/" in link] == ["/console/sessions/telegram%3A1%3A2"]
     tagged = await opened(client, "/?tag=vip")
     assert (
         [link for link in tagged.links if "room" in link] == [link for link in tagged.links if "room%3A7" in link] != []

@@ -220,6 +220,7 @@ WHERE (updated_at, session_id) < (:updated_at, :session_id)
         CAST(:pattern AS TEXT) IS NULL
         OR lower(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id) LIKE lower(:pattern) ESCAPE '\'
     )
+    AND (CAST(:prefix AS TEXT) IS NULL OR substr(session_id, 1, length(CAST(:prefix AS TEXT))) = CAST(:prefix AS TEXT))
     AND (CAST(:tag AS TEXT) IS NULL OR replace(CAST(tags AS TEXT), CAST(:tag AS TEXT), '') <> CAST(tags AS TEXT))
 ORDER BY updated_at DESC, session_id DESC
 LIMIT :limit
@@ -235,6 +236,7 @@ WHERE user_id = :user_id AND (updated_at, session_id) < (:updated_at, :session_i
         CAST(:pattern AS TEXT) IS NULL
         OR lower(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id) LIKE lower(:pattern) ESCAPE '\'
     )
+    AND (CAST(:prefix AS TEXT) IS NULL OR substr(session_id, 1, length(CAST(:prefix AS TEXT))) = CAST(:prefix AS TEXT))
     AND (CAST(:tag AS TEXT) IS NULL OR replace(CAST(tags AS TEXT), CAST(:tag AS TEXT), '') <> CAST(tags AS TEXT))
 ORDER BY updated_at DESC, session_id DESC
 LIMIT :limit

@@ -66,6 +66,9 @@ async def list_sessions(
     ] = None,
     active: Annotated[bool | None, Query(description="Only those that are active, or are not.")] = None,
     tag: Annotated[str | None, Query(max_length=200, description="Only those that have this tag.")] = None,
+    channel: Annotated[
+        str | None, Query(max_length=200, description="Only those whose id begins with this and a colon.")
+    ] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> SessionList:
@@ -73,7 +76,7 @@ async def list_sessions(
     position = read_cursor(cursor)
     text = clean_text(query) if query else None
     everything = AllSessions(app.memory)
-    found, following = await everything.page(SessionQuery(user_id, text, active, limit, position, tag))
+    found, following = await everything.page(SessionQuery(user_id, text, active, limit, position, tag, channel))
     next_cursor = write_cursor(following)
     damaged = damaged_sessions(await everything.damaged(user_id))
     return SessionList(sessions=[SessionBody.of(info) for info in found], next_cursor=next_cursor, damaged=damaged)

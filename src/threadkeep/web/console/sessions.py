@@ -50,17 +50,19 @@ class Stretch:
 
 @router.get("/")
 async def list_sessions(
+    *,
     request: Request,
     app: AppInUse,
     user: SeenAs = None,
     q: Annotated[str | None, Query(max_length=200)] = None,
     tag: Annotated[str | None, Query(max_length=200)] = None,
+    channel: Annotated[str | None, Query(max_length=200)] = None,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> Response:
     """Show a page of sessions, newest activity first."""
     everything = AllSessions(app.memory)
     text = clean_text(q.strip()) if q and q.strip() else None
-    query = SessionQuery(user, text, None, _PAGE, read_cursor(cursor), tag or None)
+    query = SessionQuery(user, text, None, _PAGE, read_cursor(cursor), tag or None, channel or None)
     found, following = await everything.page(query)
     damaged = damaged_sessions(await everything.damaged(user))
     return page(
@@ -70,9 +72,7 @@ async def list_sessions(
         next_cursor=write_cursor(following),
         damaged=damaged,
         cursor=cursor,
-        q=text or "",
-        user=user or "",
-        tag=tag or "",
+        chosen={"q": text or "", "user": user or "", "channel": channel or "", "tag": tag or ""},
         workflows=_workflows(app),
     )
 
