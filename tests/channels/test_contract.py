@@ -21,7 +21,14 @@ from tests.channels.platforms import (
     WeComDirect,
     WeComService,
 )
-from threadkeep.channels.contract import Callback, Ignored, IncomingMessage, Received
+from threadkeep.channels.contract import (
+    Callback,
+    Ignored,
+    IncomingMessage,
+    Received,
+    restored_message,
+    stored_message,
+)
 from threadkeep.channels.formatting import utf8_length, utf16_length
 from threadkeep.errors import CallbackRefused
 from threadkeep.history.keys import channel_of, check_key
@@ -67,6 +74,7 @@ def test_a_message_has_what_a_turn_needs(kind: str) -> None:
     assert message.wants_answer
     stored = Message(role=message.role, content=message.text, id=message.message_id, metadata=message.metadata)
     assert Message.from_json(stored.to_json()) == stored
+    assert restored_message(stored_message(message), message.reply_to) == message
     if kind != "wecom_aibot":  # its messages come without a time
         assert message.sent_at is not None
         assert message.sent_at.timestamp() == SENT_AT

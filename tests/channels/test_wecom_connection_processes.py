@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from tests.web.services import until
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.channels import wecom_connection
 from threadkeep.records.runs import RunQuery
+from threadkeep.runs.service import RunService
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -36,10 +39,10 @@ class Fleet:
     services: list[ServiceProcess] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
-    async def start(self) -> None:
+    async def start(self, serve: Callable[..., None] | None = None) -> None:
         """Start one more service."""
         folder = self.folder / f"service-{len(self.services)}"
-        _, service = await self.stack.enter_async_context(running(folder, self.environment, _serve_quickly))
+        _, service = await self.stack.enter_async_context(running(folder, self.environment, serve or _serve_quickly))
         self.services.append(service)
 
     async def kill(self, place: int) -> None:
@@ -91,6 +94,33 @@ async def test_another_process_connects_when_one_is_killed(shared_url: str, tmp_
     assert SECRET not in "".join(service.written for service in fleet.services)
 
 
+async def test_a_message_whose_process_died_before_its_run_is_answered(shared_url: str, tmp_path: Path) -> None:
+    """WeCom does not repeat it; another process, and one that starts later, take it from the outbox."""
+    async with AsyncExitStack() as stack:
+        gateway = stack.enter_context(faking_gateway(tmp_path))
+        provider = stack.enter_context(providing())
+        provider.answer = lambda newest: [f"re: {newest}"]
+        environment = _environment(shared_url, tmp_path, gateway) | provider.environment
+        memory = await stack.enter_async_context(open_memory(shared_url, options=MemoryOptions(background=False)))
+        fleet = Fleet(tmp_path, environment, gateway, memory, stack)
+        await fleet.start(_serve_and_die)
+        await until(gateway.is_connected)
+        await fleet.start()
+        fleet.write("fatal to one process")
+        await until(fleet.all_answered)
+        await until(gateway.is_connected)
+        fleet.services[1].child.kill()
+        await until(lambda: not gateway.is_connected())
+        await fleet.start(_serve_and_die)
+        await until(gateway.is_connected)
+        fleet.write("fatal to the only process")
+        await until(lambda: not gateway.is_connected())
+        assert not await fleet.all_stored()
+        await fleet.start()
+        await until(fleet.all_answered)
+        await _check(fleet)
+
+
 async def _check(fleet: Fleet) -> None:
     """Check the transcripts, and how often each answer was sent."""
     runs, _ = await fleet.memory.runs.records.runs(RunQuery(limit=100))
@@ -120,10 +150,20 @@ def _serve_quickly(folder: Path, environment: Mapping[str, str]) -> None:
     serve_in(folder, environment)
 
 
+def _serve_and_die(folder: Path, environment: Mapping[str, str]) -> None:
+    """Serve until a message has its row in the outbox and no run yet."""
+
+    async def die(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    RunService.submit = die  # type: ignore[method-assign, assignment]
+    _serve_quickly(folder, environment)
+
+
 def _environment(url: str, folder: Path, gateway: FakeGateway) -> dict[str, str]:
     file = folder / "channels.yaml"
     bot = f"kind: wecom_aibot, name: one, receive: connection, bot_id: B1, secret: {SECRET}"
-    delivery = "{poll_seconds: 0.2, claim_seconds: 2, first_pause_seconds: 0.1}"
+    delivery = "{poll_seconds: 0.2, claim_seconds: 2, first_pause_seconds: 0.1, take_again_seconds: 0.5}"
     file.write_text(f"channels:\n  - {{{bot}, connection: '{gateway.address}'}}\ndelivery: {delivery}\n")
     return {
         "THREADKEEP_DATABASE_URL": url,

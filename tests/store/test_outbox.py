@@ -237,10 +237,14 @@ async def test_a_message_that_no_run_was_begun_for_is_not_waited_for(memory: Mem
     """Its process died before that, and the platform did not send it again; one with a run goes on waiting."""
     outbox = memory.channels.outbox
     for message in ("m1", "m2"):
-        await add(outbox, message)
+        await outbox.add("support", SESSION, message, address=ADDRESS, message=f"what is needed of {message}")
     await run(memory, "m2", status=None)
     assert await outbox.end_unasked(older_than=DAY) == 0
+    assert await outbox.left(older_than=DAY) == []
     clock.advance(DAY.total_seconds() + 1)
+    [left] = await outbox.left(older_than=DAY)
+    assert (left.number, left.channel, left.message) == (1, "support", "what is needed of m1")
+    assert left.address["chat_id"] == ADDRESS["chat_id"]
     assert await outbox.end_unasked(older_than=DAY) == 1
     assert await statuses(outbox) == {"m1": "nothing", "m2": "waiting"}
 

@@ -234,6 +234,20 @@ def complete(message: IncomingMessage) -> IncomingMessage | Ignored:
     return message if message.text.strip() else Ignored("no_text", message)
 
 
+def stored_message(message: IncomingMessage) -> str:
+    """Return a message as JSON, without its address."""
+    fields = {**vars(message), "sent_at": message.sent_at and message.sent_at.isoformat(), "reply_to": {}}
+    return json.dumps({**fields, "sender": message.sender and vars(message.sender)})
+
+
+def restored_message(stored: str, address: Address) -> IncomingMessage:
+    """Return a message from its JSON and its address."""
+    fields = json.loads(stored)
+    fields["sender"] = fields["sender"] and Sender(**fields["sender"])
+    fields["sent_at"] = fields["sent_at"] and datetime.fromisoformat(fields["sent_at"])
+    return IncomingMessage(**{**fields, "reply_to": address})
+
+
 type Address = Mapping[str, Json]
 type Account = Mapping[str, Json]
 

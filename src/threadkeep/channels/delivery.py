@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
@@ -28,7 +28,8 @@ class DeliveryOptions:
 
     A message is claimed for `claim_seconds`, longer than sending a part takes. A message that is undelivered after
     `give_up_seconds` needs a person. Finished messages are remembered for `keep_seconds`, so that a repeated update
-    gets no second answer. An answer whose run never started expires after `unasked_seconds`.
+    gets no second answer. A message whose run has not begun after `take_again_seconds` is taken again, because its
+    process may have died; if that fails, it expires after `unasked_seconds`.
     """
 
     concurrency: int = 16
@@ -37,6 +38,7 @@ class DeliveryOptions:
     first_pause_seconds: float = 1.0
     longest_pause_seconds: float = 300.0
     give_up_seconds: float = 86_400.0
+    take_again_seconds: float = 15.0
     unasked_seconds: float = 3_600.0
     keep_seconds: float = 7 * 86_400.0
 
@@ -54,10 +56,10 @@ class DeliveryOptions:
 class Delivery:
     """The sender of ready answers for the bots of this process; the messages of a session are sent one by one."""
 
-    def __init__(self, memory: Memory, bots: Mapping[str, Bot], options: DeliveryOptions | None = None) -> None:
+    def __init__(self, memory: Memory, bots: Mapping[str, Bot], options: DeliveryOptions) -> None:
         self._memory = memory
         self._bots = bots
-        self._options = options or DeliveryOptions()
+        self._options = options
         self._outbox = memory.channels.outbox
         self._owner = str(uuid7())
         self._woken = asyncio.Event()
@@ -67,8 +69,8 @@ class Delivery:
         """Check for ready answers at once."""
         self._woken.set()
 
-    async def keep_delivering(self) -> None:
-        """Deliver until cancelled."""
+    async def keep_delivering(self, take_left: Callable[[timedelta], Awaitable[None]]) -> None:
+        """Deliver until cancelled; call `take_left` for the messages that dead processes left."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.poll_seconds):
@@ -76,6 +78,8 @@ class Delivery:
             timed_out = not self._woken.is_set()
             self._woken.clear()
             with ErrorBoundary(self._notify_trouble):
+                if timed_out:
+                    await take_left(timedelta(seconds=self._options.take_again_seconds))
                 await self.deliver_due(of_all=timed_out)
 
     async def finish(self, *, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from hashlib import sha256
 from weakref import WeakValueDictionary
@@ -19,6 +19,8 @@ from threadkeep.channels.contract import (
     MessageRecalled,
     Sender,
     Update,
+    restored_message,
+    stored_message,
 )
 from threadkeep.channels.delivery import note_failure
 from threadkeep.channels.telegram import in_chat
@@ -27,6 +29,7 @@ from threadkeep.errors import (
     InvalidInput,
     RunNotFound,
     SessionBusy,
+    SessionDamaged,
     StoreError,
     ThreadkeepError,
     WorkflowNotFound,
@@ -53,13 +56,17 @@ class Intake:
     send.
     """
 
-    def __init__(self, memory: Memory, runs: RunsOnDemand, *, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, memory: Memory, runs: RunsOnDemand, bots: Mapping[str, Bot], *, wake: Callable[[], None]
+    ) -> None:
         self._memory = memory
+        self._bots = bots
         self._runs = runs
         self._wake = wake
         self._outbox = memory.channels.outbox
         self._streams = AnswerStreams(memory)
         self._background: set[asyncio.Task[None]] = set()
+        self._taken_again: set[int] = set()
         # One lock per session: its messages become runs in the order of their arrival in this process.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -87,10 +94,21 @@ class Intake:
         """
         try:
             await self._take(bot, update, started)
-        except StoreError:
-            raise
         except ThreadkeepError as error:
+            if isinstance(error, StoreError) and not isinstance(error, SessionDamaged):
+                raise
             self._notify_trouble(error, bot)
+
+    async def take_left(self, older_than: timedelta) -> None:
+        """Take the messages whose process died before their runs began; not every platform repeats them.
+
+        Raises:
+            StoreUnavailable: some were not taken.
+        """
+        for left in await self._outbox.left(older_than=older_than):
+            if left.channel in self._bots and left.number not in self._taken_again:
+                await self.take(self._bots[left.channel], restored_message(left.message, left.address))
+                self._taken_again.add(left.number)
 
     async def close(self) -> None:
         """Stop waiting for runs; answers that become ready later are found by a poll of any process."""
@@ -237,7 +255,7 @@ class Intake:
             return False
         try:
             submitted = await self._submit(bot, request, mode="wait" if started is None else "later")
-        except (SessionBusy, WrongUser, WorkflowNotFound, InvalidInput) as error:
+        except (SessionBusy, SessionDamaged, WrongUser, WorkflowNotFound, InvalidInput) as error:
             busy = isinstance(error, SessionBusy)
             if not busy:
                 # The workflow is missing, or another user created the session in another way.
@@ -293,6 +311,7 @@ class Intake:
             after=after,
             user_id=message.user_id,
             about=message.sender.id if message.sender is not None else None,
+            message=stored_message(message) if waits else None,
         )
 
     async def _store(self, message: IncomingMessage, session_id: str) -> None:
@@ -348,7 +367,10 @@ class Intake:
         own_prefix = f"{message.session_id}:"
         # Of no session, because the outbox of a session is deleted with it. Its key does not name the person.
         key = (bot.name, f"forgotten:{sha256(own_prefix.encode()).hexdigest()}", message.message_id)
-        added = await self._outbox.add(*key, address=message.reply_to, remember=False, about=message.user_id)
+        stored = stored_message(message)
+        added = await self._outbox.add(
+            *key, address=message.reply_to, remember=False, about=message.user_id, message=stored
+        )
         if not added and not await self._outbox.waits(*key):
             return False
         runs = await self._runs.service()

@@ -110,7 +110,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
         http = await stack.enter_async_context(httpx2.AsyncClient(follow_redirects=False))
         bots: dict[str, Bot] = {}
         delivery = Delivery(memory, bots, file.delivery)
-        intake = Intake(memory, runs, wake=delivery.wake)
+        intake = Intake(memory, runs, bots, wake=delivery.wake)
         service = ChannelService(memory, bots, intake)
         fetching: list[Awaitable[None]] = []
         for each in file.channels:
@@ -129,7 +129,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
                 case _, AIBotConnection():
                     fetching.append(client.keep_connected(intake, bot))
         stack.push_async_callback(delivery.finish, seconds=_FINISH_SECONDS)
-        await stack.enter_async_context(_running(delivery.keep_delivering()))
+        await stack.enter_async_context(_running(delivery.keep_delivering(intake.take_left)))
         # What fetches messages ends before the intake, so that nothing is taken after it.
         stack.push_async_callback(intake.close)
         for each_work in fetching:

@@ -17,6 +17,7 @@ from threadkeep.store.statements import ClockedTables
 type Address = Mapping[str, Json]
 
 _USER = "user_id"
+_MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
 
 
@@ -59,6 +60,16 @@ class Recipient:
     user_id: str | None = None
 
 
+@dataclass(frozen=True)
+class LeftMessage:
+    """A message without a run: its row in the outbox, its address, and what was added with it."""
+
+    number: int
+    channel: str
+    address: Address = field(repr=False)
+    message: str = field(repr=False)
+
+
 class Outbox(ClockedTables, sql=("outbox.sql",)):
     """The tables `chat_outbox` and `chat_channel_sessions`.
 
@@ -84,17 +95,20 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         remember: bool = True,
         user_id: str | None = None,
         about: str | None = None,
+        message: str | None = None,
     ) -> bool:
         """Add the answer to a message; return False if it exists already.
 
         Without a `content` it is the answer of the run. If it `waits`, it is ready when the run is over, else at once.
         It is not sent before the time `after`, within which the platform may fetch it. With `remember` its address
         becomes the one of the session's person, with the `user_id` of the session, which may not be stored yet. `about`
-        is the person who gets the answer, also in a group: it is erased with them.
+        is the person who gets the answer, also in a group: it is erased with them. `message` is what is needed to take
+        the message again; it goes with the address.
         """
         now = self._now()
         person = {**address, _USER: user_id} if user_id is not None else address
-        named = {**address, _USER: about} if about is not None else address
+        others = {_USER: about, _MESSAGE: message}
+        named = {**address, **{name: value for name, value in others.items() if value is not None}}
         heard = {"session_id": session_id, "channel": channel, "address": json_text(person), "now": now}
         status: OutboxStatus = "waiting" if waits else "ready"
         text = None if content is None else clean_text(content)
@@ -184,6 +198,12 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         parameters = {"session_id": session_id, "now": self._now()}
         async with self._driver.writing() as connection:
             return len(await connection.fetch(self._sql["make_ready"], parameters))
+
+    async def left(self, *, older_than: timedelta) -> list[LeftMessage]:
+        """Return the messages that have no run after a time, because their process died."""
+        rows = await self._driver.fetch(self._sql["left"], {"before": time_text(self._clock() - older_than)})
+        found = [(number, channel, _address(address)) for number, channel, address in rows]
+        return [LeftMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]
 
     async def end_unasked(self, *, older_than: timedelta) -> int:
         """End the answers that have no run after a time; return their number."""

@@ -66,9 +66,8 @@ WHERE status = 'waiting' AND (CAST(:session_id AS TEXT) IS NULL OR session_id = 
 )
 RETURNING number
 
--- name: end_unasked
--- Answers to messages without a run: their process died, and the platform did not send them again.
-UPDATE chat_outbox SET status = 'nothing', error = 'NoRun', address = NULL, ended_at = :now
+-- name: unasked
+-- Included by other statements: answers to messages without a run, because their process died.
 WHERE status = 'waiting' AND created_at < :before
     AND NOT EXISTS (
         SELECT 1 FROM chat_runs r WHERE r.session_id = chat_outbox.session_id AND r.message_id = chat_outbox.message_id
@@ -79,6 +78,14 @@ WHERE status = 'waiting' AND created_at < :before
         SELECT 1 FROM chat_answered_messages a
         WHERE a.session_id = chat_outbox.session_id AND a.message_id = chat_outbox.message_id
     )
+
+-- name: left
+SELECT number, channel, address FROM chat_outbox
+-- include: unasked
+
+-- name: end_unasked
+UPDATE chat_outbox SET status = 'nothing', error = 'NoRun', address = NULL, ended_at = :now
+-- include: unasked
 
 -- name: due
 -- The first message of each session, if no process sends it.
