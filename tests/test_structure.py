@@ -35,7 +35,8 @@ MOST_FILES = 381
 # The filter of sessions by channel brought 23.
 # The filter of sessions by channel brought 1.
 # Messages that are taken again if their process died before their run brought 60.
-MOST_LINES = 81_155
+# Repairs of the console brought 11.
+MOST_LINES = 81_166
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

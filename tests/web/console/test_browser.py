@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.web.console.demo_service import opened_service
 from tests.web.console.test_sessions import said
 from tests.web.services import listening, opened_app, settings_for
 from threadkeep.testing import Gate, ScriptedModel
@@ -25,14 +26,17 @@ pytestmark = [
 
 PAGES = [
     "/",
-    "/console/sessions/s",
-    "/console/sessions/s/calls",
-    "/console/known?q=one&session=s",
+    "/console/known",
+    "/console/known?q=nuts&session=web:lisbon",
     "/console/runs",
     "/console/knowledge",
     "/console/channels",
     "/console/health",
     "/console/sign-in",
+    "/console/sessions/web:lisbon",
+    "/console/sessions/web:lisbon/calls",
+    "/console/sessions/web:order-4711",
+    "/console/sessions/telegram:4242:-7001",
     "/console/sessions/nothing",
 ]
 
@@ -91,18 +95,18 @@ async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_nothing_on_any_page_hinders_people(tmp_path: Path, theme: str) -> None:
-    """Axe finds nothing, in both themes."""
-    model = ScriptedModel(["Two.", "Three."])
+    """Axe finds nothing, in both themes, and a narrow window needs no scrolling to the side."""
     async with (
-        opened_app(model, settings_for(tmp_path)) as app,
-        listening(app) as client,
+        opened_service(tmp_path) as (_, client),
         tab(str(client.base_url), color_scheme=theme) as page,
     ):
-        await said(client, "s", "One.", "And one more?")
-        runs = (await client.get("/api/v1/runs")).json()["runs"]
-        run = f"/console/runs/{runs[0]['run_id']}"
-        for address in [*PAGES, run, f"{run}/calls/1"]:
+        found = (await client.get("/api/v1/runs", params={"limit": 100})).json()["runs"]
+        runs = {one["workflow"]: f"/console/runs/{one['run_id']}" for one in reversed(found)}
+        for address in [*PAGES, *runs.values(), f"{runs['chat']}/calls/1", f"{runs['agent_with_tools']}/calls/2"]:
+            await page.set_viewport_size({"width": 1240, "height": 900})
             await page.goto(address)
             found = await axe.Axe().run(page)
             broken = {one["id"]: [node["html"][:200] for node in one["nodes"]] for one in found.response["violations"]}
             assert broken == {}, address
+            await page.set_viewport_size({"width": 400, "height": 800})
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 400, address

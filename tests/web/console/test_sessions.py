@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -42,6 +43,16 @@ async def test_a_new_user_starts_a_conversation_on_the_first_page(client: httpx2
     assert "room:1" in (await opened(client, "/")).words
 
 
+async def test_a_group_chat_names_its_speakers(client: httpx2.AsyncClient) -> None:
+    """The names that a channel gives stand beside the messages, here and among the results of a search."""
+    for name in ("Ben", "Carla"):
+        told = {"session_id": "telegram:1:2", "message": f"{name} was here.", "metadata": {"sender_name": name}}
+        assert (await client.post("/api/v1/chat", json=told)).status_code == 200
+    page = await opened(client, "/console/sessions/telegram:1:2")
+    assert re.findall("<header><b>(.*?)</b>", page.text) == ["Ben", "assistant", "Carla", "assistant"]
+    assert "· Ben" in (await opened(client, "/console/known?q=Ben")).words
+
+
 async def test_sessions_are_searched_filtered_and_paged(client: httpx2.AsyncClient) -> None:
     """By words, by user, by channel, by tag, and page by page; every page leads to the next."""
     for number in range(32):
@@ -56,7 +67,7 @@ async def test_sessions_are_searched_filtered_and_paged(client: httpx2.AsyncClie
     await client.patch("/api/v1/sessions/room:7", json={"tags": ["vip"]})
     await said(client, "telegram:1:2", "Message 40")
     of_channel = await opened(client, "/?channel=telegram")
-    assert [link for link in of_channel.links if "/sessions/" in link] == ["/console/sessions/telegram%3A1%3A2"]
+    assert [link for link in of_channel.links if "/sessions/" in link] == ["/console/sessions/telegram%3A1%3A2#end"]
     tagged = await opened(client, "/?tag=vip")
     assert (
         [link for link in tagged.links if "room" in link] == [link for link in tagged.links if "room%3A7" in link] != []

@@ -82,8 +82,15 @@ class CallView:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """The sections with their tokens, and the free tokens."""
-        return [*((str(name), tokens) for name, tokens, _ in self.view.sections), ("free", self.view.free)]
+        """The sections with their tokens, in the order of the messages, and the free tokens."""
+        order = [message.seen.entry.section for message in self.messages]
+        sections = sorted(self.view.sections, key=lambda one: order.index(one[0]) if one[0] in order else -1)
+        return [*((str(name), tokens) for name, tokens, _ in sections), ("free", self.view.free)]
+
+    @property
+    def question(self) -> str | None:
+        """The text of the input."""
+        return next((one.seen.text for one in self.messages if one.seen.entry.section == "input"), None)
 
 
 class CallReader:

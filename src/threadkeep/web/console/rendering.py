@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,12 +19,12 @@ from starlette.exceptions import HTTPException
 from threadkeep.agent.explanations import left_out_in_words, recall_in_words
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import ThreadkeepError
+from threadkeep.records import Message
 from threadkeep.version import __version__
 from threadkeep.web.api.parameters import EncodedPathRoute
 from threadkeep.web.console.forms import COOKIE, csrf_token
 from threadkeep.web.problems import ProblemRaised, log_failure, problem_of
 
-_WIDTH, _HEIGHT, _FLOOR = 720, 150, 132
 _GAP = 0.25
 
 
@@ -61,30 +61,23 @@ def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
     )
 
 
-def columns(values: Iterable[tuple[str, float]], title: str, unit: str, kind: str = "window") -> Markup:
-    """Return a chart with one value in each column."""
-    return stacked_columns([Column(label, {kind: value}) for label, value in values], title, unit)
-
-
 def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: int | None = None) -> Markup:
-    """Return a chart of columns with parts, and a line at a limit."""
+    """Return a chart of columns with parts, and a line at a limit. The picture stretches, so its texts are outside."""
     if not drawn:
         return Markup("")
     highest = max([column.total for column in drawn] + [limit or 0, 1e-9])
-    step = _WIDTH / max(len(drawn), 12)
+    step = 100 / max(len(drawn), 12)
     shapes = [_column(column, index * step, step, highest, unit) for index, column in enumerate(drawn)]
-    top = f'<text x="0" y="9">{escape(_amount(highest, unit))}</text>'
     if limit is not None:
         y = _y(limit, highest)
-        shapes.append(f'<line class="limit" x1="0" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-    ends = f'<text x="0" y="{_HEIGHT - 4}">{escape(drawn[0].label)}</text>'
-    if len(drawn) > 3:
-        ends += f'<text class="end" x="{len(drawn) * step:.1f}" y="{_HEIGHT - 4}">{escape(drawn[-1].label)}</text>'
+        shapes.append(f'<line class="limit" x1="0" x2="100" y1="{y:.2f}" y2="{y:.2f}"/>')
+    ends = " – ".join(dict.fromkeys([drawn[0].label, drawn[-1].label]))
     # An image hides the links that are in it.
     role = "group" if any(column.address for column in drawn) else "img"
     return Markup(  # noqa: S704 - every text in it is escaped
-        f'<svg class="chart" role="{role}" aria-label="{escape(title)}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
-        f'<line class="floor" x1="0" x2="{_WIDTH}" y1="{_FLOOR}" y2="{_FLOOR}"/>{"".join(shapes)}{top}{ends}</svg>'
+        f'<div class="chart"><p>{escape(_amount(highest, unit))}</p>'
+        f'<svg role="{role}" aria-label="{escape(title)}" viewBox="0 0 100 100" preserveAspectRatio="none">'
+        f'<line class="floor" x1="0" x2="100" y1="100" y2="100"/>{"".join(shapes)}</svg><p>{escape(ends)}</p></div>'
     )
 
 
@@ -93,8 +86,8 @@ def _column(column: Column, x: float, step: float, highest: float, unit: str) ->
     for name, amount in column.parts.items():
         y, bottom = _y(below + amount, highest), _y(below, highest)
         shapes.append(
-            f'<rect class="part {escape(name)}" x="{x + step * _GAP / 2:.1f}" y="{y:.1f}" '
-            f'width="{step * (1 - _GAP):.1f}" height="{max(bottom - y, 0):.1f}"/>'
+            f'<rect class="part {escape(name)}" x="{x + step * _GAP / 2:.2f}" y="{y:.2f}" '
+            f'width="{step * (1 - _GAP):.2f}" height="{max(bottom - y, 0):.2f}"/>'
         )
         below += amount
     words = escape(f"{column.label}: {_amount(column.total, unit)}")
@@ -105,7 +98,7 @@ def _column(column: Column, x: float, step: float, highest: float, unit: str) ->
 
 
 def _y(amount: float, highest: float) -> float:
-    return _FLOOR - (_FLOOR - 14) * amount / highest
+    return 100 - 98 * amount / highest
 
 
 def _amount(value: float, unit: str) -> str:
@@ -221,6 +214,14 @@ def _seconds(value: float | None) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 
+def _speaker(message: Message, owner: str | None = None) -> str:
+    """Return the name of the person who wrote a message, or its role."""
+    if message.role != "user":
+        return {"system": "note"}.get(message.role, message.role)
+    metadata = message.metadata
+    return str(message.author or metadata.get("sender_name") or metadata.get("sender_id") or owner or "user")
+
+
 def _pretty(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
 
@@ -241,6 +242,7 @@ _environment.filters |= {
     "pretty": _pretty,
     "query": _query,
     "seconds": _seconds,
+    "speaker": _speaker,
 }
 _environment.globals |= {
     "bar": bar,
@@ -249,5 +251,4 @@ _environment.globals |= {
     "run_address": run_address,
     "session_address": session_address,
     "stacked_columns": stacked_columns,
-    "columns": columns,
 }

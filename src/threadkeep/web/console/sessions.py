@@ -74,6 +74,7 @@ async def list_sessions(
         cursor=cursor,
         chosen={"q": text or "", "user": user or "", "channel": channel or "", "tag": tag or ""},
         workflows=_workflows(app),
+        demo=app.settings.model == "demo",
     )
 
 

@@ -79,6 +79,8 @@ def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
     durations: list[Column] = []
     for index in range(_COLUMNS):
         begins = first + index * width
+        if begins > runs[-1].created_at:
+            break
         last = index == _COLUMNS - 1
         some = [run for run in runs if begins <= run.created_at and (last or run.created_at < begins + width)]
         failed = sum(run.status != "done" for run in some)

@@ -1,0 +1,64 @@
+"""Take the pictures of the console for the docs, from a service with made-up conversations.
+
+    python -m scripts.screenshots           # writes into docs/images; `make images` does it
+    python -m scripts.screenshots --serve   # only serves the conversations, until Ctrl+C
+
+It needs Chromium and the driver of `make browser`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import httpx2
+from playwright.async_api import async_playwright
+
+from tests.web.console.demo_service import GROUP, TRIP, opened_service
+from threadkeep.web.console.rendering import run_address, session_address
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+_SIZE = {"width": 1240, "height": 860}
+
+
+async def _pages(client: httpx2.AsyncClient) -> dict[str, str]:
+    """Return the addresses of the pictures, by the names of the files."""
+    calls = (await client.get(f"/api/v1/sessions/{TRIP}/manifests")).json()["manifests"]
+    waiting = (await client.get("/api/v1/runs", params={"status": "waiting"})).json()["runs"]
+    return {
+        "console": run_address(calls[1]["run_id"], "calls", "last"),
+        "console-sessions": "/",
+        "console-session": session_address(GROUP),
+        "console-known": f"/console/known?q=tram&session={TRIP}",
+        "console-calls": session_address(TRIP, "calls"),
+        "console-run": run_address(waiting[0]["run_id"]),
+    }
+
+
+async def _take(client: httpx2.AsyncClient) -> None:
+    chromium = shutil.which("chromium")
+    async with async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = await browser.new_page(base_url=str(client.base_url), viewport=_SIZE, color_scheme="light")
+        for name, address in (await _pages(client)).items():
+            await page.goto(address)
+            file = IMAGES / f"{name}.png"
+            await page.screenshot(path=file)
+            print(f"{file.name}: {file.stat().st_size // 1024} KB")
+        await browser.close()
+
+
+async def _main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with opened_service(Path(folder)) as (_, client):
+            if "--serve" not in sys.argv:
+                return await _take(client)
+            print(client.base_url, flush=True)
+            await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())
