@@ -164,6 +164,7 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
         proposes=options.learning,
         accept_from=options.learning_accept_from,
         directives=options.directives,
+        workspace=options.workspace,
     )
 
 

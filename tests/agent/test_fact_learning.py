@@ -11,7 +11,7 @@ import pytest
 from langchain.agents import create_agent
 
 from tests.recorded_events import RecordedEvents
-from threadkeep import FactLearning, InvalidInput, KnownFacts, Memory, Message, Scope, SessionMemory
+from threadkeep import Evidence, FactLearning, InvalidInput, KnownFacts, Memory, Message, Scope, SessionMemory
 from threadkeep.knowledge.learning import LearningRequest, Record
 from threadkeep.knowledge.proposals import LearnerKind, Proposed
 from threadkeep.observe import FactsProposed
@@ -205,6 +205,16 @@ async def test_undoing_brings_back_the_value_before(memory: Memory) -> None:
     assert (fact.value, fact.valid_to, fact.contradicted) == ("Oslo", None, 0)
     with pytest.raises(InvalidInput, match="undone"):
         await memory.proposals.undo(proposal.id, by="ada")
+
+
+async def test_undoing_at_once_what_two_messages_said_leaves_nothing(memory: Memory) -> None:
+    """Each of them has confirmed the fact once."""
+    origins = [Evidence("room:1", seq) for seq in (1, 2)]
+    for number in range(10):
+        facts = [await memory.knowledge.remember(ADA, f"city {number}", "Lisbon", evidence=one) for one in origins]
+        undoing = [memory.knowledge.take_back(facts[0].id, one) for one in origins]
+        assert await asyncio.gather(*undoing) == [True, True]
+    assert await memory.knowledge.facts(ADA, past=True) == []
 
 
 async def test_undoing_a_confirmation_keeps_what_was_known_otherwise(memory: Memory) -> None:

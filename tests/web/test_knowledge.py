@@ -211,6 +211,8 @@ async def test_persons_are_resolved_merged_and_unmerged(client: httpx2.AsyncClie
     assert (await client.get("/api/v1/persons?q=crm")).json() == {"persons": [merged], "next_cursor": None}
     assert (await client.get("/api/v1/persons?user_id=ann")).json()["persons"] == [merged]
     assert (await client.get("/api/v1/persons?user_id=bob")).json()["persons"] == []
+    assert (await client.get("/api/v1/persons?user_id=ann&q=CRM")).json()["persons"] == [merged]
+    assert (await client.get("/api/v1/persons?user_id=ann&q=else")).json()["persons"] == []
     check_problem(await client.get("/api/v1/persons/ann?user_id=bob"), 404, "knowledge-not-found")
     split = (await client.post("/api/v1/persons/crm%2F7/unmerge")).json()
     assert split["aliases"] == [slashed]
@@ -259,6 +261,15 @@ async def test_directives_are_followed_listed_explained_and_undone(tmp_path: Pat
         assert (undone.status_code, undone.json()["status"]) == (200, "undone")
         assert await keys(client, scope="user", owner="ann") == []
         assert (await client.post(address, json={"decision": "accept", "by": "ann"})).status_code == 422
+
+
+async def test_a_directive_for_the_workspace_of_the_settings_is_followed(tmp_path: Path) -> None:
+    """Without Graphiti too."""
+    settings = settings_for(tmp_path, directives=True, workspace="shop")
+    async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
+        await say(client, "decision: Use PostgreSQL.", session_id="room:1")
+        [listed] = await proposed(client, status="accepted")
+    assert (listed["scope"], listed["owner"], listed["value"]) == ("workspace", "shop", "Use PostgreSQL.")
 
 
 async def test_a_model_proposes_facts_from_the_chat(tmp_path: Path) -> None:

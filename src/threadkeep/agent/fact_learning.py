@@ -58,6 +58,7 @@ class FactLearning:
         accept_from: float | None = None,
         directives: bool = False,
         scopes: Sequence[ScopeKind] = ("session", "user"),
+        workspace: str | None = None,
     ) -> None:
         """Make the learning of a memory.
 
@@ -68,6 +69,7 @@ class FactLearning:
             accept_from: the confidence, from 0 to 1, from which proposals are accepted; None: only by a person.
             directives: whether directives in messages are remembered.
             scopes: the scopes of the facts that a model proposes: user, session, workspace.
+            workspace: the workspace of runs that name none; by default that of the memory's Graphiti options.
 
         Raises:
             InvalidInput: an option is not of its kind.
@@ -82,11 +84,12 @@ class FactLearning:
         self._accept_from = accept_from
         self._directives = directives
         self._scopes = tuple(scopes)
+        self._workspace = workspace
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
         """Queue a session after the end of a turn; `model` is that of the agent."""
         memory = self._memory.made[0]
-        workspace = session.workspace or memory.graphiti.workspace
+        workspace = session.workspace or self._workspace or memory.graphiti.workspace
         owners = {"session": session.session_id, "workspace": workspace, "user": session.user_id}
         scopes = {kind: Scope(kind, owner) for kind in ALL_SCOPES if (owner := owners[kind])}
         if self._directives:

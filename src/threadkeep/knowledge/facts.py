@@ -318,6 +318,10 @@ class Knowledge:
                 return False
             fact = fact_of(rows[0])
             await self._lock(connection, fact.scope, fact.key, self._clock())
+            # Another call may have changed it before the key was locked.
+            if not (rows := await connection.fetch(self._sql["fact"], {"fact_id": fact_id})):
+                return False
+            fact = fact_of(rows[0])
             if evidence is not None:
                 row = {"fact_id": fact_id, **evidence._asdict()}
                 if not await connection.execute(self._sql["remove_evidence"], row):

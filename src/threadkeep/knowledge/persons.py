@@ -42,7 +42,6 @@ class Persons:
 
         `name` is the current name of the person in the channel.
 
-
         Raises:
             InvalidInput: the id is blank, too long or cannot be printed.
             StoreUnavailable: the database did not take it.

@@ -109,7 +109,9 @@ class Promotion:
             raise InvalidInput(f"A promoted fact has 1 to {MAX_VALUE_CHARACTERS} characters.")
         if any(one.name not in RELATIONS for one in self.relations):
             raise InvalidInput(f"A relation is one of {', '.join(RELATIONS)}.")
-        if looks_like_secret(self.text):
+        words = [self.text if self.key is None else f"{self.key}: {self.text}"]
+        words += [f"{one.source} {one.name} {one.target}" for one in self.relations]
+        if looks_like_secret("\n".join(words)):
             raise InvalidInput(REFUSAL)
 
     @property

@@ -17,8 +17,6 @@ from threadkeep.store.codec import clean_json, clean_text, time_of, time_text
 from threadkeep.store.driver import Backend, Connection, Row
 from threadkeep.store.statements import load_statements
 
-# The columns of all statements for procedures, in their order.
-
 MAX_PAGE = 1000
 
 # The cursor of the first page of a list.
@@ -91,6 +89,7 @@ def page_parameters(limit: int, cursor: tuple[datetime, str] | None, id_name: st
     }
 
 
+# The columns of all statements for procedures, in their order.
 _COLUMNS = (
     "id",
     "scope",

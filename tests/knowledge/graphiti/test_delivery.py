@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from tests.knowledge.graphiti.conftest import Opening, allow, deliver
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import GraphitiClosed, InvalidInput, KnowledgeNotFound
+from threadkeep.knowledge.graphiti.client import Episode
+from threadkeep.knowledge.graphiti.rest import RestClient
 from threadkeep.knowledge.graphiti.turns import group_id_of
 from threadkeep.knowledge.promotion import Promotion
 from threadkeep.observe import EpisodesDelivered
@@ -363,6 +367,27 @@ async def test_a_refused_message_dies_at_once_and_blocks_nobody(
         await deliver(memory, clock)
         assert contents(graphiti) == ["question 1", "answer 1", "answer 2", "question 3", "answer 3"]
         assert (await memory.graphiti.status()).dead == {"refused_422": 1}
+
+
+async def test_no_message_of_a_refused_batch_follows_a_withdrawal_of_consent(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages of the batch are requests of their own then."""
+    send = RestClient.send
+
+    async def withdrawing(self: RestClient, group_id: str, episodes: Sequence[Episode], **more: Any) -> int:
+        if len(episodes) == 1:
+            await memory.graphiti.decline(by="ann")
+        return await send(self, group_id, episodes, **more)
+
+    monkeypatch.setattr(RestClient, "send", withdrawing)
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        await talk(memory, 2)
+        graphiti.fail("status", "/messages", status=422, times=1)
+        await deliver(memory, clock)
+        assert contents(graphiti) == ["question 1"]
+        assert (await memory.graphiti.status()).dead == {"consent_withdrawn": 4}
 
 
 async def test_a_full_queue_gives_up_whole_turns_of_what_is_least_urgent(

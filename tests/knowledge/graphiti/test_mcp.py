@@ -157,6 +157,31 @@ async def test_a_message_that_fails_costs_no_other_and_is_given_up_only_if_it_is
         assert server.stored == queued
 
 
+async def test_no_message_follows_a_withdrawal_of_consent(
+    opening: Opening, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although it was marked as sent with others: each is a request of its own."""
+    server = _Tools(failing=None, times=0)
+
+    async def connected(_: McpClient) -> object:
+        return server
+
+    async def withdrawing(name: str, arguments: dict[str, Any]) -> object:
+        if name == "add_memory":
+            await memory.graphiti.decline(by="ann")
+        return await _Tools.call_tool(server, name, arguments)
+
+    monkeypatch.setattr(McpClient, "_connected", connected)
+    monkeypatch.setattr(server, "call_tool", withdrawing)
+    async with opening(scopes=("session",), transport="mcp") as memory:
+        await allow(memory)
+        said = [Message(role="user", content="question"), Message(role="assistant", content="answer")]
+        await memory.session("room:1", workspace="shop").append(said)
+        await deliver(memory, clock)
+        assert len(server.stored) == 1
+        assert (await memory.graphiti.status()).dead == {"consent_withdrawn": 2}
+
+
 async def test_nothing_is_searched_without_a_group(answered: Callable[[Answer], McpClient]) -> None:
     """The server would take its default group, which others share."""
     client = answered(lambda *_: pytest.fail("asked"))

@@ -130,6 +130,18 @@ def test_relations_are_of_a_small_vocabulary() -> None:
         Promotion("decision", "x", relations=(RelationOf("a", "LOVES", "b"),))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "relations"),
+    [("hunter22", "password", ()), ("Use it.", None, (RelationOf("ghp_abcdefgh12", "USES", "git"),))],
+)
+def test_a_secret_is_refused_in_each_part_of_a_promotion(
+    text: str, key: str | None, relations: tuple[RelationOf, ...]
+) -> None:
+    """The words of all parts go to the graph or are stored."""
+    with pytest.raises(InvalidInput, match="looks like a secret"):
+        Promotion("decision", text, key=key, relations=relations)
+
+
 @pytest.mark.parametrize("backend", ["falkordb", "neo4j"])
 async def test_a_promotion_is_undone_here_and_in_the_graph(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, backend: Backend
@@ -277,4 +289,26 @@ async def test_a_directive_of_a_message_is_told_to_the_graph_and_taken_back(
     [proposal], _ = await allowed.proposals.page(ProposalQuery())
     await allowed.proposals.undo(proposal.id, by="ann")
     assert not [name for name in graphiti.names(group_id_of(shop)) if name.startswith("threadkeep.fact.")]
+    assert await allowed.knowledge.facts(shop) == []
+
+
+async def test_undoing_one_of_two_directives_leaves_the_episode(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Also while the server has not stored it: the fact is still remembered, from the other message."""
+    graphiti.backend, graphiti.auto = "neo4j", False
+    await allow(allowed, "promoted_facts")
+    shop = Scope("workspace", "shop")
+    scopes: Any = {"workspace": shop}
+    for room in ("room:1", "room:2"):
+        await allowed.session(room).append([Message(role="user", content="decision: Use SQLite.")])
+        await allowed.learning.learn(LearningRequest(room, DirectiveLearner(), scopes, 1.0))
+    await deliver(allowed, clock, looks=1)
+    (first, second), _ = await allowed.proposals.page(ProposalQuery())
+    await allowed.proposals.undo(first.id, by="ann")
+    graphiti.ingest()
+    await deliver(allowed, clock)
+    assert len(graphiti.names(group_id_of(shop))) == len(await allowed.knowledge.facts(shop)) == 1
+    await allowed.proposals.undo(second.id, by="ann")
+    assert graphiti.names(group_id_of(shop)) == []
     assert await allowed.knowledge.facts(shop) == []

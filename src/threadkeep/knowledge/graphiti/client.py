@@ -13,6 +13,9 @@ from threadkeep.records import Json
 type Look = Callable[[], Awaitable[str | None]]
 """A check that returns a problem with its cure, or None."""
 
+type GoesOn = Callable[[], Awaitable[bool]]
+"""Returns whether the next message may still be sent."""
+
 type EpisodeRole = Literal["user", "assistant", "system"]
 
 
@@ -72,8 +75,12 @@ class GraphitiClient(Protocol):
     newest_first: bool
     """True if a limited list of episodes has the newest ones."""
 
-    async def send(self, group_id: str, episodes: Sequence[Episode]) -> None:
-        """Send messages in their order. The server stores them later, or never: read them back."""
+    async def send(self, group_id: str, episodes: Sequence[Episode], *, goes_on: GoesOn | None = None) -> int:
+        """Send messages in their order, and return the number of sent ones.
+
+        If each message is a request, `goes_on` is asked before every further one. The server stores messages later, or
+        never: read them back.
+        """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
         """Return the last messages of a group by their time, oldest first; an unknown group has none."""

@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiError
-from threadkeep.knowledge.graphiti.client import Episode, GraphFact, Look, SeenEpisode, episode_in, fact_in
+from threadkeep.knowledge.graphiti.client import Episode, GoesOn, GraphFact, Look, SeenEpisode, episode_in, fact_in
 from threadkeep.records import Json
 from threadkeep.records.graphiti import check_group_id
 
@@ -42,10 +42,12 @@ class McpClient:
         """Show no secret."""
         return f"McpClient({self._url!r})"
 
-    async def send(self, group_id: str, episodes: Sequence[Episode]) -> None:
+    async def send(self, group_id: str, episodes: Sequence[Episode], *, goes_on: GoesOn | None = None) -> int:
         """Send messages one by one; the server queues them in memory."""
         check_group_id(group_id)
         for position, one in enumerate(episodes):
+            if position and goes_on is not None and not await goes_on():
+                return position
             arguments: dict[str, Json] = {
                 "name": one.name,
                 "episode_body": f"{one.speaker}({one.role}): {one.content}",
@@ -59,6 +61,7 @@ class McpClient:
             except GraphitiError as error:
                 error.accepted = position
                 raise
+        return len(episodes)
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
         """Return up to `last` messages of a group, unordered."""

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import httpx2
 
 from threadkeep.errors import GraphitiError, GraphitiFailure
-from threadkeep.knowledge.graphiti.client import Episode, GraphFact, Look, SeenEpisode, episode_in, fact_in
+from threadkeep.knowledge.graphiti.client import Episode, GoesOn, GraphFact, Look, SeenEpisode, episode_in, fact_in
 from threadkeep.records import Json
 from threadkeep.records.graphiti import check_group_id
 
@@ -79,8 +79,8 @@ class RestClient:
         """Show no secret."""
         return f"RestClient({self._endpoint!r})"
 
-    async def send(self, group_id: str, episodes: Sequence[Episode]) -> None:
-        """Send messages; the server queues them in memory (202)."""
+    async def send(self, group_id: str, episodes: Sequence[Episode], *, goes_on: GoesOn | None = None) -> int:
+        """Send messages in one request; the server queues them in memory (202)."""
         messages: list[Json] = [
             {
                 "content": one.content,
@@ -96,6 +96,7 @@ class RestClient:
         taken = answer.json()
         if answer.status != 202 or not isinstance(taken, Mapping) or taken.get("success") is not True:
             raise GraphitiError("unreadable", status=answer.status, uncertain=True)
+        return len(episodes)
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
         """Return the last messages of a group by their time."""

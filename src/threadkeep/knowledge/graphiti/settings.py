@@ -67,7 +67,6 @@ class GraphitiSettings(BaseSettings):
     @field_validator("graphiti_recall_extra_group_ids")
     @classmethod
     def _group_ids(cls, value: list[str]) -> list[str]:
-
         return [check_group_id(group_id) for group_id in value]
 
     @field_validator("graphiti_transport", "graphiti_group_id_strategy", mode="before")
@@ -78,7 +77,6 @@ class GraphitiSettings(BaseSettings):
     @field_validator("graphiti_endpoint")
     @classmethod
     def _endpoint(cls, value: str) -> str:
-
         return normalised_endpoint(value) if value.strip() else ""
 
     @field_validator("graphiti_git_folder")
@@ -107,7 +105,6 @@ class GraphitiSettings(BaseSettings):
         """Return how Graphiti is used; None while it is off. `workspace` is that of runs that name none."""
         if not self.graphiti_enabled:
             return None
-
         key = self.graphiti_api_key
         return GraphitiOptions(
             endpoint=self.graphiti_endpoint,

@@ -261,7 +261,7 @@ class DeliveryWorker:
         git = await self._git_if_allowed()
         episodes = [self._episode(one, git) for one in batch]
         try:
-            await self._client.send(lease.group_id, episodes)
+            count = await self._client.send(lease.group_id, episodes, goes_on=partial(self._may_send, batch))
         except GraphitiError as error:
             if error.accepted is not None:
                 await self._stopped_at(batch[error.accepted], batch[error.accepted + 1 :], error)
@@ -275,7 +275,12 @@ class DeliveryWorker:
             if not error.uncertain:
                 await self._deliveries.take_back([one.number for one in batch])
             raise
-        self._observer.notify(EpisodesDelivered(result="sent", count=len(batch)))
+        await self._deliveries.take_back([one.number for one in batch[count:]])
+        self._observer.notify(EpisodesDelivered(result="sent", count=count))
+
+    async def _may_send(self, batch: Sequence[Waiting]) -> bool:
+        """Return True if consent still covers a batch that was marked as sent."""
+        return {_class_of(one) for one in batch} <= await self._consents.granted()
 
     async def _stopped_at(self, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
         """Handle a failure of one message; the server has those before it, and never saw the later ones.
@@ -298,6 +303,9 @@ class DeliveryWorker:
     async def _send_each(self, lease: Lease, batch: Sequence[Waiting], episodes: Sequence[Episode]) -> None:
         """Send messages one by one: the server refuses one of them, which would block the others."""
         for position, (one, episode) in enumerate(zip(batch, episodes, strict=True)):
+            if position and not await self._may_send(batch):
+                await self._deliveries.take_back([one.number for one in batch[position:]])
+                return
             if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
                 return
             try:

@@ -58,9 +58,11 @@ async def list_persons(
     persons = app.memory.persons
     if user_id is not None:
         try:
-            return PersonList(persons=[PersonView.of(await persons.get(user_id))], next_cursor=None)
+            person = await persons.get(user_id)
         except KnowledgeNotFound:
             return PersonList(persons=[], next_cursor=None)
+        known = any((q or "").lower() in text.lower() for text in (*person.aliases, *person.names))
+        return PersonList(persons=[PersonView.of(person)] if known else [], next_cursor=None)
     found, following = await persons.page(PersonQuery(q, limit, read_cursor(cursor)))
     next_cursor = write_cursor(following)
     return PersonList(persons=[PersonView.of(person) for person in found], next_cursor=next_cursor)
