@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from itertools import repeat
 from pathlib import Path
@@ -142,3 +144,26 @@ async def test_a_bot_that_cannot_be_used_stops_the_start(tmp_path: Path, more: s
     assert sentence in str(refused.value)
     async with open_app(settings) as app:
         assert app.channels is None
+
+
+@pytest.mark.slow
+def test_a_service_whose_turns_are_waited_for_does_not_load_the_queue(tmp_path: Path) -> None:
+    """Importing dbos takes seconds of CPU and tens of megabytes; it is for runs that are queued."""
+    script = f"""
+import asyncio, sys
+from pathlib import Path
+from tests.web.services import settings_for
+from threadkeep.app import open_app
+from threadkeep.runs.chat_turns import ChatRequest
+
+async def ask():
+    settings = settings_for(Path({str(tmp_path)!r}), database_url={f"sqlite:///{tmp_path}/chat.db"!r})
+    async with open_app(settings) as app:
+        await app.runs.service()
+        await app.chat.ask(ChatRequest("hi", session_id="room:1"))
+
+asyncio.run(ask())
+print("dbos" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "False"
