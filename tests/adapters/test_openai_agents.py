@@ -77,6 +77,8 @@ async def test_the_newest_items_are_returned_and_taken_back(memory: Memory) -> N
     assert await session.pop_item() == RESULT
     assert await session.get_items(limit=10) == [{"role": "user", "content": "a"}, REASONING, CALL]
     assert await memory.session(ROOM).count(view="history") == 4
+    assert await AgentsSession(memory, ROOM, session_settings={"limit": 1}).get_items() == [CALL]
+    assert AgentsSession(memory, ROOM).session_settings == SessionSettings()
 
     await session.clear_session()
     assert (await session.get_items(), await session.pop_item()) == ([], None)

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from langchain_core.utils.uuid import uuid7
 
+from threadkeep.agent.counting import media_name
 from threadkeep.errors import SessionNotFound, StoreUnavailable
 from threadkeep.history.session import LONGEST_PAGE, Session
 from threadkeep.records import Json, Message, Role, View
 from threadkeep.store.driver import Joined
 
+_OPENAI_ROLES: Mapping[object, Role] = {"user": "user", "assistant": "assistant"}
+_OPENAI_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ATTEMPTS = 3
 _PAGE = 50
 
@@ -34,6 +37,28 @@ def stored_item(framework: str, message: Message) -> Json:
     if not isinstance(message.original, Mapping):
         return None
     return message.original.get(framework)
+
+
+def openai_role(item: Mapping[str, object]) -> Role | None:
+    """Return the role of a person's or an assistant's message; None for other items of OpenAI's API."""
+    return _OPENAI_ROLES.get(item.get("role")) if item.get("type", "message") == "message" else None
+
+
+def openai_text(content: object) -> str:
+    """Return the text of the content of OpenAI's item, with marks for images and files."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = (_openai_part(part) for part in parts if isinstance(part, dict))
+    return "\n".join(text for text in texts if text)
+
+
+def _openai_part(part: Mapping[str, object]) -> str:
+    text = part.get(_OPENAI_TEXTS.get(str(part.get("type")), ""))
+    if isinstance(text, str):
+        return text
+    name = media_name(part)
+    return "" if name == "part" else f"[{name}]"
 
 
 async def read_messages(

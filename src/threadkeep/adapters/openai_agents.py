@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from threadkeep.adapters.items import item_message, read_messages, stored_item, take_back_newest
-from threadkeep.agent.counting import media_name
+from agents.memory import SessionSettings
+from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
+
+from threadkeep.adapters.items import (
+    item_message,
+    openai_role,
+    openai_text,
+    read_messages,
+    stored_item,
+    take_back_newest,
+)
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
-from threadkeep.records import Json, Message, Role
+from threadkeep.records import Json, Message
 
 if TYPE_CHECKING:
     from agents.items import TResponseInputItem
-    from agents.memory import SessionSettings
 
 _NAME = "openai-agents"
-_ROLES: Mapping[object, Role] = {"user": "user", "assistant": "assistant"}
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 class AgentsSession:
@@ -34,10 +40,10 @@ class AgentsSession:
         session_id: str,
         *,
         user_id: str | None = None,
-        session_settings: SessionSettings | None = None,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
     ) -> None:
         self.session_id = session_id
-        self.session_settings = session_settings
+        self.session_settings: SessionSettings | None = coerce_session_settings(session_settings or {})
         self._session: OnLoop[Memory, Session] = OnLoop(
             memory, lambda opened: opened.session(session_id, user_id=user_id)
         )
@@ -47,8 +53,7 @@ class AgentsSession:
 
         Without a limit, the limit of the session's settings applies, or none.
         """
-        if limit is None and self.session_settings is not None:
-            limit = self.session_settings.limit
+        limit = resolve_session_limit(limit, self.session_settings)
         messages = await self._session.call(lambda session: read_messages(session, limit, keep=_is_item))
         return [item for message in messages if (item := _item(message)) is not None]
 
@@ -74,31 +79,9 @@ class AgentsSession:
         await self._session.call(lambda session: session.delete())
 
 
-def item_role(item: Mapping[str, object]) -> Role | None:
-    """Return the role of a person's or an assistant's message; None for other items."""
-    return _ROLES.get(item.get("role")) if item.get("type", "message") == "message" else None
-
-
-def item_text(content: object) -> str:
-    """Return the text of an item's content, with marks for images and files."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    texts = (_part(part) for part in parts if isinstance(part, dict))
-    return "\n".join(text for text in texts if text)
-
-
-def _part(part: Mapping[str, object]) -> str:
-    text = part.get(_TEXTS.get(str(part.get("type")), ""))
-    if isinstance(text, str):
-        return text
-    name = media_name(part)
-    return "" if name == "part" else f"[{name}]"
-
-
 def _message(item: Mapping[str, Json]) -> Message:
-    role = item_role(item)
-    text = item_text(item.get("content")) if role else ""
+    role = openai_role(item)
+    text = openai_text(item.get("content")) if role else ""
     mark = f"[{item.get('type') or item.get('role') or 'item'}]"
     return item_message(_NAME, dict(item), role=role if text else None, text=text or mark)
 

@@ -15,7 +15,7 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.graph.message import _messages_delta_reducer
 
-from threadkeep.adapters.openai_agents import item_role, item_text
+from threadkeep.adapters.items import openai_role, openai_text
 from threadkeep.agent.conversion import from_langchain, role_of, text_of
 from threadkeep.agent.counting import media_name
 from threadkeep.boundary import ErrorBoundary
@@ -82,7 +82,7 @@ class AgentSessions:
         if reason is not None:
             self.left_out[reason] += 1
             return None
-        role, text = item_role(item) or "user", item_text(item["content"])
+        role, text = openai_role(item) or "user", openai_text(item["content"])
         # The SDK uses one id for all answers of some models. The row number is unique and stays the same in later
         # imports.
         digest = sha256(f"{session_id}\n{number}\n{role}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
@@ -100,9 +100,9 @@ def _left_out(item: object) -> LeftOut | None:
         return "tool_result" if str(kind).endswith("_output") else "tool_call" if "call" in str(kind) else "other"
     if item.get("role") in ("system", "developer"):
         return "system"
-    if item_role(item) is None:
+    if openai_role(item) is None:
         return "other"
-    return None if item_text(item.get("content")).strip() else "empty"
+    return None if openai_text(item.get("content")).strip() else "empty"
 
 
 @asynccontextmanager
