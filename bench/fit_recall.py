@@ -27,7 +27,6 @@ from bench.recall_phrases import ENGLISH
 from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.context.recall import weights as current
 from threadkeep.context.recall.index import COST_SHARE
-from threadkeep.context.recall.query import Kind
 
 type Floats = NDArray[np.float64]
 
@@ -58,12 +57,11 @@ class Example:
 
 def examples(chat: Chat) -> Iterator[Example]:
     """The questions of a chat, as the index sees them."""
-    priors: dict[str, list[float]] = {}
-    answers: dict[str, Mapping[Kind, float]] = {}
+    priors: dict[str, Sequence[float]] = {}
+    answers: dict[str, Sequence[float]] = {}
 
-    def notice(turn_id: str, prior: Mapping[str, float], answer: Mapping[Kind, float]) -> None:
-        priors[turn_id] = [prior[name] for name in current.PRIOR]
-        answers[turn_id] = answer
+    def notice(turn_id: str, prior: Sequence[float], answer: Sequence[float]) -> None:
+        priors[turn_id], answers[turn_id] = prior, answer
 
     index = RecallIndex(notice)
     costs = {turn.id: cost(turn) for turn in chat.turns}
@@ -71,10 +69,11 @@ def examples(chat: Chat) -> Iterator[Example]:
         index.add(IndexedTurn(turn.id, turn.text, turn.speaker, turn.time, turn.session))
     for asked in chat.asked:
         rows, ids = [], []
-        for place, kind, match in index.candidates(asked.text):
-            answer = [answers[place.id].get(kind, 0.0) * (name == kind) for name in current.ANSWER]
-            rows.append([*priors[place.id], *answer, *(match[name] for name in current.MATCH)])
-            ids.append(place.id)
+        for turn_id, kind, match in index.candidates(asked.text):
+            known = zip(current.ANSWER, answers[turn_id], strict=True)
+            answer = [value * (name == kind) for name, value in known]
+            rows.append([*priors[turn_id], *answer, *(match[name] for name in current.MATCH)])
+            ids.append(turn_id)
         if rows:
             holds = np.array([turn_id in asked.evidence for turn_id in ids])
             yield Example(np.array(rows), np.array([costs[i] for i in ids], float), holds, len(asked.evidence))

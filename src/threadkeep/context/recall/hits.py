@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -19,55 +20,39 @@ NOBODY: Final = -1
 """The voice and the episode of a position without a turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The stored data of a turn."""
-
-    id: str
-    speaker: str
-    episode: int
-    first_person: int
-    asks: int
-    topics: int
-    priors: Priors
-
-
 class Places:
-    """The turns by position; data read for hundreds of turns in each query has its own list.
+    """The turns by position, in columns, which are read for hundreds of turns in each query.
 
     Empty positions separate episodes and precede the first, so that the neighbours of a turn belong to its own
-    episode.
+    episode. Their ids are empty.
     """
 
     def __init__(self) -> None:
-        self.turns: list[Place | None] = []
-        self.priors: tuple[list[float], ...] = tuple([] for _ in KINDS)
-        self.episodes: list[int] = []
+        self.ids: list[str] = []
+        self.priors: tuple[array[float], ...] = tuple(array("f") for _ in KINDS)
+        self.episodes = array("i")
         # One element more than there are positions, so that there is always a next one.
         self.topics: list[int] = [0]
-        self.voices: list[int] = []
-        self._speakers: dict[str, int] = {}
+        self.voices = array("i")
+        self.speakers: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self.turns)
+        return len(self.ids)
 
-    @property
-    def last(self) -> Place | None:
-        """Return the turn at the last position."""
-        return self.turns[-1] if self.turns else None
-
-    def append(self, turn: Place) -> None:
+    def append(
+        self, turn_id: str, priors: Priors, *, speaker: str, first_person: int, episode: int, topics: int
+    ) -> None:
         """Add a turn at the next position."""
-        number = self._speakers.setdefault(turn.speaker, len(self._speakers))
-        self._add(turn, turn.priors, turn.episode, turn.topics, 2 * number + turn.first_person)
+        number = self.speakers.setdefault(speaker, len(self.speakers))
+        self._add(turn_id, priors, episode, topics, 2 * number + first_person)
 
     def leave(self) -> None:
         """Leave positions empty, before a new episode."""
         for _ in range(BESIDE + 1):
-            self._add(None, (0.0,) * len(KINDS), NOBODY, 0, NOBODY)
+            self._add("", (0.0,) * len(KINDS), NOBODY, 0, NOBODY)
 
-    def _add(self, turn: Place | None, priors: Priors, episode: int, topics: int, voice: int) -> None:
-        self.turns.append(turn)
+    def _add(self, turn_id: str, priors: Priors, episode: int, topics: int, voice: int) -> None:
+        self.ids.append(turn_id)
         for column, prior in zip(self.priors, priors, strict=True):
             column.append(prior)
         self.episodes.append(episode)
@@ -77,7 +62,7 @@ class Places:
 
     def voices_of(self, speaker: str) -> tuple[int, int]:
         """Return the two voices of a speaker: speaking about other things, and about themselves."""
-        number = self._speakers.get(speaker, NOBODY)
+        number = self.speakers.get(speaker, NOBODY)
         return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
 
 
@@ -227,8 +212,8 @@ def places_of(hits: Hits, match: Match, places: Places) -> list[int]:
         if len(chosen) >= _LEAST_CANDIDATES:
             break
         chosen.add(place)
-    end, turns = len(places), places.turns
-    return [place for place in sorted(chosen) if 0 <= place < end and turns[place] is not None]
+    end, ids = len(places), places.ids
+    return [place for place in sorted(chosen) if 0 <= place < end and ids[place]]
 
 
 def episodes_of(hits: Hits, places: Places) -> dict[int, tuple[float, float]]:

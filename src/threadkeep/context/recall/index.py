@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from heapq import heapify, heappop, heappush
-from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from threadkeep.context.recall.hits import Match, Place, Places
+from threadkeep.context.recall.hits import Match, Places
 from threadkeep.context.recall.matching import Likeness, Matching
 from threadkeep.context.recall.postings import Postings
-from threadkeep.context.recall.priors import Priors, Surroundings, answer_signals, prior_signals, priors_of, signs_of
+from threadkeep.context.recall.priors import Surroundings, answer_signals, prior_signals, priors_of, signs_of
 from threadkeep.context.recall.query import ROLES, Kind, Participants, nicknames_of, read
 from threadkeep.context.recall.spans import Span, spans_of
 from threadkeep.context.recall.words import meaningful, terms_of, words_of
@@ -27,8 +27,7 @@ _EPISODE_PAUSE_SECONDS = 4 * 3_600
 _TELLING_TURNS = 60
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedTurn:
+class IndexedTurn(NamedTuple):
     """A turn of the index: its text, speaker, time, session and role.
 
     The speaker is a person's or an agent's name, or the role if there is none.
@@ -58,16 +57,20 @@ class Ranked(NamedTuple):
 
 @dataclass(slots=True)
 class _Episode:
-    """The turns of one sitting: of one session, without a long pause, and limited in number."""
+    """The turns of one sitting: of one session, without a long pause, and limited in number.
+
+    `asks` is 1 if its last turn has a question.
+    """
 
     session: str
-    day: int | None
     last_time: datetime | None
     first_place: int
     turns: int = 0
+    asks: int = 0
 
 
-type Notice = Callable[[str, Mapping[str, float], Mapping[Kind, float]], None]
+type Notice = Callable[[str, Sequence[float], Sequence[float]], None]
+"""A function of the id of a turn, its signals in the order of `PRIOR`, and those in the order of `ANSWER`."""
 
 
 class RecallIndex:
@@ -107,19 +110,20 @@ class RecallIndex:
         episode = self._episodes[number]
         place = len(self._places)
         words = words_of(turn.text[:_READ_CHARACTERS])
-        terms = list(islice(terms_of(words), _MOST_TERMS))
+        counts = _counted(terms_of(words)[:_MOST_TERMS])
         signs = signs_of(turn.text, words)
-        rarity, topics = self._postings.add(place, terms)
-        before = self._places.last
-        told = Surroundings(episode.turns, before.asks if before else 0, _is_agent(turn))
-        signals = prior_signals(signs, len(set(terms)), len(words), rarity, told)
-        priors = priors_of(signals, signs)
-        self._places.append(Place(turn.id, turn.speaker, number, signs.first_person, signs.asks, topics, priors))
+        rarity, topics = self._postings.add(place, counts)
+        surroundings = Surroundings(episode.turns, episode.asks, _is_agent(turn))
+        signals, answers = prior_signals(signs, len(counts), len(words), rarity, surroundings), answer_signals(signs)
+        priors = priors_of(signals, answers)
+        speaker, first_person = turn.speaker, signs.first_person
+        self._places.append(turn.id, priors, speaker=speaker, first_person=first_person, episode=number, topics=topics)
         if self._notice is not None:
-            self._notice(turn.id, signals, answer_signals(signs))
+            self._notice(turn.id, signals, answers)
         self._by_id[turn.id] = place
         episode.turns += 1
-        self._know_speaker(turn, priors, place)
+        episode.asks = signs.asks
+        self._know_speaker(turn, priors[-1], place)
 
     def rank(
         self,
@@ -150,12 +154,12 @@ class RecallIndex:
             scores = [(score + likeness.share(place), place) for score, place in scores]
         # A stable sort: equal scores stay in the order of positions.
         scores.sort(key=itemgetter(0), reverse=True)
-        turns, ranked = self._places.turns, list[Ranked]()
+        ids, ranked = self._places.ids, list[Ranked]()
         for score, place in scores:
-            turn = turns[place]
-            if turn is not None and turn.id not in exclude:
+            turn_id = ids[place]
+            if turn_id not in exclude:
                 # Created by the hundred; the constructor of a named tuple takes twice as long.
-                ranked.append(tuple.__new__(Ranked, (turn.id, score, place, matching)))
+                ranked.append(tuple.__new__(Ranked, (turn_id, score, place, matching)))
                 if len(ranked) >= limit:
                     break
         return ranked
@@ -172,13 +176,11 @@ class RecallIndex:
         """
         return meaningful(query[:_READ_CHARACTERS], self._names)
 
-    def candidates(self, query: str) -> Iterator[tuple[Place, Kind, dict[str, float]]]:
-        """Yield every candidate for this input with its signals, for fitting the weights."""
+    def candidates(self, query: str) -> Iterator[tuple[str, Kind, dict[str, float]]]:
+        """Yield the id of every candidate for this input, with its signals, for fitting the weights."""
         matching = self._matching(query, (), None, None)
-        for number in matching.places:
-            place = self._places.turns[number]
-            if place is not None:
-                yield place, matching.kind, matching.signals(number)
+        for place in matching.places:
+            yield self._places.ids[place], matching.kind, matching.signals(place)
 
     def _matching(
         self,
@@ -241,10 +243,8 @@ class RecallIndex:
         """Return the speakers that "you" means: the assistants, or everybody else."""
         return frozenset(self._of_role.get("assistant", ())) or frozenset(self._speakers) - self._askers(asker)
 
-    def _know_speaker(self, turn: IndexedTurn, priors: Priors, place: int) -> None:
+    def _know_speaker(self, turn: IndexedTurn, prior: float, place: int) -> None:
         speaker = turn.speaker
-        role = _role_of(turn)
-        self._of_role.setdefault(role, set()).add(speaker)
         if speaker not in self._speakers:
             self._speakers[speaker] = []
             # The name of an agent in a program, such as `researcher`, is an ordinary word in questions.
@@ -253,9 +253,11 @@ class RecallIndex:
                     self._names.setdefault(word, speaker)
                     for beginning in nicknames_of(word):
                         self._nicknames.setdefault(beginning, speaker)
+        self._of_role.setdefault(_role_of(turn), set()).add(speaker)
         best = self._speakers[speaker]
-        insort(best, (-priors[-1], place))
-        del best[_TELLING_TURNS:]
+        if len(best) < _TELLING_TURNS or -prior < best[-1][0]:
+            insort(best, (-prior, place))
+            del best[_TELLING_TURNS:]
 
     def _episode_of(self, turn: IndexedTurn) -> int:
         """Return the episode that this turn continues, or a new one."""
@@ -267,10 +269,16 @@ class RecallIndex:
                 return len(self._episodes) - 1
         self._places.leave()
         day = date.toordinal(turn.time) if turn.time else None
-        self._episodes.append(_Episode(turn.session, day, turn.time, len(self._places)))
+        self._episodes.append(_Episode(turn.session, turn.time, len(self._places)))
         if day is not None:
             insort(self._episode_days, (day, len(self._episodes) - 1))
         return len(self._episodes) - 1
+
+
+def _counted(terms: Sequence[str]) -> dict[str, int]:
+    """Return how often each term is there; most turns have no term twice."""
+    counts = dict.fromkeys(terms, 1)
+    return counts if len(counts) == len(terms) else Counter(terms)
 
 
 def _role_of(turn: IndexedTurn) -> str:
@@ -304,23 +312,24 @@ def select(
         group_cost: The tokens that the first turn of a group costs in addition.
     """
     costs = [max(1, cost_of(entry.id)) for entry in ranked]
-    groups: list[Hashable] = [group_of(entry.id) for entry in ranked] if group_of else [None] * len(ranked)
-    opened: set[Hashable] = set() if group_of else {None}
-
-    def entry_of(number: int) -> tuple[float, int, int]:
-        cost = costs[number] + (0 if groups[number] in opened else group_cost)
-        return COST_SHARE * math.log(cost) - ranked[number].score, number, cost
-
-    waiting = [entry_of(number) for number in range(len(ranked))]
+    groups: Sequence[Hashable] = [group_of(entry.id) for entry in ranked] if group_of else ()
+    first_cost, log = group_cost if group_of else 0, math.log
+    waiting = [
+        (COST_SHARE * log(cost + first_cost) - entry[1], number, cost + first_cost)
+        for number, (entry, cost) in enumerate(zip(ranked, costs, strict=True))
+    ]
     heapify(waiting)
+    opened: set[Hashable] = set()
     taken: list[Ranked] = []
     left, least = budget, min(costs, default=0)
     while waiting and left >= least:
         _, number, cost = heappop(waiting)
-        if groups[number] in opened and cost > costs[number]:
-            heappush(waiting, entry_of(number))
+        if cost > costs[number] and groups[number] in opened:
+            cost = costs[number]
+            heappush(waiting, (COST_SHARE * log(cost) - ranked[number].score, number, cost))
         elif cost <= left:
             taken.append(ranked[number])
-            opened.add(groups[number])
             left -= cost
+            if groups:
+                opened.add(groups[number])
     return taken

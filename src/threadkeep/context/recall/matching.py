@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import repeat
@@ -44,8 +44,8 @@ class Scoring:
             for voice, of_self in zip(places.voices_of(speaker), (0.0, weights["speaker_of_self"]), strict=True)
         }
 
-    def scores(self, chosen: Sequence[int]) -> Iterator[tuple[float, int]]:
-        """Yield the scores of the turns at these positions, each with its position."""
+    def scores(self, chosen: Sequence[int]) -> list[tuple[float, int]]:
+        """Return the scores of the turns at these positions, each with its position."""
         places, found = self._places, self._found
         priors, voices, episodes, shares = places.priors[found.kind], places.voices, places.episodes, found.episodes
         named, amounts = self._voices, self._amounts()
@@ -55,34 +55,35 @@ class Scoring:
         around, speaker_words = weights["around"], weights["speaker_words"]
         topics_beside = weights["topics_near"] / 2
         topics_here = weights["topics"] + 2 * topics_beside
+        scores: list[tuple[float, int]] = []
         for place, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
-            before, here, after = columns[place - 1 : place + 2]
             score = priors[place] + amounts.get(place, 0.0) + shares.get(episodes[place], 0.0)
-            score += topics_here * profile[here & asked]
-            score += topics_beside * (profile[before & asked] + profile[after & asked])
+            if asked:
+                before, here, after = columns[place - 1 : place + 2]
+                score += topics_here * profile[here & asked]
+                score += topics_beside * (profile[before & asked] + profile[after & asked])
             one = e | own | f
             two = d | one | g
             wide = a | b | c | two | h | i | j
-            if own:
-                score += words * covered[own]
             if wide:
-                score += with_next * covered[one] + with_near * covered[two] + around * covered[wide]
+                score += around * covered[wide]
+                if two:
+                    score += words * covered[own] + with_next * covered[one] + with_near * covered[two]
             if (voice := voices[place]) in named:
                 score += named[voice] + speaker_words * covered[two]
-            yield score, place
+            scores.append((score, place))
+        return scores
 
-    def _windows(self, chosen: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Yield the bits of the hits at each of these positions and of the five on each side."""
+    def _windows(self, chosen: Sequence[int]) -> list[Sequence[int]]:
+        """Return the bits of the hits at each of these positions and of the five on each side."""
         found = self._found.hits.masks
         if len(self._places) > _SHORT:
-            for place in chosen:
-                yield tuple(map(found.get, range(place - BESIDE, place + BESIDE + 1), repeat(0)))
-            return
+            get, none = found.get, repeat(0)
+            return [tuple(map(get, range(place - BESIDE, place + BESIDE + 1), none)) for place in chosen]
         masks = [0] * (len(self._places) + BESIDE)
         for place, bits in found.items():
             masks[place] = bits
-        for place in chosen:
-            yield masks[place - BESIDE : place + BESIDE + 1]
+        return [masks[place - BESIDE : place + BESIDE + 1] for place in chosen]
 
     def _amounts(self) -> dict[int, float]:
         """Return the weighted term counts of a turn and of two neighbours on each side, by position."""
@@ -116,7 +117,6 @@ class Matching:
         hits = self._hits = Hits(postings, query)
         self._profile = Profile(postings, hits.terms, query.terms)
         self._places = places
-        self._turns = places.turns
         self._dates = match.dates
         self._speakers = query.speakers if len(query.speakers) < match.everybody else frozenset[str]()
         self.kind = query.kind
@@ -145,7 +145,7 @@ class Matching:
             per_score=self._per_score,
             per_when_score=self._is_when,
         )
-        return list(Scoring(self._places, found, self._weights).scores(self.places))
+        return Scoring(self._places, found, self._weights).scores(self.places)
 
     def _episode_share(self, episode: int) -> float:
         words, score = self._episodes.get(episode, (0.0, 0.0))
@@ -156,20 +156,20 @@ class Matching:
 
     def signals(self, place: int) -> dict[str, float]:
         """Return the signals shared by the query and the turn at this position, which `MATCH` weighs."""
-        turn = self._turns[place]
-        if turn is None:
+        if not self._places.ids[place]:
             return {}
+        episode, voice = self._places.episodes[place], self._places.voices[place]
         signals = {**self._signals_of_words(place), **self._signals_of_topics(place)}
-        words, score = self._episodes.get(turn.episode, (0.0, 0.0))
-        date, in_date = self._dates.get(turn.episode, (0.0, 0.0))
-        speaker = float(turn.speaker in self._speakers)
+        words, score = self._episodes.get(episode, (0.0, 0.0))
+        date, in_date = self._dates.get(episode, (0.0, 0.0))
+        speaker = float(any(voice in self._places.voices_of(name) for name in self._speakers))
         signals |= {
             "episode_words": words,
             "episode_score": score,
             "date": date,
             "in_date": in_date,
             "speaker": speaker,
-            "speaker_of_self": speaker * turn.first_person,
+            "speaker_of_self": speaker * (voice & 1),
             "speaker_words": speaker * signals["with_near"],
         }
         many = {name: self._many * signals[name.removesuffix(OF_MANY)] for name in MATCH if name.endswith(OF_MANY)}
@@ -200,8 +200,7 @@ class Matching:
 
     def prior(self, place: int) -> float:
         """Return the prior of the turn at this position for the requested kind of answer."""
-        turn = self._turns[place]
-        return 0.0 if turn is None else turn.priors[self._kind]
+        return self._places.priors[self._kind][place]
 
     def why(self, place: int) -> tuple[str, ...]:
         """Return the three strongest signals of the turn at this position, strongest first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import reduce
@@ -31,29 +31,37 @@ class Postings:
 
     def __init__(self) -> None:
         self._terms: dict[str, tuple[array[int], array[float]]] = {}
-        self._topics: dict[int, array[int]] = {}
+        self._topics: defaultdict[int, array[int]] = defaultdict(_positions)
         self._beginnings: dict[str, list[str]] = {}
         self._spellings: dict[tuple[str, int], tuple[list[str], array[int]]] = {}
         self._turns = 0
         self.size = 0
 
-    def add(self, place: int, terms: Sequence[str]) -> tuple[float, int]:
-        """Add the terms of a turn at its position; return their rarity so far, about 0 to 1, and their topics."""
+    def add(self, place: int, counts: Mapping[str, int]) -> tuple[float, int]:
+        """Add a turn, with the count of each term, at its position.
+
+        Return the rarity of its terms so far, about 0 to 1, and their topics as bits.
+        """
         self._turns += 1
-        pace = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(terms) / _USUAL_TERMS)
+        self.size += len(counts)
+        pace = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * sum(counts.values()) / _USUAL_TERMS)
+        once = (_SATURATION + 1) / (1 + pace)
+        known, log, of_topics = self._terms, math.log, COUNTS.get
         topics: set[int] = set()
-        rarity, usual, counted = 0.0, math.log(self._turns + 19), Counter(terms)
-        self.size += len(counted)
-        for term, count in counted.items():
-            places, weights = self._terms.get(term) or self._new(term)
+        usual = 0.0
+        for term, count in counts.items():
+            places, weights = known.get(term) or self._new(term)
             places.append(place)
-            weights.append(count * (_SATURATION + 1) / (count + pace))
-            if (of_term := COUNTS.get(term)) is not None:
+            weights.append(once if count == 1 else count * (_SATURATION + 1) / (count + pace))
+            if (of_term := of_topics(term)) is not None:
                 topics.update(of_term)
-            rarity += usual - math.log(len(places) + 0.5)
-        for topic in sorted(topics):
-            self._topics.setdefault(topic, array("I")).append(place)
-        return (rarity / (usual * len(counted)) if counted else 0.0), sum(1 << topic for topic in topics)
+            usual += log(len(places) + 0.5)
+        bits, by_topic = 0, self._topics
+        for topic in topics:
+            by_topic[topic].append(place)
+            bits |= 1 << topic
+        most = len(counts) * log(self._turns + 19)
+        return ((most - usual) / most if counts else 0.0), bits
 
     def _new(self, term: str) -> tuple[array[int], array[float]]:
         found = array("I"), array("d")
@@ -101,6 +109,10 @@ class Postings:
     def rarity(self, places: int) -> float:
         """Return the inverse document frequency of a term with this number of positions."""
         return math.log(1 + (self._turns - places + 0.5) / (places + 0.5))
+
+
+def _positions() -> array[int]:
+    return array("I")
 
 
 def _letters_of(term: str) -> int:

@@ -4,35 +4,51 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import reduce
+from itertools import islice
+from operator import or_
+from typing import NamedTuple
 
-from threadkeep.context.recall.query import KINDS, Kind
 from threadkeep.context.recall.weights import ANSWER, PRIOR
-from threadkeep.context.recall.words import BASE_FORMS
+from threadkeep.context.recall.words import BASE_FORMS, WordTable, is_unspaced, words_of
 
-# Times, numbers and the first person are found in lower-case text: patterns without case take three times as long.
-_TIME = re.compile(
-    r"\b(?:yesterday|today|tonight|tomorrow|ago|last|next|since|weekend|week|month|year|day|morning|evening|night|recently|"
-    r"just|soon|(?:mon|tues|wednes|thurs|fri|satur|sun)day|january|february|march|april|june|july|august|september|october|"
-    r"november|december|spring|summer|fall|winter|\d{1,2}(?::\d\d| ?[ap]m)|(?:19|20)\d\d)s?\b"
-    r"|昨|明天|今天|前天|周|星期|月|年|天前",
-)
-_NUMBER = re.compile(
-    r"\d|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|twenty|thirty|forty|fifty|hundred|thousand|"
-    r"million|half|couple|once|twice|several)\b|[一二两三四五六七八九十百千万]",
-)
-# A capital within a sentence, or text in quotation marks.
-_NAME = re.compile(r"(?<=[a-z0-9,;:'’)] )(?!I\b)[A-Z]\w|[\"“「《][^\"”」》]+[\"”」》]")
-_CAUSE = re.compile(
+# Signs of single words, and of texts without spaces; in lower case.
+_TIME, _NUMBER, _CAUSE, _PLACE, _FIRST_PERSON, _SECOND_PERSON, _CLOCK_WORD = (1 << number for number in range(7))
+_PATTERNS = {
+    _TIME: re.compile(
+        r"\b(?:yesterday|today|tonight|tomorrow|ago|last|next|since|weekend|week|month|year|day|morning|evening|night"
+        r"|recently|just|soon|(?:mon|tues|wednes|thurs|fri|satur|sun)day|january|february|march|april|june|july|august"
+        r"|september|october|november|december|spring|summer|fall|winter|\d{1,2}[ap]m|(?:19|20)\d\d)s?\b"
+        r"|昨|明天|今天|前天|周|星期|月|年|天前"
+    ),
+    _NUMBER: re.compile(
+        r"\d|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|twenty|thirty|forty|fifty|hundred"
+        r"|thousand|million|half|couple|once|twice|several)\b|[一二两三四五六七八九十百千万]"
+    ),
+    _PLACE: re.compile(
+        r"\b(?:at|in|near|from|to|around|visit|visited|visiting|city|town|country|park|beach|street|place|restaurant"
+        r"|store|home)\b|在|去|到"
+    ),
+    _FIRST_PERSON: re.compile(r"\b(?:i|my|me|mine|we|our|us)\b|我"),
+    _SECOND_PERSON: re.compile(r"\b(?:you|your|yours)\b|你|您"),
+    _CLOCK_WORD: re.compile(r"\b\d{1,2}\b"),
+    _CAUSE: re.compile(r"\b(?:because|since|so|order|due|thanks|helps?|wanted|why|makes?|made)\b|因为|所以|为了"),
+}
+_CLOCK = re.compile(r"\b\d{1,2}(?::\d\d| [ap]m)s?\b")
+# A text with such a word has a cause or a place only in these forms. Of "Why" and "Because" at the beginning of a
+# sentence the one asks, and the other answers what was said before.
+_CAUSE_PHRASE = re.compile(
     r"\b(?:because|since|so that|in order|due to|thanks to|helps?|wanted|why|makes? me|made me)\b|因为|所以|为了"
 )
-_PLACE = re.compile(
+_PLACE_PHRASE = re.compile(
     r"\b(?:at|in|near|from|to|around|visit|visited|visiting) (?:the |a |my |our )?[A-Z]"
     r"|\b(?:city|town|country|park|beach|street|place|restaurant|store|home)\b|在|去|到"
 )
-_FIRST_PERSON = re.compile(r"\b(?:i|my|me|mine|we|our|us)\b|我")
-_SECOND_PERSON = re.compile(r"\b(?:you|your|yours)\b|你|您", re.IGNORECASE)
+# A capital within a sentence, or text in quotation marks. Most texts have none of the latter.
+_CAPITAL = re.compile(r" (?!I\b)[A-Z](?<=[a-z0-9,;:'’)] [A-Z])\w")
+_NAME = re.compile(r"(?<=[a-z0-9,;:'’)] )(?!I\b)[A-Z]\w|[\"“「《][^\"”」》]+[\"”」》]")
+_QUOTED = re.compile('["“「《]')
 _GREETING = re.compile(
     r"\W*(?:thanks?|thank you|hey|hi|hello|bye|wow|cool|awesome|great|nice|yeah|yep|ok|okay|sure|congrats"
     r"|sounds|no problem|谢谢|你好|好的|嗯)\b",
@@ -43,8 +59,7 @@ _MOST_NAMES = 3
 _READ_CHARACTERS = 4_000
 
 
-@dataclass(frozen=True, slots=True)
-class Signs:
+class Signs(NamedTuple):
     """The signs found in a turn; flags are 0 or 1, so that they can be weighed."""
 
     asks: int
@@ -63,32 +78,45 @@ class Signs:
 def signs_of(text: str, words: Sequence[str]) -> Signs:
     """Return the signs of a text with these words."""
     head = text[:_READ_CHARACTERS]
-    lowered = head.lower()
+    if is_unspaced(head):
+        found = _signs_in(head.lower())
+    else:
+        found = reduce(or_, map(_SIGNS.__getitem__, words if len(text) <= _READ_CHARACTERS else words_of(head)), 0)
+    time = found & _TIME or (found & _CLOCK_WORD and _CLOCK.search(head.lower()))
+    cause = found & _CAUSE and _CAUSE_PHRASE.search(head)
+    place = found & _PLACE and _PLACE_PHRASE.search(head)
+    names = (_NAME if _QUOTED.search(head) else _CAPITAL).finditer(head)
     return Signs(
-        asks=int("?" in head or "？" in head),
-        ends_asking=int(head.rstrip().endswith(("?", "？"))),
-        time=int(_TIME.search(lowered) is not None),
-        number=int(_NUMBER.search(lowered) is not None),
-        names=min(_MOST_NAMES, len(_NAME.findall(head))),
-        cause=int(_CAUSE.search(head) is not None),
-        place=int(_PLACE.search(head) is not None),
-        first_person=int(_FIRST_PERSON.search(lowered) is not None),
-        second_person=int(_SECOND_PERSON.search(head) is not None),
-        greeting=int(_GREETING.match(head) is not None),
-        past=math.log1p(sum(map(_is_past, words[:200]))),
+        int("?" in head or "？" in head),
+        int(head.rstrip().endswith(("?", "？"))),
+        int(bool(time)),
+        int(found & _NUMBER > 0),
+        sum(1 for _ in islice(names, _MOST_NAMES)),
+        int(bool(cause)),
+        int(bool(place)),
+        int(found & _FIRST_PERSON > 0),
+        int(found & _SECOND_PERSON > 0),
+        int(_GREETING.match(head) is not None),
+        math.log1p(sum(map(_PAST.__getitem__, words[:200]))),
     )
+
+
+def _signs_in(text: str) -> int:
+    return sum(sign for sign, pattern in _PATTERNS.items() if pattern.search(text))
 
 
 def _is_past(word: str) -> bool:
     return (word.endswith("ed") and len(word) > 4) or (word in BASE_FORMS and not word.endswith("s"))
 
 
+_SIGNS, _PAST = WordTable(_signs_in), WordTable(_is_past)
+
+
 type Priors = tuple[float, ...]
 """A prior for each kind of answer, in the order of `KINDS`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """The number of earlier turns in the episode; whether the previous turn asks; whether a program speaks."""
 
     turns_before: int
@@ -96,8 +124,8 @@ class Surroundings:
     by_agent: bool
 
 
-def prior_signals(signs: Signs, terms: int, words: int, rarity: float, surroundings: Surroundings) -> dict[str, float]:
-    """Return the signals of a turn, by the names that `PRIOR` weighs.
+def prior_signals(signs: Signs, terms: int, words: int, rarity: float, surroundings: Surroundings) -> Sequence[float]:
+    """Return the signals of a turn, in the order of `PRIOR`, which weighs them.
 
     Args:
         signs: The signs found in its text.
@@ -106,30 +134,29 @@ def prior_signals(signs: Signs, terms: int, words: int, rarity: float, surroundi
         rarity: The rarity of its terms before it, about 0 to 1.
         surroundings: Facts about its speaker and the turns before it.
     """
-    return {
-        "terms": math.log1p(terms),
-        "density": terms / (words + 1),
-        "rarity": rarity,
-        "opening": math.exp(-surroundings.turns_before / 2),
-        "asks": signs.asks,
-        "ends_asking": signs.ends_asking,
-        "after_question": surroundings.after_question,
-        "names": signs.names,
-        "time": signs.time,
-        "second_person": signs.second_person,
-        "greeting": signs.greeting,
-        "past": signs.past,
-        "by_agent": float(surroundings.by_agent),
-    }
+    return (
+        math.log1p(terms),
+        terms / (words + 1),
+        rarity,
+        math.exp(-surroundings.turns_before / 2),
+        signs.asks,
+        signs.ends_asking,
+        surroundings.after_question,
+        signs.names,
+        signs.time,
+        signs.second_person,
+        signs.greeting,
+        signs.past,
+        float(surroundings.by_agent),
+    )
 
 
-def answer_signals(signs: Signs) -> dict[Kind, float]:
-    """Return a turn's signals for each kind of answer, by the kinds that `ANSWER` weighs."""
-    return {"when": signs.time, "number": signs.number, "who": signs.names, "where": signs.place, "why": signs.cause}
+def answer_signals(signs: Signs) -> Sequence[float]:
+    """Return a turn's signals for each kind of answer, in the order of `ANSWER`, which weighs them."""
+    return signs.time, signs.number, signs.names, signs.place, signs.cause
 
 
-def priors_of(signals: Mapping[str, float], signs: Signs) -> Priors:
-    """Return the prior of a turn with these signals, for each kind of answer."""
-    base = sum(weight * signals[name] for name, weight in PRIOR.items())
-    answers = answer_signals(signs)
-    return tuple(base + ANSWER.get(kind, 0.0) * answers.get(kind, 0.0) for kind in KINDS)
+def priors_of(signals: Sequence[float], answers: Sequence[float]) -> Priors:
+    """Return the prior of a turn with these signals, for each kind of answer; the last kind has no signal."""
+    base = math.sumprod(PRIOR.values(), signals)
+    return (*(base + weight * answer for weight, answer in zip(ANSWER.values(), answers, strict=True)), base)

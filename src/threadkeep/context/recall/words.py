@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterator
-from functools import cache, lru_cache
+from collections.abc import Callable, Collection, Iterator
+from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from typing import Final, Protocol
@@ -30,6 +30,7 @@ BASE_FORMS = _base_forms()
 """Each irregular form in lower case, with its base form."""
 
 
+_MOST_WORDS = 65_536
 _NO_PLURALS = frozenset(("athletics", "lens", "mathematics", "news", "physics", "series", "species"))
 _VOWELS = frozenset("aeiouy")
 _DOUBLED = frozenset(("bb", "dd", "ff", "gg", "mm", "nn", "pp", "rr", "tt"))
@@ -68,7 +69,6 @@ def _stemmer(language: str) -> _Stemmer:
     return found
 
 
-@lru_cache(maxsize=65_536)
 def stem(word: str) -> str:
     """Return the stem of a lower-case word: an English one in Latin letters, else one of the main language of a script.
 
@@ -141,18 +141,26 @@ STOP_CHARACTERS: Final = frozenset("".join(word for word in _WORDS if not word.i
 
 
 # Scripts without spaces: Han, kana, Thai, Lao, Myanmar, Khmer; and hangul, whose endings vary.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_RUNS = re.compile(
-    rf"[{_UNSPACED}\U00020000-\U0003ffff]+|(?:(?![{_UNSPACED}])[^\W_])+(?:['’](?![{_UNSPACED}])[^\W_]+)*"
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
 )
-_UNSPACED_FIRST = re.compile(rf"[{_UNSPACED}\U00020000-\U0003ffff]")
+_SPACED_RUNS = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+_RUNS = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}])[^\W_])+(?:'(?![{_UNSPACED}])[^\W_]+)*")
+_UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
+
+
+def is_unspaced(text: str) -> bool:
+    """Return whether a text has characters of a script without spaces between words."""
+    return not text.isascii() and _UNSPACED_CHARACTER.search(text) is not None
 
 
 def words_of(text: str) -> list[str]:
     """Return the words in lower case, without accents, in order; text without spaces counts as one word."""
     if not text.isascii():
-        text = _plain(text)
-    return [found.replace("’", "'") for found in _RUNS.findall(text.lower())]
+        text = _plain(text.replace("’", "'"))
+    runs: list[str] = (_RUNS if is_unspaced(text) else _SPACED_RUNS).findall(text.lower())
+    return runs
 
 
 def _plain(text: str) -> str:
@@ -171,18 +179,46 @@ def is_stop_word(word: str) -> bool:
 
 def meaningful(text: str, names: Collection[str]) -> str:
     """Return the text without stop words and these names, for an embedding; all of it if nothing is left."""
-    words = [(word, word.lower().replace("’", "'")) for word in _RUNS.findall(text)]
+    words = [(word, word.lower()) for word in _RUNS.findall(text.replace("’", "'"))]
     left = [word for word, lower in words if not (lower in STOP_WORDS or lower.removesuffix("'s") in names)]
     return " ".join(left) or text
 
 
-def terms_of(words: list[str]) -> Iterator[str]:
-    """Yield the index terms of these words: stems of meaningful words; characters and pairs without spaces."""
+def terms_of(words: list[str]) -> list[str]:
+    """Return the index terms of these words: stems of meaningful words; characters and pairs without spaces."""
+    if all(map(str.isascii, words)):
+        return list(filter(None, map(_TERMS.__getitem__, words)))
+    terms: list[str] = []
     for word in words:
-        if not word.isascii() and _UNSPACED_FIRST.match(word):
-            yield from _pairs(word)
-        elif word not in STOP_WORDS:
-            yield stem(word.removesuffix("'s").replace("'", "") if "'" in word else word)
+        if is_unspaced(word):
+            terms += _pairs(word)
+        elif term := _TERMS[word]:
+            terms.append(term)
+    return terms
+
+
+class WordTable[Value](dict[str, Value]):
+    """A value of each word, computed when it is first read. It is emptied when it has many words."""
+
+    def __init__(self, value_of: Callable[[str], Value]) -> None:
+        super().__init__()
+        self._value_of = value_of
+
+    def __missing__(self, word: str) -> Value:
+        if len(self) >= _MOST_WORDS:
+            self.clear()
+        value = self[word] = self._value_of(word)
+        return value
+
+
+def _term_of(word: str) -> str:
+    """Return the stem of a word with spaces around it; empty for a stop word."""
+    if word in STOP_WORDS:
+        return ""
+    return stem(word.removesuffix("'s").replace("'", "") if "'" in word else word)
+
+
+_TERMS = WordTable(_term_of)
 
 
 def _pairs(run: str) -> Iterator[str]:
