@@ -37,7 +37,8 @@ MOST_FILES = 381
 # Messages that are taken again if their process died before their run brought 60.
 # Repairs of the console brought 11.
 # Consent before each message of a batch, and facts taken back at once, brought 27.
-MOST_LINES = 81_202
+# What ChatKit's page quotes, and forgetting who has no conversation left, brought 14.
+MOST_LINES = 81_216
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 20

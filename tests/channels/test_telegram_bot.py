@@ -21,6 +21,7 @@ from tests.web.services import until
 from threadkeep import Message
 from threadkeep.channels.bots import TEXTS
 from threadkeep.channels.delivery import DeliveryOptions
+from threadkeep.channels.telegram import TelegramChannel
 from threadkeep.records.runs import RunQuery
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -333,9 +334,11 @@ async def test_a_person_has_their_conversation_deleted(shared_url: str, tmp_path
         await desk.say("/forget", 2)
         assert "/forget yes" in (await desk.answered(2))[1]
         assert len(await desk.transcript()) == 2
+        assert [person.names for person in await desk.memory.persons.all()] == [("Anna",)]
         await desk.say("/forget yes", 3)
         assert (await desk.answered(3))[2] == "Our conversation is deleted."
         assert await desk.transcript() == []
+        assert await desk.memory.persons.all() == []
         await desk.say("/forget yes", 4, chat=GROUP)
         assert "group" in (await desk.answered(4))[3]
 
@@ -681,10 +684,16 @@ async def test_a_bot_learns_its_name(tmp_path: Path, telegram: FakeTelegram) -> 
         [answer] = await desk.answered()
         assert "/whoami" in answer
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(repeat("ok")), username="") as desk:
-        await until(lambda: len(telegram.calls("getMe")) == 2)
+        await until(lambda: _knows_its_name(desk))
         await desk.say("How are you?", 3, **group)
         await desk.say("/help@FakeBot", 4, **group, **named)
         assert await desk.answered(2) == [answer, answer]
+
+
+def _knows_its_name(desk: BotDesk) -> bool:
+    assert desk.app.channels is not None
+    channel = desk.app.channels._bots["one"].channel  # noqa: SLF001
+    return isinstance(channel, TelegramChannel) and channel.username == "FakeBot"
 
 
 async def _tried(desk: BotDesk) -> bool:

@@ -110,6 +110,18 @@ async def test_an_answer_is_given_again_after_a_message(tmp_path: Path) -> None:
         assert [one.text for one in model.calls[-1] if one.type != "system"] == ["q1"]
 
 
+async def test_what_a_message_replies_to_is_shown_to_the_model(tmp_path: Path) -> None:
+    """The words that a person selected on the page, also if the answer is given again; no part of the message."""
+    model = ScriptedModel(["one", "two"])
+    async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
+        asked = {**said("Why?"), "quoted_text": "The parcel is late."}
+        events = await ask(client, request_of("threads.create", input=asked))
+        thread_id, question_id = events[0]["thread"]["id"], events[1]["item"]["id"]
+        await ask(client, request_of("threads.retry_after_item", thread_id=thread_id, item_id=question_id))
+        assert await items_of(client, thread_id) == [("user_message", "Why?"), ("assistant_message", "two")]
+    assert ["The parcel is late." in str(call) for call in model.calls] == [True, True]
+
+
 async def test_an_answer_after_an_unknown_message_is_not_found(app: App, client: httpx2.AsyncClient) -> None:
     """Nothing is answered and nothing changes."""
     [created, *_] = await ask(client, request_of("threads.create", input=said("q1")))

@@ -27,6 +27,7 @@ from threadkeep.channels.telegram import in_chat
 from threadkeep.channels.wecom_aibot import STREAM_TIME, AnswerStreams, WeComAIBotChannel
 from threadkeep.errors import (
     InvalidInput,
+    KnowledgeNotFound,
     RunNotFound,
     SessionBusy,
     SessionDamaged,
@@ -162,10 +163,10 @@ class Intake:
         if not await self._is_within_rate(bot, message):
             self.notify(bot, "ignored", "too_many", session_id)
             return
-        if message.sender is not None:
+        command = command_in(message, bot.texts)
+        if message.sender is not None and (command is None or command.action != "forget"):
             self.in_background(self._identify(message.sender))
         async with self._locks.setdefault(session_id, asyncio.Lock()):
-            command = command_in(message, bot.texts)
             if command is not None:
                 is_new = await self._execute(bot, message, command)
             elif run := await question_for(self._memory, await self._runs.service(), bot, message):
@@ -386,11 +387,20 @@ class Intake:
             for deletion in deletions:
                 with contextlib.suppress(RunNotFound):  # it was deleted with its session
                     await runs.result(deletion.run_id)
+            await self._forget_person(message.user_id or "")
             await self._outbox.answer(*key, text)
             self._wake()
 
         self.in_background(confirm())
         return added
+
+    async def _forget_person(self, user_id: str) -> None:
+        """Forget the names and facts of a person without other conversations, unless they have several ids."""
+        async for _ in self._memory.sessions(user_id=user_id):
+            return
+        with contextlib.suppress(KnowledgeNotFound):
+            if (await self._memory.persons.get(user_id)).aliases == (user_id,):
+                await self._memory.persons.forget(user_id)
 
     def in_background(self, work: Awaitable[object]) -> None:
         """Run work until `close`; a failure is reported, and the poll of any process finds the answer."""

@@ -41,7 +41,7 @@ class ChatRequest:
     """A message of a person.
 
     Without a `session_id` the turn continues the last session of the user with the workflow, or starts a new one. A
-    `message_id` makes retries safe.
+    `message_id` makes retries safe. `quoted_text` is the text that the message replies to; it is not stored.
     """
 
     message: str
@@ -51,6 +51,7 @@ class ChatRequest:
     metadata: Mapping[str, Json] = field(default_factory=dict)
     workflow: str = "chat"
     trigger: RunTrigger = "http"
+    quoted_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ class ChatTurn:
             session_id=request.session_id,
             user_id=request.user_id,
             message_id=self.message_id,
+            inputs={"quoted_text": request.quoted_text} if request.quoted_text else {},
             metadata=request.metadata,
             trigger=request.trigger,
             stream=self.stream,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from chatkit.errors import CustomStreamError
@@ -151,11 +151,13 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         if context.asks_again:
             session = self._store.session(thread.id, context)
             asked = RegenerationRequest(message_id=message.id, workflow=workflow)
-            return await Again(app.chat, app.memory, app.workflows).begin(session, asked)
-        text = "\n".join(part.text for part in message.content)
-        return app.chat.begin(
-            ChatRequest(text, session_id=thread.id, user_id=context.user_id, message_id=message.id, workflow=workflow)
-        )
+            request = await Again(app.chat, app.memory, app.workflows).release(session, asked)
+        else:
+            text = "\n".join(part.text for part in message.content)
+            request = ChatRequest(
+                text, session_id=thread.id, user_id=context.user_id, message_id=message.id, workflow=workflow
+            )
+        return app.chat.begin(replace(request, quoted_text=message.quoted_text or ""))
 
 
 async def _events(turn: ChatTurn, thread_id: str) -> AsyncIterator[ThreadStreamEvent]:
