@@ -16,7 +16,6 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, Row, StoreOptions
 from threadkeep.store.private_files import make_private_folder
-from threadkeep.store.sqlite import SqliteDriver
 from threadkeep.store.statements import load_statements
 
 SETUP_SECONDS: Final = 60.0
@@ -48,6 +47,8 @@ async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_
         from threadkeep.store.postgres import PostgresDriver
 
         return await PostgresDriver.open(address.dsn, options, read_only=read_only)
+    from threadkeep.store.sqlite import SqliteDriver
+
     if not read_only:
         make_folder(address.path)
     return SqliteDriver(address.path, options, read_only=read_only, memory_name=address.memory_name)
