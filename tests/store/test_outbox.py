@@ -314,7 +314,7 @@ def _claim_all(url: str, owner: str) -> set[int]:
 
 
 async def test_a_value_is_kept_until_it_expires(memory: Memory, clock: SettableClock) -> None:
-    """Of one bot; a new one takes its place."""
+    """Of one bot; a new one takes its place, and what has expired is deleted."""
     state = memory.channels.state
     assert await state.value("telegram:1", "offset") is None
     await state.keep("telegram:1", "offset", "5")
@@ -324,6 +324,9 @@ async def test_a_value_is_kept_until_it_expires(memory: Memory, clock: SettableC
     await state.keep("wecom:c", "token", "secret", expires_at=clock() + timedelta(seconds=7200))
     assert await state.value("wecom:c", "token") == "secret"
     clock.advance(7200)
+    assert await state.value("wecom:c", "token") is None
+    await state.keep("wecom:c", "ticket", "secret", expires_at=clock() + timedelta(seconds=7200))
+    clock.advance(-7200)
     assert await state.value("wecom:c", "token") is None
 
 

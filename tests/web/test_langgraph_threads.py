@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langgraph_sdk.errors import NotFoundError, UnprocessableEntityError
+from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
 
 from tests.web.test_langgraph_protocol import asks, sdk, texts
 from threadkeep.testing import ScriptedModel
@@ -56,6 +56,30 @@ async def test_the_metadata_of_a_new_thread_without_a_user_is_stored_by_its_firs
     assert again["metadata"] == {"page": "/cart"}
     assert [one["metadata"].get("page") for one in found] == ["/cart", None]
     assert (info["user_id"], info["metadata"]) == ("ann", {"page": "/cart"})
+
+
+async def test_a_thread_is_there_before_its_first_run(tmp_path: Path) -> None:
+    """With or without metadata: it is read, changed, created once, and deleted for good."""
+    async with sdk(tmp_path, ScriptedModel(["a"])) as (langgraph, _):
+        created: Any = await langgraph.threads.create(metadata={"page": "/cart"})
+        plain: Any = await langgraph.threads.create()
+        assert [await langgraph.threads.get(one["thread_id"]) for one in (created, plain)] == [created, plain]
+        with pytest.raises(ConflictError):
+            await langgraph.threads.create(thread_id=plain["thread_id"])
+        for one in (created, plain):
+            await langgraph.threads.update(one["thread_id"], metadata={"title": "New"})
+        changed: Any = await langgraph.threads.get(created["thread_id"])
+        await langgraph.threads.delete(created["thread_id"])
+        with pytest.raises(NotFoundError):
+            await langgraph.threads.get(created["thread_id"])
+        with pytest.raises(NotFoundError):
+            await langgraph.threads.update(created["thread_id"], metadata={"title": "New"})
+        await langgraph.runs.wait(plain["thread_id"], "chat", input=asks("first"))
+        begun: Any = await langgraph.threads.get(plain["thread_id"])
+    assert changed["metadata"] == {"page": "/cart", "title": "New"}
+    assert changed["created_at"] == created["created_at"]
+    assert begun["metadata"]["title"] == "New"
+    assert texts(begun["values"]) == [("human", "first"), ("ai", "a")]
 
 
 async def test_the_user_in_the_query_is_the_user_of_a_run(tmp_path: Path) -> None:

@@ -25,3 +25,6 @@ ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value, expires_at = NUL
 
 -- name: forget
 DELETE FROM chat_channel_state WHERE scope = :scope AND name = :name AND value = :value
+
+-- name: forget_expired
+DELETE FROM chat_channel_state WHERE scope = :scope AND expires_at <= :now

@@ -88,7 +88,7 @@ class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-1
     thread_id: str | None = Field(None, description="The session; a new id if there is none.")
     metadata: Metadata | None = Field(
         None,
-        description="Stored if the request names its user (`user_id`), else by the first run, within 30 days.",
+        description="Kept for the first run for 30 days; stored now if the request names its user (`user_id`).",
     )
     supersteps: JsonValue = Field(None, description="Not supported.")
     ttl: JsonValue = Field(None, description="Not supported.")

@@ -234,9 +234,9 @@ def thread_body(thread: Thread, values: dict[str, Json] | None = None) -> Thread
     """Return a thread as LangGraph's server describes it."""
     info, newest = thread.info, thread.newest
     moments: list[datetime] = [info.updated_at] if info is not None else [run.created_at for run in thread.runs]
-    metadata: dict[str, Json] = dict(info.metadata) if info is not None else {}
-    if info is not None:
-        metadata |= {"title": info.title, "tags": list(info.tags), "user_id": info.user_id}
+    metadata: dict[str, Json] = {}
+    if info is not None:  # a client may name a thread itself, and not its user
+        metadata = {"title": info.title, "tags": list(info.tags), **info.metadata, "user_id": info.user_id}
     if newest is not None:
         metadata |= {"graph_id": newest.workflow, "assistant_id": newest.workflow}
     waiting = thread.waiting

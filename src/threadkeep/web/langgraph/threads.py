@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from datetime import timedelta
-from typing import Annotated, cast
+from datetime import datetime, timedelta
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 from langchain_core.utils.uuid import uuid7
@@ -18,7 +17,7 @@ from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
-from threadkeep.records import Json, dump_json
+from threadkeep.records import Json
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS
@@ -64,21 +63,31 @@ _CREATION_ID = "langgraph:thread"
 
 
 class Unbegun:
-    """The metadata of a thread whose user is not known before its first run."""
+    """A thread before its first run, if its user is not known before."""
 
     def __init__(self, memory: Memory, session: Session) -> None:
         self._state = memory.channels.state
-        self._expiry = memory.clock() + _UNBEGUN_FOR
+        self._clock = memory.clock
         self._session = session
 
-    async def metadata(self) -> dict[str, Json] | None:
+    async def thread(self) -> ThreadBody | None:
         """Return what is kept; None if nothing is."""
-        kept = await self._state.value(_UNBEGUN, self._session.session_id)
-        return None if kept is None else cast("dict[str, Json]", json.loads(kept))
+        kept = await self._kept()
+        return None if kept is None else ThreadBody.model_validate_json(kept)
 
-    async def keep(self, metadata: Mapping[str, Json]) -> None:
-        """Keep metadata for the first run."""
-        await self._state.keep(_UNBEGUN, self._session.session_id, dump_json(metadata), expires_at=self._expiry)
+    async def keep(self, metadata: Mapping[str, Json], created_at: datetime | None = None) -> ThreadBody:
+        """Keep metadata for the first run, for 30 days."""
+        now = self._clock()
+        thread = ThreadBody(
+            thread_id=self._session.session_id,
+            created_at=created_at or now,
+            updated_at=now,
+            metadata=dict(metadata),
+            status="idle",
+        )
+        name, value = self._session.session_id, thread.model_dump_json()
+        await self._state.keep(_UNBEGUN, name, value, expires_at=now + _UNBEGUN_FOR)
+        return thread
 
     async def begin(self) -> None:
         """Store the thread for the session's user with the metadata that is kept, if there is any.
@@ -86,18 +95,25 @@ class Unbegun:
         Raises:
             WrongUser: there is such a session of another user.
         """
-        kept = await self.metadata()
-        if kept is not None:
+        thread = await self.thread()
+        if thread is not None and thread.metadata:
             await self._session.append(
                 [item_message(CREATION, {}, role=None, text="[thread]", message_id=_CREATION_ID)]
             )
             info = await self._session.info()
-            await self._session.update(metadata={**kept, **info.metadata})
-            await self.forget(kept)
+            await self._session.update(metadata={**thread.metadata, **info.metadata})
+        if thread is not None:
+            await self.forget()
 
-    async def forget(self, kept: Mapping[str, Json]) -> None:
-        """Delete what is kept."""
-        await self._state.forget(_UNBEGUN, self._session.session_id, dump_json(kept))
+    async def forget(self) -> bool:
+        """Delete what is kept; return False if nothing is."""
+        kept = await self._kept()
+        if kept is not None:
+            await self._state.forget(_UNBEGUN, self._session.session_id, kept)
+        return kept is not None
+
+    async def _kept(self) -> str | None:
+        return await self._state.value(_UNBEGUN, self._session.session_id)
 
 
 @router.post("", summary="Create a thread", responses=_WRITING)
@@ -106,8 +122,8 @@ async def create_thread(
 ) -> ThreadBody:
     """Return a new thread, or the existing one.
 
-    It is stored by its first run, whose user owns it; now if it has metadata and the request names its user. Metadata
-    without a user is kept for the first run.
+    It is stored by its first run, whose user owns it, within 30 days; now if it has metadata and the request names its
+    user.
     """
     body.check(in_graph_store=app.memory.in_graph_store)
     thread_id = body.thread_id or str(uuid7())
@@ -116,16 +132,11 @@ async def create_thread(
     try:
         found, there = thread_body(await find_thread(app, thread_id, user_id=user_id)), True
     except SessionNotFound:
-        kept = await unbegun.metadata()
-        if kept is None and body.metadata:
-            await unbegun.keep(body.metadata)
-            if user_id is not None:
-                await unbegun.begin()
-                return thread_body(await find_thread(app, thread_id, user_id=user_id))
-        now, metadata, there = app.memory.clock(), kept or body.metadata or {}, kept is not None
-        found = ThreadBody(
-            thread_id=session.session_id, created_at=now, updated_at=now, metadata=metadata, status="idle"
-        )
+        kept = await unbegun.thread()
+        found, there = kept or await unbegun.keep(body.metadata or {}), kept is not None
+        if not there and body.metadata and user_id is not None:
+            await unbegun.begin()
+            return thread_body(await find_thread(app, thread_id, user_id=user_id))
     if there and body.if_exists != "do_nothing":
         sentence = "There is such a thread; send if_exists: do_nothing to get it, or another thread_id."
         raise ProblemRaised(make_problem(409, "thread-exists", sentence))
@@ -157,7 +168,13 @@ async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId 
 @router.get("/{thread_id}", summary="See a thread", responses=_FAILURES)
 async def get_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadBody:
     """Return a thread with its values."""
-    thread = await find_thread(app, thread_id, user_id=user_id)
+    try:
+        thread = await find_thread(app, thread_id, user_id=user_id)
+    except SessionNotFound:
+        unbegun = await Unbegun(app.memory, app.memory.session(thread_id, user_id=user_id)).thread()
+        if unbegun is None:
+            raise
+        return unbegun
     return thread_body(thread, await values_of_session(thread.session))
 
 
@@ -165,8 +182,15 @@ async def get_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None)
 async def change_thread(
     thread_id: ThreadId, body: ThreadPatchBody, app: AppInUse, user_id: UserId = None
 ) -> ThreadBody:
-    """Add to the metadata of a session."""
-    session, info = await AllSessions(app.memory).find(thread_id, user_id=user_id)
+    """Add to the metadata of a thread."""
+    try:
+        session, info = await AllSessions(app.memory).find(thread_id, user_id=user_id)
+    except SessionNotFound:
+        unbegun = Unbegun(app.memory, app.memory.session(thread_id, user_id=user_id))
+        kept = await unbegun.thread()
+        if kept is None:
+            raise
+        return await unbegun.keep({**kept.metadata, **(body.metadata or {})}, kept.created_at)
     if body.metadata:
         await session.update(metadata={**info.metadata, **body.metadata})
     return thread_body(await find_thread(app, thread_id, user_id=user_id))
@@ -176,9 +200,8 @@ async def change_thread(
 async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> None:
     """Delete a session with all its messages, permanently."""
     unbegun = Unbegun(app.memory, app.memory.session(thread_id, user_id=user_id))
-    kept = await unbegun.metadata()
-    if kept is not None:
-        return await unbegun.forget(kept)
+    if await unbegun.forget():
+        return
     everything = AllSessions(app.memory)
     if await everything.where(thread_id, user_id=user_id) is None:
         await app.chat.delete(thread_id)
