@@ -397,7 +397,7 @@ class Settings(RunSettings, GraphitiSettings):
             background=background,
             transcripts=self.transcripts,
             graph_store=self.graph_store,
-            graphiti=self.graphiti_options(self.workspace or None),
+            graphiti=self.graphiti_options(self.workspace or None, promotes=self.directives),
         )
 
 

@@ -294,6 +294,21 @@ async def test_a_directive_with_a_secret_is_refused_with_a_word_to_the_person(me
     assert await memory.knowledge.facts() == []
 
 
+@pytest.mark.parametrize(
+    ("text", "missing"), [("remember: Deploy on Fridays.", "workspace"), ("preference (user): Small diffs.", "user")]
+)
+async def test_a_directive_without_an_owner_is_not_lost_in_silence(memory: Memory, text: str, missing: str) -> None:
+    """The model is told that the run has no such scope."""
+    model = ScriptedModel(["I did not remember that."])
+    source = KnownFacts(memory, directives=True)
+    learning = FactLearning(memory, proposes=False, directives=True)
+    agent: Any = create_agent(model, [], middleware=[SessionMemory(memory, sources=[source], learning=learning)])
+    await agent.ainvoke({"messages": [{"role": "user", "content": text}]}, {"configurable": {"thread_id": "room:1"}})
+    await memory.learning.idle()
+    assert f"this run has no {missing}" in "".join(str(message.text) for message in model.calls[0][:-1])
+    assert await memory.knowledge.facts() == []
+
+
 async def test_only_the_person_sees_and_decides(memory: Memory) -> None:
     """Another user's call finds nothing."""
     await talk(memory, FactLearning(memory, model=answering([found(1, "pet", "a dog")])), "I have a dog")

@@ -122,6 +122,7 @@ def test_facts_move_to_another_database(any_cli: CommandLine, sqlite_url: str) -
         ({"scope": "global"}, "no exported fact (scope)"),
         ({"confirmed": -1}, "no exported fact (confirmed)"),
         ({"valid_from": "2026-01-01T00:00:00"}, "no exported fact (valid_from)"),
+        ({"valid_to": "2020-01-01T00:00:00Z"}, "valid_to is not before its valid_from"),
         ({"value": None}, "is not None"),
         ({"key": "a\nb"}, "not only spaces"),
         ({"scope": "session", "owner": "room:9"}, "no session"),

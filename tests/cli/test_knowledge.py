@@ -52,6 +52,16 @@ def test_consent_is_given_shown_and_withdrawn(cli: CommandLine) -> None:
     assert "Trusted: no workspace." in cli("knowledge", "trust", "--withdraw").out
 
 
+def test_consent_is_asked_for_all_that_the_settings_send(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for what is switched on later."""
+    cli("knowledge", "consent", "--grant", "--yes")
+    monkeypatch.setenv("THREADKEEP_DIRECTIVES", "true")
+    assert "not allowed: promoted_facts" in cli("knowledge", "status").out
+    [granted] = cli("knowledge", "consent", "--grant", "--yes", "--json").json["consents"]
+    assert granted["data_classes"] == ["chat_text", "promoted_facts"]
+    assert "not allowed" not in cli("knowledge", "status").out
+
+
 def test_messages_are_listed_dropped_and_retried(cli: CommandLine) -> None:
     """What was given up can be sent again, but for what was dropped."""
     cli("knowledge", "consent", "--grant", "--data", "chat_text", "--data", "promoted_facts", "--yes")

@@ -103,6 +103,8 @@ async def test_facts_are_forgotten_with_all_their_values(client: httpx2.AsyncCli
     assert answer == {"forgotten": 1, "not_found": ["nobody"]}
     answer = (await client.post("/api/v1/facts/forget", json={**ANN, "keys": ["b", "x"]})).json()
     assert answer == {"forgotten": 1, "not_found": ["x"]}
+    refused = await client.post("/api/v1/facts/forget", json={**ANN, "keys": ["c", "\n"]})
+    check_problem(refused, 422, "invalid-request")
     assert (await client.post("/api/v1/facts/forget", json=ANN)).json() == {"forgotten": 4, "not_found": []}
     assert await keys(client, past=True) == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC
 from functools import lru_cache
@@ -55,6 +55,10 @@ _MOST_NAMED = 20
 _DECISIVE = 3
 
 
+UNOWNED_LINE = (
+    "Note of the system: the newest message asks to remember something of the {scope}, and this run has no {scope}. It "
+    "was not remembered; tell the person so."
+)
 REFUSED_LINE = (
     "Note of the system: the newest message asks to remember something that looks like a secret, such as a password or "
     "a key. It was not remembered; tell the person so, and do not repeat it."
@@ -95,8 +99,8 @@ class KnownFacts:
     ) -> None:
         """See `knowledge_tools` for the arguments; without `own` the facts of this database are left out.
 
-        With `directives`, a message that asks to remember something like a secret adds a line that has the model tell
-        the person that it was refused.
+        With `directives`, a message that asks to remember something like a secret, or something of a scope that the
+        run does not have, adds a line that has the model tell the person that it was not remembered.
 
         Raises:
             InvalidInput: there are no such scopes.
@@ -105,7 +109,7 @@ class KnownFacts:
         opened = self._memory.made[0]
         self._scopes = RunScopes(opened, scopes, workspace=workspace or opened.graphiti.workspace)
         self._own = own
-        self._directives = directives
+        self._directives = frozenset(scopes) if directives else frozenset()
         self._embedder = embedder_of(embeddings, embeddings_name)
         self._selections: OrderedDict[tuple[Scope, ...], _Selection] = OrderedDict()
 
@@ -126,8 +130,7 @@ class KnownFacts:
     async def _find(
         self, memory: Memory, scopes: Mapping[ScopeKind, Scope], request: ExtraRequest, room: int
     ) -> Extra | None:
-        refused = self._directives and accepted_directives(request.text)[1] > 0
-        notes = (REFUSED_LINE,) if refused else ()
+        notes = _notes(request.text, self._directives - scopes.keys()) if self._directives else ()
         room -= sum(request.counter(f"{note}\n") for note in notes)
         recalls = memory.graphiti.recalls
         graph = asyncio.ensure_future(_recall(memory, scopes, request)) if recalls else None
@@ -207,6 +210,13 @@ def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut
         if len(of_scope) >= _MOST_FACTS:
             found.append(FactsLeftOut(kind, "over_limit"))
     return found
+
+
+def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
+    """Return a line for each reason why a directive in a message is not remembered."""
+    accepted, refused = accepted_directives(text)
+    unowned = sorted({one.scope for one in accepted if one.scope in missing})
+    return (*([REFUSED_LINE] if refused else []), *(UNOWNED_LINE.format(scope=scope) for scope in unowned))
 
 
 async def _recall(memory: Memory, scopes: Mapping[ScopeKind, Scope], request: ExtraRequest) -> GraphRecall:

@@ -182,8 +182,8 @@ async def forget_facts(
         if everything:
             counts = {"": await memory.knowledge.forget_all(scope)}
         else:
-            counts = {key: await memory.knowledge.forget(scope, key) for key in keys or ()}
-    missing = [key for key, count in counts.items() if key and not count]
+            counts = await memory.knowledge.forget_keys(scope, keys or ())
+    missing = [key for key in keys or () if not counts[key]]
     if terminal.as_json:
         terminal.json({"forgotten": sum(counts.values()), "not_found": missing})
     else:

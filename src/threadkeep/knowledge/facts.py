@@ -256,10 +256,21 @@ class Knowledge:
             InvalidInput: no fact can have this key.
             KnowledgeNotFound: the user may not see the scope.
         """
-        check_name("fact's key", key, MAX_KEY_CHARACTERS)
+        return (await self.forget_keys(scope, [key], user_id=user_id))[key]
+
+    async def forget_keys(self, scope: Scope, keys: Sequence[str], *, user_id: str | None = None) -> dict[str, int]:
+        """Delete all values of some keys, in one transaction, and return their number by key; see `forget`.
+
+        Raises:
+            InvalidInput: no fact can have one of the keys; nothing was deleted.
+            KnowledgeNotFound: the user may not see the scope.
+        """
+        for key in keys:
+            check_name("fact's key", key, MAX_KEY_CHARACTERS)
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
-            return await self._forget(connection, scope, key)
+            # One order for all calls prevents deadlocks.
+            return {key: await self._forget(connection, scope, key) for key in sorted(set(keys))}
 
     async def forget_facts(self, fact_ids: Sequence[str], *, user_id: str | None = None) -> tuple[int, list[str]]:
         """Delete facts by their ids, each with all values of its key, in one transaction.

@@ -95,8 +95,10 @@ class FactView(ScopedView, extra="forbid"):
         """Return the fact.
 
         Raises:
-            InvalidInput: its owner or its key cannot be one.
+            InvalidInput: its owner or its key cannot be one, or it ends before it begins.
         """
+        if self.valid_to is not None and self.valid_to < self.valid_from:
+            raise InvalidInput("A value's valid_to is not before its valid_from.")
         return Fact(
             id=self.id,
             scope=Scope(self.scope, self.owner),

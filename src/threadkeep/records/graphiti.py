@@ -52,7 +52,8 @@ class GraphitiOptions:
     Turns are sent to `scopes` and facts are read from `recall_scopes`: `auto` reads the session and the workspace,
     and the user's scope if the message is about a preference or the user's own things. A message is sent again, up
     to `max_attempts` times in all, if it does not appear as an episode within `confirm_seconds` after the last sign
-    of progress; the period grows with the number of messages on their way.
+    of progress; the period grows with the number of messages on their way. `promotes` says that facts are promoted, so
+    that consent is asked for them.
     """
 
     endpoint: str = ""
@@ -68,6 +69,7 @@ class GraphitiOptions:
     group_id_strategy: GroupStrategy = "hashed"
     include_system: bool = False
     git_folder: str | None = None
+    promotes: bool = False
     workspace: str | None = None
     recall_enabled: bool = False
     recall_max_facts: int = 10
@@ -103,6 +105,7 @@ class GraphitiOptions:
         more: list[tuple[DataClass, bool]] = [
             ("system_messages", self.include_system),
             ("git_metadata", self.git_folder is not None),
+            ("promoted_facts", self.promotes or self.git_folder is not None),
         ]
         return ("chat_text", *(name for name, wanted in more if wanted))
 

@@ -28,7 +28,7 @@ class GraphitiSettings(BaseSettings):
     graphiti_max_message_chars: int = Field(4_000, ge=1, description="Characters of a message that are sent.")
     graphiti_scopes: Annotated[list[ScopeKind], NoDecode] = Field(
         default_factory=lambda: list[ScopeKind](("session", "workspace")),
-        description="Where turns go, comma-separated: session, workspace, user.",
+        description="Where turns go, comma-separated: session, workspace (which all its users share), user.",
     )
     graphiti_group_id_strategy: Literal["hashed", "raw"] = Field(
         "hashed", description="How groups are named: hashed, or raw for readers of the graph."
@@ -101,7 +101,7 @@ class GraphitiSettings(BaseSettings):
             )
         return self
 
-    def graphiti_options(self, workspace: str | None) -> GraphitiOptions | None:
+    def graphiti_options(self, workspace: str | None, *, promotes: bool = False) -> GraphitiOptions | None:
         """Return how Graphiti is used; None while it is off. `workspace` is that of runs that name none."""
         if not self.graphiti_enabled:
             return None
@@ -118,6 +118,7 @@ class GraphitiSettings(BaseSettings):
             group_id_strategy=self.graphiti_group_id_strategy,
             include_system=self.graphiti_include_system,
             git_folder=str(self.graphiti_git_folder) if self.graphiti_include_git else None,
+            promotes=promotes,
             workspace=workspace,
             confirm_seconds=self.graphiti_confirm_seconds,
             recall_enabled=self.graphiti_recall_enabled,

@@ -107,8 +107,8 @@ async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: Knowledge
     scope = what.named_scope()
     if what.keys is None:
         return Forgotten(forgotten=await knowledge.forget_all(scope, user_id=user_id))
-    counts = {key: await knowledge.forget(scope, key, user_id=user_id) for key in what.keys}
-    return Forgotten(forgotten=sum(counts.values()), not_found=[key for key, count in counts.items() if not count])
+    counts = await knowledge.forget_keys(scope, what.keys, user_id=user_id)
+    return Forgotten(forgotten=sum(counts.values()), not_found=[key for key in what.keys if not counts[key]])
 
 
 @router.get("/proposals", summary="List proposed facts", responses=_FAILURES)
