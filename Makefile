@@ -77,6 +77,7 @@ foreign: with-dev ## test beside what needs an environment of its own (deepagent
 	@VENV=.venv-graphiti sh scripts/setup.sh graphiti && sh scripts/graphiti_source.sh .venv-graphiti || true
 	@sh scripts/javascript.sh
 	@sh scripts/published_tests.sh
+	@sh scripts/agent_chat_ui.sh
 	$(PYTHON_HERE) -m pytest -m foreign tests/foreign $(ARGS)
 
 sbom: with-sbom ## write the list of what the service installs (CycloneDX) into sbom.json
