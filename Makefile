@@ -86,7 +86,7 @@ sbom: with-sbom ## write the list of what the service installs (CycloneDX) into 
 
 # No gate: it asks an advisory service (pypi.org, or osv.dev with ARGS="-s osv"), which not every machine can reach.
 audit: with-sbom ## look for known weaknesses of what the service installs, where advisories can be reached
-	@.venv-sbom/bin/pip-audit --require-hashes --disable-pip --requirement requirements/server.txt $(ARGS) || \
+	@.venv-sbom/bin/pip-audit --strict --require-hashes --disable-pip --requirement requirements/server.txt $(ARGS) || \
 		{ echo "Weaknesses were found, or no advisory service could be reached: the lines above say which."; exit 1; }
 
 with-sbom: with-dev
