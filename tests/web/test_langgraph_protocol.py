@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 import httpx2
 import pytest
+from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.language_models.chat_model_stream import AsyncChatModelStream
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph_sdk import get_client
 from langgraph_sdk._async.stream import AsyncThreadStream
 from langgraph_sdk.client import LangGraphClient
@@ -107,6 +110,42 @@ async def test_events_are_numbered_and_go_on_after_a_number(tmp_path: Path) -> N
     assert len({event["event_id"] for event in everything}) == len(everything)
     assert rest == everything[4:]
     assert everything[-1]["params"]["data"] == {"event": "completed", "graph_name": "chat"}
+
+
+async def test_the_events_of_a_message_are_those_of_langgraph(tmp_path: Path) -> None:
+    """LangGraph's own events of the same answer, `astream_events(version="v3")`, have the same order and fields."""
+    pieces = ["It", " is", " teal."]
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await ScriptedModel([pieces]).ainvoke(state["messages"])]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("answer", answer)
+    graph = builder.add_edge(START, "answer").compile()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LangChainBetaWarning)
+        stream = await graph.astream_events(asks("Which colour?"), version="v3")  # type: ignore[call-overload]
+        own = [event["params"]["data"][0] async for event in stream if event["method"] == "messages"]
+    async with sdk(tmp_path, ScriptedModel([pieces])) as (_, client):
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "chat", "input": asks("Which colour?")}}
+        await client.post("/threads/t1/commands", json=command)
+        found = await _events(client, {"channels": ["lifecycle", "messages"]})
+    ours = [event["params"]["data"] for event in found if event["method"] == "messages"]
+    assert _shape(ours) == _shape(own)
+    assert {event["params"]["namespace"] == [] for event in found} == {True}
+
+
+def _shape(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of one message with its deltas joined, without ids and metadata."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        named = {name: value for name, value in event.items() if name not in ("id", "metadata")}
+        if found and "delta" in named and "delta" in found[-1]:
+            text = found[-1]["delta"]["text"] + named["delta"]["text"]
+            named["delta"] = {**named["delta"], "text": text}
+            found.pop()
+        found.append(named)
+    return found
 
 
 async def test_a_run_that_fails_fails_the_output(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The events of one run in LangGraph's streaming protocol, and the parts of a v1 stream.
 
 They are made of the run's trace and of the pieces of its answer, since a run may be executed by another process, or by
-the built-in chat, which has no graph that `astream_events` could stream. Types are those of `langchain_protocol`.
+the built-in chat, which has no graph that `astream_events` could stream (ADR 42). Types are those of
+`langchain_protocol`.
 
 Older clients, such as `useStream` of `@langchain/langgraph-sdk/react`, read v1 streams: `values`, `updates`, `messages`
 and others, as they choose. Their parts are translated from the same events.
@@ -61,6 +62,7 @@ class RunEvents:
         self._stream_id = uuid4().hex
         self._after = 0
         self._message: _OpenMessage | None = None
+        self._usage: dict[str, int] = {}
         self._spoken: set[str] = set()
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{run.run_id}")
@@ -131,7 +133,8 @@ class RunEvents:
             return
         content = {"type": "text", "text": self._message.text}
         self._add("messages", {"event": "content-block-finish", "index": 0, "content": content})
-        self._add("messages", {"event": "message-finish"})
+        usage, self._usage = self._usage, {}
+        self._add("messages", {"event": "message-finish", **({"usage": usage} if usage else {})})
         self._spoken.add(self._message.message_id)
         self._message = None
 
@@ -151,6 +154,9 @@ class RunEvents:
                 self._add("updates", {"node": node, "values": {"messages": _flat(data.get("messages"))}}, node)
             case "custom":
                 self._add("custom", {"payload": data.get("value")}, node)
+            case "model_called":
+                used = {name: int(str(data.get(name) or 0)) for name in ("input_tokens", "output_tokens")}
+                self._usage = {**used, "total_tokens": sum(used.values())}
             case "message":
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
