@@ -39,7 +39,8 @@ MOST_FILES = 381
 # Consent before each message of a batch, and facts taken back at once, brought 27.
 # What ChatKit's page quotes, and forgetting who has no conversation left, brought 14.
 # Directives without an owner, and keys that are forgotten together, brought 27.
-MOST_LINES = 81_346
+# Cuts of a long answer beside its markup brought 19.
+MOST_LINES = 81_361
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

@@ -54,6 +54,23 @@ def test_a_sign_of_several_characters_is_not_cut(sign: str) -> None:
         assert part == sign * (len(part) // len(sign))
 
 
+@pytest.mark.parametrize(
+    "marked", ["**Mind this. It matters.**", "`a. b.c`", "[the page. Really](https://example.org/a)"]
+)
+def test_a_cut_breaks_no_markup_of_a_line(marked: str) -> None:
+    """Bold, code and links of one long paragraph stay in one message, as they were written."""
+    parts = split_markdown(f"{marked} " * 900, 4096, size=utf16_length)
+    assert len(parts) > 1
+    assert sum(part.count(marked) for part in parts) == 900
+
+
+def test_a_cut_in_markup_that_is_too_long_is_made() -> None:
+    """There is no other place for it."""
+    parts = split_markdown(f"**{'word ' * 2000}**", 4096, size=utf16_length)
+    assert " ".join(parts) == f"**{'word ' * 2000}**"
+    assert len(parts) == 3
+
+
 def test_a_code_block_that_is_cut_goes_on_as_one() -> None:
     """It is closed at the end of a message and opened again, with its language, in the next one."""
     code = "\n".join(f"    line_{number}()" for number in range(300))

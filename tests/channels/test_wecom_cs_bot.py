@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from datetime import timedelta
@@ -14,6 +15,7 @@ import pytest
 from tests.channels.fake_wecom import FakeWeCom
 from tests.channels.platforms import CORP, WeComService
 from tests.channels.wecom_desk import WeComDesk, opened_wecom
+from tests.graph_store.damaging import DAMAGES
 from tests.web.services import until
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -184,6 +186,22 @@ async def test_a_picture_that_is_taken_back_first_locks_nobody_out(tmp_path: Pat
         await desk.say("")
         assert await desk.answered() == ["Hello."]
         assert await desk.transcript(FIRST) == [("user", "a"), ("assistant", "Hello.")]
+
+
+async def test_a_damaged_session_does_not_stop_its_desk(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """A recall in it cannot be noted; other customers are answered."""
+    url, environment = f"sqlite:///{tmp_path}/history.db", {"transcripts": "graph_store"}
+    model = ScriptedModel(repeat("Hello."))
+    async with opened_wecom(KIND, url, tmp_path, wecom, model, environment=environment) as desk:
+        wecom.write(item("a", 1))
+        await desk.say("")
+        await desk.answered()
+        await asyncio.to_thread(DAMAGES["metadata is text"].do, url, FIRST)
+        recall = {"event_type": "user_recall_msg", "open_kfid": DESK, "external_userid": "wm1", "recall_msgid": "m1"}
+        event = {"msgid": "e1", "send_time": int(time.time()), "origin": 4, "msgtype": "event", "event": recall}
+        wecom.write(event, item("b", 2, "wm2"))
+        await desk.say("")
+        assert await desk.answered(2) == ["Hello.", "Hello."]
 
 
 def failures(desk: WeComDesk, reason: str) -> float | None:

@@ -100,7 +100,8 @@ async def opened_wecom(
 ) -> AsyncIterator[WeComDesk]:
     """A service over a database, with one bot."""
     options = settings.pop("options", SOON)
-    async with opened_app(model, settings_for(folder, database_url=url)) as app:
+    environment: dict[str, Any] = settings.pop("environment", {})
+    async with opened_app(model, settings_for(folder, database_url=url, **environment)) as app:
         file = ChannelsFile(channels=[wecom_settings(kind, wecom, **settings)], delivery=options)
         async with open_channels(app.memory, app.runs, file) as service:
             with_bots = replace(app, channels=service)

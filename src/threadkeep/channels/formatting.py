@@ -30,17 +30,18 @@ def utf8_length(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def split_text(text: str, limit: int, *, size: Size = len) -> tuple[str, ...]:
+def split_text(text: str, limit: int, *, size: Size = len, markup: bool = False) -> tuple[str, ...]:
     """Split a text into parts of at most `limit`; no part is blank.
 
     A cut is at the last paragraph, line, sentence or blank in the second half of the part, in this order of
-    preference, else between two characters. White space at a cut is dropped; everything else stays in order.
+    preference, else between two characters. White space at a cut is dropped; everything else stays in order. With
+    `markup` a cut inside bold, code or a link of Markdown is the last choice.
     """
     parts: list[str] = []
     rest = text.strip("\n")
     while size(rest) > limit:
         fits = _fitting(rest, limit, size)
-        end, begin = _cut(rest, fits)
+        end, begin = (markup and _cut(rest, fits, _in_markup)) or _cut(rest, fits) or _hard_cut(rest, fits)
         parts.append(rest[:end].rstrip())
         rest = rest[begin:].lstrip("\n")
     return tuple(part for part in (*parts, rest.rstrip()) if part.strip())
@@ -50,7 +51,7 @@ def split_markdown(text: str, limit: int, *, size: Size = len) -> tuple[str, ...
     """Split as `split_text` does; a code block that is cut is closed and reopened."""
     if size(text) <= limit:
         return split_text(text, limit, size=size)
-    parts = split_text(text, limit - _FENCE_ROOM, size=size)
+    parts = split_text(text, limit - _FENCE_ROOM, size=size, markup=True)
     return tuple(_balanced(parts))
 
 
@@ -61,12 +62,26 @@ def _fitting(text: str, limit: int, size: Size) -> int:
     return max(1, bisect_right(ends, limit, key=lambda end: size(text[:end])))
 
 
-def _cut(text: str, fits: int) -> tuple[int, int]:
-    """Return the end of a part and the start of the next one."""
+def _cut(text: str, fits: int, avoid: Callable[[str, int], bool] | None = None) -> tuple[int, int] | None:
+    """Return the end of a part and the start of the next one; None if there is no good place."""
     for pattern in _CUTS:
         found = [match.span() for match in pattern.finditer(text, max(1, fits // 2), fits + 1) if match.start() <= fits]
-        if found:
-            return found[-1]
+        for span in reversed(found):
+            if avoid is None or not avoid(text, span[0]):
+                return span
+    return None
+
+
+def _in_markup(text: str, position: int) -> bool:
+    """Return True if a position is inside bold, code or a link of its line."""
+    before = text[text.rfind("\n", 0, position) + 1 : position]
+    if before.count("**") % 2 or before.count("`") % 2:
+        return True
+    return before.rfind("[") > before.rfind("]") or before.rfind("](") > before.rfind(")")
+
+
+def _hard_cut(text: str, fits: int) -> tuple[int, int]:
+    """Return a cut between two characters that are not displayed as one."""
     end = fits
     while end > max(1, fits - 16) and _joined(text, end):
         end -= 1

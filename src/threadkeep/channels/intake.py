@@ -256,7 +256,7 @@ class Intake:
             return False
         try:
             submitted = await self._submit(bot, request, mode="wait" if started is None else "later")
-        except (SessionBusy, SessionDamaged, WrongUser, WorkflowNotFound, InvalidInput) as error:
+        except (SessionBusy, WrongUser, WorkflowNotFound, InvalidInput) as error:
             busy = isinstance(error, SessionBusy)
             if not busy:
                 # The workflow is missing, or another user created the session in another way.
