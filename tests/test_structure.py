@@ -40,7 +40,8 @@ MOST_FILES = 381
 # What ChatKit's page quotes, and forgetting who has no conversation left, brought 14.
 # Directives without an owner, and keys that are forgotten together, brought 27.
 # Cuts of a long answer beside its markup brought 19.
-MOST_LINES = 81_361
+# What a key may do in the console brought 11.
+MOST_LINES = 81_372
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

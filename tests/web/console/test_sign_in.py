@@ -122,7 +122,7 @@ async def test_sign_in_leads_to_no_other_site(browser: httpx2.AsyncClient, to: s
 
 
 async def test_a_key_of_one_user_sees_that_user_alone(guarded_app: App, browser: httpx2.AsyncClient) -> None:
-    """Its scope holds too: a key that reads has no working form."""
+    """Its scope holds too: a key that reads is shown no form that changes something, and no closed page."""
     headers = {"x-api-key": "k-one"}
     for user in ("ana", "ben"):
         body = {"session_id": user, "user_id": user, "message": f"I am {user}."}
@@ -132,6 +132,9 @@ async def test_a_key_of_one_user_sees_that_user_alone(guarded_app: App, browser:
     page = await sent(browser, page.forms[0], key=key.secret)
     assert "I am ana." in page.words
     assert "I am ben." not in page.words
+    assert not {"/console/health", "/console/channels"} & {*page.links}
+    for shown in (page, await opened(browser, "/console/sessions/ana")):
+        assert {form.action for form in shown.forms if form.method == "post"} == {"/console/sign-out"}
     assert (await browser.get("/console/sessions/ben")).status_code == 404
     assert "This key speaks for one user" in (await opened(browser, "/console/health", status=403)).words
     response = await browser.post("/console/sessions/ana/reset", content="csrf=x", headers=FORM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from threadkeep.errors import ThreadkeepError
 from threadkeep.records import Message
 from threadkeep.version import __version__
 from threadkeep.web.api.parameters import EncodedPathRoute
+from threadkeep.web.callers import Caller
 from threadkeep.web.console.forms import COOKIE, csrf_token
 from threadkeep.web.problems import ProblemRaised, log_failure, problem_of
 
@@ -134,8 +136,11 @@ class ConsoleRoute(EncodedPathRoute):
 
 def page(request: Request, template: str, status_code: int = 200, **values: object) -> HTMLResponse:
     """Return a page rendered from a template."""
+    caller: Caller | None = getattr(request.state, "caller", None)
     common = {
         "request": request,
+        "writes": caller is None or caller.scope != "read",
+        "only_user": caller and caller.user_id,
         "csrf": csrf_token(request),
         "path": request.url.path,
         "version": __version__,
@@ -222,6 +227,11 @@ def _speaker(message: Message, owner: str | None = None) -> str:
     return str(message.author or metadata.get("sender_name") or metadata.get("sender_id") or owner or "user")
 
 
+def _with_code(text: str) -> Markup:
+    """Return a sentence as HTML, with what is between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
+
+
 def _pretty(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
 
@@ -243,6 +253,7 @@ _environment.filters |= {
     "query": _query,
     "seconds": _seconds,
     "speaker": _speaker,
+    "with_code": _with_code,
 }
 _environment.globals |= {
     "bar": bar,
