@@ -41,7 +41,8 @@ MOST_FILES = 381
 # Directives without an owner, and keys that are forgotten together, brought 27.
 # Cuts of a long answer beside its markup brought 19.
 # What a key may do in the console brought 11.
-MOST_LINES = 81_399
+# Backfills that go to no group brought 8.
+MOST_LINES = 81_407
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

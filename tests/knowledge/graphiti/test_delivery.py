@@ -403,6 +403,35 @@ async def test_a_full_queue_gives_up_whole_turns_of_what_is_least_urgent(
         assert {one.scope for one in await memory.graphiti.deliveries(status="queued")} == {"workspace"}
 
 
+async def test_a_full_queue_keeps_the_answer_of_a_question_that_has_left(
+    opening: Opening, clock: SettableClock
+) -> None:
+    """Although it is the oldest message; later turns are given up whole."""
+    async with opening(max_queue=4, max_batch=1, scopes=("session",)) as memory:
+        await allow(memory)
+        await talk(memory)
+        await deliver(memory, clock, looks=1)
+        await talk(memory, 3, session_id="room:2")
+        await deliver(memory, clock)
+        found = [(one.session_id, one.status) for one in await memory.graphiti.deliveries()]
+        assert found[:2] == [("room:1", "confirmed")] * 2
+        assert [status for _, status in found[2:]] == ["dead"] * 4 + ["confirmed"] * 2
+
+
+async def test_the_trouble_of_a_group_ends_with_its_messages(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Nothing is delivered there that could be in trouble."""
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        await talk(memory)
+        graphiti.fail("reset")
+        await deliver(memory, clock, looks=2)
+        assert (await memory.graphiti.status()).troubles == {"broken": 1}
+        await memory.graphiti.decline(by="ann")
+        assert (await memory.graphiti.status()).troubles == {}
+
+
 async def test_each_step_of_a_delivery_is_counted(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, events: RecordedEvents
 ) -> None:
@@ -462,7 +491,7 @@ async def test_a_process_that_died_after_it_sent_repeats_nothing(
     monkeypatch.setattr(client, "send", dying)
     async with allowed.graphiti.delivering():
         await sent.wait()
-    monkeypatch.setattr(client, "send", lambda *arguments: send(client, *arguments))
+    monkeypatch.setattr(client, "send", lambda *arguments, **more: send(client, *arguments, **more))
     clock.advance(10_000_000)
     await deliver(allowed, clock, looks=20)
     assert contents(graphiti) == ["question 1", "answer 1"]

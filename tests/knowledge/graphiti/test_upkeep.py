@@ -59,6 +59,19 @@ async def test_earlier_turns_are_sent_when_that_is_allowed_and_once(
             await memory.graphiti.backfill(["nowhere"])
 
 
+async def test_earlier_turns_that_no_group_gets_are_not_queued_for_ever(opening: Opening, clock: SettableClock) -> None:
+    """Without a user there is no group of a user; nothing would show that they were queued."""
+    async with opening(scopes=("user",)) as memory:
+        said = [Message(role="user", content="question"), Message(role="assistant", content="answer")]
+        await memory.session("room:1").append(said)
+        await memory.session("room:2", user_id="ann").append(said)
+        await allow(memory, "backfill")
+        for queued in (1, 0):
+            found = await memory.graphiti.backfill()
+            assert (found.queued, found.left) == (queued, 0)
+            await deliver(memory, clock)
+
+
 async def test_earlier_turns_take_their_time(opening: Opening, graphiti: FakeGraphiti, clock: SettableClock) -> None:
     """So many messages a minute, and not a hundred at once."""
     async with opening(scopes=("session",), backfill_per_minute=4) as memory:

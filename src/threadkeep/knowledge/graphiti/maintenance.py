@@ -13,7 +13,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.errors import GraphitiError, SessionNotFound
 from threadkeep.knowledge.graphiti.client import Episode, GraphitiClient, Look
 from threadkeep.knowledge.graphiti.deliveries import Deliveries
-from threadkeep.knowledge.graphiti.turns import fact_episode
+from threadkeep.knowledge.graphiti.turns import TurnQueue, fact_episode
 from threadkeep.store.codec import time_text
 from threadkeep.store.statements import ClockedTables
 
@@ -176,11 +176,15 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     async def sessions(self, user_id: str | None = None) -> list[str]:
         """Return the ids of sessions with turns that were never queued, of one user or of all."""
         async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["sessions_to_backfill"], {"user_id": user_id, "limit": 10_000})
+            rows = await connection.fetch(self._sql["sessions_to_backfill"], {"user_id": user_id, "limit": 10_001})
         return [row[0] for row in rows]
 
-    async def queue(self, session_ids: Sequence[str], workspace: str | None, *, limit: int) -> Backfilled:
+    async def queue(
+        self, session_ids: Sequence[str], workspace: str | None, turns: TurnQueue, *, limit: int
+    ) -> Backfilled:
         """Queue up to `limit` earlier turns of sessions, the oldest of each session first.
+
+        Sessions that no group gets are left out: no delivery would show that they were queued.
 
         Raises:
             SessionNotFound: a session does not exist.
@@ -188,8 +192,12 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
         queued = left = 0
         for session_id in session_ids:
             async with self._driver.writing() as connection:
-                if not await connection.fetch(self._sql["has_session"], {"session_id": session_id}):
+                found = await connection.fetch(self._sql["session_to_backfill"], {"session_id": session_id})
+                if not found:
                     raise SessionNotFound(session_id)
+                [(user_id, agent)] = found
+                if agent is not None or not await turns.scopes_of(connection, session_id, user_id, workspace):
+                    continue
                 asked = {"session_id": session_id, "limit": limit - queued + 1}
                 seqs = [row[0] for row in await connection.fetch(self._sql["answers_to_backfill"], asked)]
                 now = time_text(self._clock())

@@ -335,7 +335,7 @@ class Graphiti:
         await self.consents.check(self.workspace, "backfill")
         backfill = Backfill(self._driver, clock=self._clock)
         named = await backfill.sessions(user_id) if session_ids is None else session_ids
-        queued = await backfill.queue(named, self.workspace, limit=limit)
+        queued = await backfill.queue(named, self.workspace, self._turns, limit=limit)
         self.wake()
         return queued
 

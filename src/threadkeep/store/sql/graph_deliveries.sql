@@ -164,7 +164,13 @@ SELECT status, coalesce(reason, ''), count(*), sum(repeats) FROM chat_graph_deli
 SELECT count(*) FROM chat_graph_turns
 
 -- name: troubles
-SELECT error, count(*) FROM chat_graph_groups WHERE error IS NOT NULL GROUP BY error ORDER BY error
+-- Of groups that still have something to deliver.
+SELECT g.error, count(*) FROM chat_graph_groups g
+WHERE g.error IS NOT NULL AND EXISTS (
+    SELECT 1 FROM chat_graph_deliveries d WHERE d.group_id = g.group_id AND d.status IN ('queued', 'sent')
+)
+GROUP BY g.error
+ORDER BY g.error
 
 -- name: open_of_groups
 -- The open messages of a group: queued ones, and ones that the server has accepted.

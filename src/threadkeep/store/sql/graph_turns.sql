@@ -73,17 +73,29 @@ WHERE status IN ('queued', 'sent') AND status = 'queued'
 
 -- name: least_urgent
 -- The oldest queued turn of the least urgent kind: backfill first, then sessions, whose messages are available anyway.
-SELECT group_id, turn FROM chat_graph_deliveries
-WHERE status IN ('queued', 'sent') AND status = 'queued'
-ORDER BY backfill DESC, CASE scope WHEN 'session' THEN 0 WHEN 'workspace' THEN 1 ELSE 2 END, number
+-- An answer whose question has left comes last.
+WITH oldest AS (
+    SELECT group_id, turn, backfill, CASE scope WHEN 'session' THEN 0 WHEN 'workspace' THEN 1 ELSE 2 END AS urgency, number
+    FROM chat_graph_deliveries
+    WHERE status IN ('queued', 'sent') AND status = 'queued'
+    ORDER BY backfill DESC, CASE scope WHEN 'session' THEN 0 WHEN 'workspace' THEN 1 ELSE 2 END, number
+    LIMIT 50
+)
+SELECT o.group_id, o.turn FROM oldest o
+ORDER BY
+    EXISTS (
+        SELECT 1 FROM chat_graph_deliveries q
+        WHERE q.group_id = o.group_id AND q.name = 'threadkeep.turn.' || o.turn || '.user' AND q.status IN ('sent', 'confirmed')
+    ),
+    o.backfill DESC, o.urgency, o.number
 LIMIT 1
 
 -- name: bury_turn
 UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, ended_at = :now
 WHERE group_id = :group_id AND turn = :turn AND status IN ('queued', 'sent') AND status = 'queued'
 
--- name: has_session
-SELECT 1 FROM chat_sessions WHERE session_id = :session_id
+-- name: session_to_backfill
+SELECT user_id, agent FROM chat_sessions WHERE session_id = :session_id
 
 -- name: sessions_to_backfill
 -- Those of people with a complete answer that was never queued.
