@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 from langgraph.pregel.remote import RemoteGraph
-from langgraph_sdk.errors import NotFoundError, UnprocessableEntityError
-from langgraph_sdk.schema import StreamMode
+from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
+from langgraph_sdk.schema import MultitaskStrategy, StreamMode, StreamPart
 
 from tests.limits import HANG_SECONDS
 from tests.web.services import history, opened_app, said, served, settings_for
@@ -77,6 +77,44 @@ async def test_a_stream_is_rejoined_after_the_last_event(tmp_path: Path) -> None
     assert "".join([*first, *(part.data[0]["content"] for part in rest if part.event == "messages")]) == "It is teal."
     assert "metadata" not in [part.event for part in rest]
     assert "".join(part.data[0]["content"] for part in whole if part.event == "messages") == "It is teal."
+
+
+@pytest.mark.parametrize(
+    ("strategy", "left"),
+    [
+        ("enqueue", ["first", "It is teal.", "second", "two"]),
+        ("interrupt", ["first", "It is ", "second", "two"]),
+        ("rollback", ["second", "two"]),
+    ],
+)
+async def test_a_second_run_of_a_busy_thread_does_as_its_strategy_says(
+    tmp_path: Path, strategy: MultitaskStrategy, left: list[str]
+) -> None:
+    """Both runs are joined; the transcript has what the strategy leaves of the first one. `reject` is a 409."""
+    gate = Gate()
+    async with (
+        sdk(tmp_path, ScriptedModel([["It is ", gate, "teal."], "two"])) as (langgraph, _),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        stream = langgraph.runs.stream("t1", "chat", input=asks("first"), stream_mode="messages-tuple")
+        (run_id,) = [part.data["run_id"] async for part in _until(stream, "messages") if part.event == "metadata"]
+        with pytest.raises(ConflictError):
+            await langgraph.runs.create("t1", "chat", input=asks("x"), multitask_strategy="reject")
+        second = await langgraph.runs.create("t1", "chat", input=asks("second"), multitask_strategy=strategy)
+        gate.open()
+        for each in (run_id, second["run_id"]):
+            await langgraph.runs.join("t1", each)
+        await closed(stream)
+        state = await langgraph.threads.get_state("t1")
+    assert [text for _, text in texts(state["values"])] == left
+
+
+async def _until(stream: AsyncIterator[StreamPart], name: str) -> AsyncIterator[StreamPart]:
+    """Yield the parts of a stream up to the first one with a name."""
+    async for part in stream:
+        yield part
+        if part.event == name:
+            return
 
 
 async def test_runs_are_waited_for_joined_and_listed(tmp_path: Path) -> None:

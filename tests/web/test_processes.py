@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
+from langgraph_sdk import get_client
 
+from tests.limits import HANG_SECONDS
 from tests.web.processes import running
 from tests.web.provider import Provider, providing
 from tests.web.services import events_of, history, said, say, streamed, until
@@ -115,3 +120,61 @@ async def test_a_service_that_is_killed_in_mid_sentence_goes_on_elsewhere(
         assert again["response"] == "to one"
         listed = (await second.get("/api/v1/runs?session_id=s1")).json()["runs"]
         assert [run["status"] for run in listed] == ["done", "done"]
+
+
+@pytest.mark.slow
+async def test_clients_of_langgraph_go_on_after_a_kill(tmp_path: Path, shared_url: str, provider: Provider) -> None:
+    """With `Last-Event-ID` and with `since`: the other process sends what follows, to the end of the run."""
+    provider.answer = lambda _: ["half an", threading.Event(), " answer"]
+    environment = {
+        **provider.environment,
+        "THREADKEEP_DATABASE_URL": shared_url,
+        "THREADKEEP_RUN_DEAD_SECONDS": "2",
+    }
+    numbers: list[int] = []
+    async with (
+        running(tmp_path / "first", environment) as (first, process),
+        running(tmp_path / "second", environment) as (second, _),
+    ):
+        body = {"assistant_id": "chat", "input": {"messages": [{"role": "user", "content": "hi"}]}}
+        command = {"id": 1, "method": "run.start", "params": body}
+        run_id = (await first.post("/threads/t1/commands", json=command)).json()["result"]["run_id"]
+        choice = {"channels": ["lifecycle", "messages", "values"]}
+        async with first.stream("POST", "/threads/t1/stream/events", json=choice) as response:
+            async for event in protocol_events(response):
+                numbers.append(event["seq"])
+                if "delta" in event["params"]["data"]:
+                    process.child.kill()
+                    break
+        provider.answer = lambda _: ["a whole answer"]
+        again: list[dict[str, Any]] = []
+        async with second.stream(
+            "POST", "/threads/t1/stream/events", json={**choice, "since": numbers[-1]}
+        ) as response:
+            async for event in protocol_events(response):
+                again.append(event)
+                if event["params"]["data"].get("event") in ("completed", "failed"):
+                    break
+        langgraph = get_client(url=str(second.base_url), timeout=HANG_SECONDS)
+        parts = [
+            part
+            async for part in langgraph.runs.join_stream(
+                "t1", run_id, stream_mode=["values", "messages-tuple"], last_event_id=str(numbers[-1])
+            )
+        ]
+        await langgraph.aclose()
+    assert [event["seq"] for event in again] == sorted({event["seq"] for event in again} - set(numbers))
+    assert min(event["seq"] for event in again) > numbers[-1]
+    assert again[-1]["params"]["data"]["event"] == "completed"
+    *_, values = [event["params"]["data"]["messages"] for event in again if event["method"] == "values"]
+    assert [one["content"] for one in values] == ["hi", "a whole answer"]
+    *_, state = [part.data["messages"] for part in parts if part.event == "values"]
+    assert [one["content"] for one in state] == ["hi", "a whole answer"]
+    assert parts[-1].event == "end"
+
+
+async def protocol_events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
+    """The events of a thread's stream."""
+    async for line in response.aiter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
