@@ -126,7 +126,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _updates(self, values: Values) -> list[Values]:
         offset, state = values.get("offset") or 0, self.known
         with state.changed:
-            state.updates = [update for update in state.updates if update["update_id"] >= offset]
+            # An offset beyond the newest update is of a sequence that has ended; then nothing is confirmed by it.
+            if not state.updates or offset <= state.updates[-1]["update_id"] + 1:
+                state.updates = [update for update in state.updates if update["update_id"] >= offset]
             if not state.updates:
                 state.changed.wait(min(values.get("timeout", 0), _LONGEST_POLL_SECONDS))
             return state.updates[: values.get("limit", 100)]

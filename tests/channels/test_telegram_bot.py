@@ -652,6 +652,19 @@ async def test_polling_takes_updates_in_order_and_goes_on_where_it_was(
     assert said == ["message 1", "message 2", "message 3", "message 4"]
 
 
+async def test_a_bot_that_was_quiet_for_a_week_goes_on(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Telegram then chooses the id of the next update at random, which may be a lower one."""
+    url = f"sqlite:///{tmp_path}/history.db"
+    settings = {"receive": "polling", "secret": ""}
+    async with opened_bot(url, tmp_path, telegram, ScriptedModel(["one", "two"]), **settings) as desk:
+        telegram.push(update("a", 900))
+        await desk.answered()
+        await until(lambda: _has_offset(desk, "901"))
+        telegram.push(update("b", 5))
+        await until(lambda: _has_offset(desk, "6"))
+        assert await desk.answered(2) == ["one", "two"]
+
+
 @pytest.mark.slow
 async def test_history_in_the_graphs_store_is_switched_off_and_on_again(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram

@@ -210,7 +210,8 @@ class TelegramPolling:
             return answer.problem
         for update in updates_in(answer):
             await self._intake.take(self._bot, self._channel.read_update(update))
-            offset = max(offset or 0, (number_in(update, "update_id") or 0) + 1)
+            # It may be below the stored one: after a week without updates, Telegram begins at a random number.
+            offset = (number_in(update, "update_id") or 0) + 1
         if offset is not None and str(offset) != stored:
             kept = await self._state.keep_for_duty(
                 self._channel.scope, "offset", str(offset), duty=self._duty, owner=self._owner
