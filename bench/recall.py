@@ -195,7 +195,7 @@ def report_long(given: Sequence[Chat], lengths: Sequence[int] = (700, 7_000, 70_
         memory, left, year = Recall(), length, 0
         while left > 0:
             for chat in given:
-                turns = [_later(turn, f"{year}-{chat.id}", year) for turn in chat.turns[:left]]
+                turns = [later(turn, f"{year}-{chat.id}", year) for turn in chat.turns[:left]]
                 memory.ingest(turns)
                 left -= len(turns)
             year += 1
@@ -207,7 +207,8 @@ def report_long(given: Sequence[Chat], lengths: Sequence[int] = (700, 7_000, 70_
         print(f"{length:>7,} turns: {_milliseconds(spent)}")
 
 
-def _later(turn: ChatTurn, name: str, years: int) -> ChatTurn:
+def later(turn: ChatTurn, name: str, years: int) -> ChatTurn:
+    """The turn as it is said again years later."""
     time_then = turn.time + timedelta(days=400 * years)
     return replace(turn, id=f"{name}-{turn.id}", session=f"{name}-{turn.session}", time=time_then)
 

@@ -3,7 +3,8 @@
 `python -m bench.recall_calls --data FILE` stores each conversation in a session, as an application does, and asks its
 questions through `RecalledTurns` and the context of a model call: blocks of quotes by their tokens, and whole calls by
 theirs. The first speaker of a conversation is its user, the second its assistant; both have their names as authors.
-`--each N` asks every Nth question, `--left-out` ranks each conversation with weights that are fitted to the others.
+`--each N` asks every Nth question, `--left-out` ranks each conversation with weights that are fitted to the others,
+`--start N` measures the first question after a start in a session of N turns.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from langchain_core.messages import HumanMessage
 
 from bench import fit_recall
-from bench.recall import conversations
-from bench.recall_chats import Asked, Chat
+from bench.recall import conversations, later
+from bench.recall_chats import Asked, Chat, ChatTurn
 from threadkeep import Memory, Message, RecalledTurns, Session, open_memory
 from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.turn_context import TurnContext
 from threadkeep.agent.turn_options import TurnOptions
+from threadkeep.history.older_turns import Search
 
 QUOTES = (1_000, 2_000, 4_000)
 CALLS = (2_000, 4_000)
@@ -122,6 +125,28 @@ async def report(title: str, given: Sequence[Chat], each: int, *, left_out: bool
     print(f"  {1_000 * statistics.median(found.seconds):.1f} ms of CPU a search for quotes at the median")
 
 
+async def report_start(given: Sequence[Chat], length: int) -> None:
+    """Print what the first question costs in a session of so many turns: without a stored index, and with it."""
+    turns: list[ChatTurn] = []
+    while len(turns) < length:
+        years = len(turns) // max(1, sum(len(chat.turns) for chat in given))
+        turns += [later(turn, f"{chat.id}-{years}", years) for chat in given for turn in chat.turns]
+    with TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/recall.db"
+        async with open_memory(url) as memory:
+            await store(memory, Chat("long", turns[:length], []))
+        for state in ("without a stored index", "with a stored index"):
+            async with open_memory(url) as memory:
+                began = time.process_time()
+                search = Search("long", None, given[0].asked[0].text)
+                found = len(await memory.older_turns.find(search, QUOTES[1]))
+                while (index := memory.older_turns.index("session", "long")) is None or len(index.tokens) < length:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                print(f"{length:,} turns, {state}: {found} turns found, {time.process_time() - began:.2f} s of CPU")
+                if index.storing is not None:
+                    await index.storing
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; answers the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.recall_calls", description=main.__doc__)
@@ -130,8 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--left-out", action="store_true", help="rank each conversation with weights that are fitted to the others"
     )
+    parser.add_argument("--start", type=int, help="measure only the first question in a session of so many turns")
     given = parser.parse_args(arguments)
     chats = list(conversations(given.data))
+    if given.start:
+        asyncio.run(report_start(chats, given.start))
+        return 0
     asyncio.run(report("Conversations between people", chats, given.each, left_out=given.left_out))
     return 0
 

@@ -57,7 +57,7 @@ for module in ("append_guarantees", "reading_guarantees", "session_guarantees", 
 _PATIENCES = (
     "threadkeep.history.older_turns._TIMEOUT_SECONDS",
     "threadkeep.history.memory_parts._TIMEOUT_SECONDS",
-    "threadkeep.history.conversation_index._QUERY_SECONDS",
+    "threadkeep.history.turn_vectors._QUERY_SECONDS",
     "threadkeep.history.memory_parts._TIMEOUT_SECONDS",
     "threadkeep.history.manifests._READER_SECONDS",
     "threadkeep.history.manifests._CLOSING_SECONDS",

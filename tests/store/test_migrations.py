@@ -54,6 +54,7 @@ _TABLES = (
     "chat_person_names",
     "chat_persons",
     "chat_procedures",
+    "chat_recall_indexes",
     "chat_run_checkpoints",
     "chat_run_events",
     "chat_run_messages",

@@ -1,28 +1,20 @@
 """The index of a conversation for recall: its words, and the vectors of its turns.
 
-An index is cached by this process and updated from the transcript. An embedding model computes the vector of each
-message once; it is stored in the database and compared here.
+An index is cached by this process and updated from the transcript. That of a long session can be stored.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextvars import Context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
-from itertools import batched
 from typing import Self
 
-from threadkeep.boundary import ErrorBoundary
-from threadkeep.context.recall import IndexedTurn, RecallIndex
-from threadkeep.context.recall.embedding import Embedder, dot_products, unit_vector
-from threadkeep.errors import SessionDamaged, StoreError
-from threadkeep.observe import EmbeddingsSkipped, ExtraNotFound, Observer
+from threadkeep.context.recall import IndexedTurn, Packed, RecallIndex
 from threadkeep.records import SPEAKERS, TAKEN_BACK, Message, SessionInfo, Summary
-from threadkeep.store.contexts import EmbeddingRows
+from threadkeep.store.contexts import StoredExtent
 from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
@@ -36,13 +28,6 @@ _AT_ONCE = 4_000
 _AT_LEAST = 160
 _MOST_DOUBLINGS = 10
 _TERMS_OF_TURN = 50
-
-_BATCH = 64
-_COMPARED_AT_ONCE = 500
-_MOST_CHARACTERS = 8_000
-_QUERY_SECONDS = 2.0
-_MOST_FAILURES = 12
-"""After so many failures in a row the model is at fault, not the input; a batch with one bad text has seven."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +70,8 @@ class ConversationIndex:
     vectors that were read, for each model. Archived messages are not indexed; the `summaries` of them are, at the place
     of the last one. `newest` is an index of the newest messages alone, until the others are indexed;
     `has_newest` is set when it has them. `superseded` are indexed turns that were superseded since,
-    `taken_back` the ids of messages of which a note says that their person took them back in a chat.
+    `taken_back` the ids of messages of which a note says that their person took them back in a chat. `stored_turns` is
+    the number of turns in the stored index, or in the one that is being stored.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -99,6 +85,8 @@ class ConversationIndex:
     vectors: dict[str, Vectors] = field(default_factory=dict)
     embedded: set[tuple[str, str]] = field(default_factory=set)
     embedding: asyncio.Task[None] | None = None
+    storing: asyncio.Task[None] | None = None
+    stored_turns: int = 0
     refusals: Refusals = field(default_factory=Refusals)
     newest: ConversationIndex | None = None
     has_newest: asyncio.Event = field(default_factory=asyncio.Event)
@@ -177,6 +165,56 @@ class ConversationIndex:
                 await self._pause(len(message.content))
         self.read[session_id] = max(self.read.get(session_id, 0), info.last_seq)
 
+    def dump(self) -> Sequence[Packed]:
+        """Return a copy of the state, to store it; vectors have rows of their own."""
+        about = {
+            "tokens": list(self.tokens.items()),
+            "days": [(session_id, day and day.toordinal()) for session_id, day in self.days.values()],
+            "first": dict(self.first),
+            "read": dict(self.read),
+            "superseded": sorted(self.superseded),
+            "taken_back": sorted(self.taken_back),
+            "summaries": {turn_id: summary.id for turn_id, summary in self.summaries.items()},
+            "marks": {
+                key: (mark.created_at.isoformat(), mark.begin, mark.revision) for key, mark in self._marks.items()
+            },
+        }
+        return *self.words.dump(), Packed(about, {})
+
+    async def load(self, state: Packed, info: SessionInfo, summaries: Summaries | None) -> bool:
+        """Take over the stored state of a session; return False if it is not of the same messages."""
+        about, session_id = state.values, info.session_id
+        created_at, begin, revision = about["marks"][session_id]
+        mark = _Mark(datetime.fromisoformat(created_at), begin, revision)
+        if mark.begins != _mark_of(info).begins or info.last_seq - about["first"][session_id] > 2 * MOST_TURNS:
+            return False
+        found: list[Summary] = []
+        if about["summaries"] and summaries is not None:
+            found = await summaries.of_messages(session_id, info.reset_seq + 1, info.archived_seq, MOST_TURNS)
+        by_turn = {id_at(session_id, summary.last_seq): summary for summary in found}
+        if {turn_id: summary.id for turn_id, summary in by_turn.items()} != about["summaries"]:
+            return False
+        self.words = await asyncio.to_thread(RecallIndex.load, state)
+        self.tokens, self.summaries = dict(about["tokens"]), by_turn
+        days = ((key, day and date.fromordinal(day)) for key, day in about["days"])
+        self.days = dict(zip(self.tokens, days, strict=True))
+        self.first, self.read = about["first"], about["read"]
+        self.superseded, self.taken_back = set(about["superseded"]), set(about["taken_back"])
+        self._marks = {session_id: mark}
+        return True
+
+    def take_over(self, other: ConversationIndex) -> None:
+        """Replace the turns of this empty index by those of another one."""
+        self.words, self.tokens, self.days, self.summaries = other.words, other.tokens, other.days, other.summaries
+        self.first, self.read, self._marks = other.first, other.read, other._marks
+        self.superseded, self.taken_back = other.superseded, other.taken_back
+        self.stored_turns, self.newest = len(other.tokens), None
+
+    def extent_of(self, session_id: str) -> StoredExtent:
+        """Return which messages of a session are indexed, and in which state of the session."""
+        mark = self._marks[session_id]
+        return StoredExtent(self.read[session_id], mark.created_at, mark.begin, mark.revision)
+
     async def _pause(self, characters: int) -> None:
         """Let other tasks run after every few thousand characters."""
         self._unpaused += _AT_LEAST + characters
@@ -228,98 +266,3 @@ async def _messages(transcripts: Transcripts, session_id: str, first: int, last:
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
             yield message
-
-
-class TurnVectors:
-    """A service that computes and compares the vectors of turns, normalised to length 1."""
-
-    def __init__(self, transcripts: Transcripts, rows: EmbeddingRows, observer: Observer) -> None:
-        self._transcripts = transcripts
-        self._rows = rows
-        self._observer = observer
-
-    async def similarities(self, index: ConversationIndex, query: str, embedder: Embedder) -> dict[str, float]:
-        """Return the cosine similarity of the query to every embedded turn; schedule the missing embeddings.
-
-        If the model fails, return an empty result and report the failure.
-        """
-        vectors = index.vectors.setdefault(embedder.name, {})
-        if index.embedding is None or index.embedding.done():
-            work = self._embed(index, vectors, embedder)
-            index.embedding = asyncio.create_task(work, context=Context(), name="threadkeep-embeddings")
-        if not vectors:
-            return {}
-        wanted: array[float] | None = None
-        with ErrorBoundary(self._report):
-            async with asyncio.timeout(_QUERY_SECONDS):
-                wanted = unit_vector(await embedder.embed_query(index.words.meaningful(query)))
-        if wanted is None:
-            return {}
-        similar: dict[str, float] = {}
-        known = [(turn_id, vector) for turn_id, vector in vectors.items() if len(vector) == len(wanted)]
-        for some in batched(known, _COMPARED_AT_ONCE):
-            products = dot_products(wanted, [vector for _, vector in some])
-            similar |= zip((turn_id for turn_id, _ in some), products, strict=True)
-            await asyncio.sleep(0)
-        return similar
-
-    async def _embed(self, index: ConversationIndex, vectors: Vectors, embedder: Embedder) -> None:
-        """Read the stored vectors, and compute the missing ones. After a failure the next question retries."""
-        with ErrorBoundary(self._report):
-            for session_id in list(index.read):
-                if (embedder.name, session_id) not in index.embedded:
-                    after = index.first.get(session_id, 1) - 1
-                    for seq, vector in await self._rows.of_session(session_id, embedder.name, after):
-                        vectors.setdefault(id_at(session_id, seq), array("f", vector))
-                    index.embedded.add((embedder.name, session_id))
-            index.refusals.round += 1
-            unwanted = index.summaries.keys() | index.superseded
-            missing = [
-                position_of(turn_id)
-                for turn_id in index.tokens
-                if turn_id not in vectors and turn_id not in unwanted and index.refusals.is_due(turn_id)
-            ]
-            for session_id in dict.fromkeys(session_id for session_id, _ in missing):
-                seqs = [seq for key, seq in missing if key == session_id]
-                with contextlib.suppress(SessionDamaged):
-                    await self._embed_session(session_id, seqs, index, embedder)
-
-    async def _embed_session(
-        self, session_id: str, seqs: Sequence[int], index: ConversationIndex, embedder: Embedder
-    ) -> None:
-        """Embed in batches. A batch that fails is halved until the text that the model rejects is found and skipped."""
-        batches = [seqs[start : start + _BATCH] for start in range(0, len(seqs), _BATCH)]
-        batches.reverse()
-        refused, in_a_row = 0, 0
-        last: Exception | None = None
-        while batches and in_a_row < _MOST_FAILURES:
-            batch = batches.pop()
-            with ErrorBoundary(raising=(StoreError,)) as attempt:
-                await self._embed_some(session_id, batch, index.vectors[embedder.name], embedder)
-            if attempt.error is None:
-                in_a_row = 0
-                continue
-            last = attempt.error
-            in_a_row += 1
-            if len(batch) == 1:
-                index.refusals.add(id_at(session_id, batch[0]))
-                refused += 1
-            else:
-                batches += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
-        if last is not None:
-            skipped = EmbeddingsSkipped(
-                count=refused + sum(map(len, batches)), error=type(last).__name__, session_id=session_id
-            )
-            self._observer.notify(skipped)
-
-    async def _embed_some(self, session_id: str, seqs: Sequence[int], vectors: Vectors, embedder: Embedder) -> None:
-        messages = await self._transcripts.at(session_id, seqs)
-        made = await embedder.embed([message.content[:_MOST_CHARACTERS] for message in messages])
-        rows = [(message.seq or 0, unit_vector(vector)) for message, vector in zip(messages, made, strict=True)]
-        if messages:
-            kept = [(seq, vector.tobytes()) for seq, vector in rows]
-            await self._rows.add(session_id, embedder.name, kept, last_id=messages[-1].id)
-        vectors |= {id_at(session_id, seq): vector for seq, vector in rows}
-
-    def _report(self, error: Exception) -> None:
-        self._observer.notify(ExtraNotFound(section="selected", error=type(error).__name__))

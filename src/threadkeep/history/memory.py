@@ -89,6 +89,7 @@ class Memory:
         self.counter = parts.counter
         self.remembered_counts = parts.remembered_counts
         self.embeddings = tables.embeddings
+        self.recall_indexes = tables.recall_indexes
         self.session_cache = SessionCache(parts.options.context_cache_bytes)
         self.run_retention = parts.run_retention
         self.compressor = parts.compressor

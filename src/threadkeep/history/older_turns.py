@@ -1,14 +1,16 @@
 """Recall of older turns that matter for a new input, from the session or all sessions of its user.
 
 The index of a conversation is built from the transcript on the first query and extended by later queries; an append
-does not update it. If that takes longer than an answer should wait, it continues in the background, and the query uses
-the part that is indexed. Of a long conversation the newest messages are indexed first, in an index of their own.
+does not update it. That of a long session is stored, and read by the next process. If building takes longer than an
+answer should wait, it continues in the background, and the query uses the part that is indexed. Of a long conversation
+the newest messages are indexed first, in an index of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import Context
@@ -16,20 +18,20 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from threadkeep.context.recall import Passage, passage_of, select
+from threadkeep.context.recall import Passage, analysis_version, pack, passage_of, select, unpack
 from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import SessionDamaged
 from threadkeep.history.conversation_index import (
     MOST_TURNS,
     ConversationIndex,
-    TurnVectors,
     id_at,
     messages_of,
     position_of,
 )
+from threadkeep.history.turn_vectors import TurnVectors
 from threadkeep.observe import Observer
 from threadkeep.records import Message, SessionInfo, Summary
-from threadkeep.store.contexts import EmbeddingRows
+from threadkeep.store.contexts import EmbeddingRows, RecallIndexRows
 from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import SessionQuery, Transcripts
 
@@ -43,6 +45,8 @@ _NEWEST = (50, 500)
 """The numbers of newest messages that are indexed first, if there are more than twice as many as the last."""
 _NEWEST_SECONDS = 1.0
 _MOST_SESSIONS = 100
+_LEAST_STORED = 1_000
+"""The number of turns from which on an index is stored; again with each eighth more."""
 _MOST_RANKED = 400
 _FRAME_TOKENS = 6
 """The tokens of the speaker before each quoted turn, and of the end of its line."""
@@ -96,9 +100,11 @@ class OlderTurns:
         embeddings: EmbeddingRows,
         observer: Observer,
         summaries: Summaries | None = None,
+        stored: RecallIndexRows | None = None,
     ) -> None:
         self._transcripts = transcripts
         self._summaries = summaries
+        self._stored = stored
         self._vectors = TurnVectors(transcripts, embeddings, observer)
         self._indexes: OrderedDict[tuple[RecallScope, str], ConversationIndex] = OrderedDict()
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
@@ -115,7 +121,7 @@ class OlderTurns:
             self._drop(key)
             return []
         index = await self._index_of(key, infos)
-        await self._wait_for(key, lambda: self._catch_up(index, infos))
+        await self._wait_for(key, lambda: self._catch_up(key, index, infos))
         if self._indexes.get(key) is not index:
             return []  # another query found it outdated meanwhile
         index, semantic = await self._searchable(key, index, infos), None
@@ -161,14 +167,14 @@ class OlderTurns:
 
     def _drop(self, key: tuple[RecallScope, str]) -> None:
         index, task = self._indexes.pop(key, None), self._tasks.pop(key, None)
-        for work in (task, index.embedding if index else None):
+        for work in (task, *((index.embedding, index.storing) if index else ())):
             if work is not None:
                 work.cancel()
 
     async def close(self) -> None:
         """Stop background work; the next query builds a new index."""
-        embedding = [index.embedding for index in self._indexes.values() if index.embedding is not None]
-        tasks = [*self._tasks.values(), *embedding]
+        others = [work for index in self._indexes.values() for work in (index.embedding, index.storing) if work]
+        tasks = [*self._tasks.values(), *others]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -201,7 +207,12 @@ class OlderTurns:
     def _indexed(self) -> int:
         return sum(index.size for index in self._indexes.values())
 
-    async def _catch_up(self, index: ConversationIndex, infos: dict[str, SessionInfo]) -> None:
+    async def _catch_up(
+        self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
+    ) -> None:
+        stored = self._stored if key[0] == "session" else None
+        if stored is not None and not index.read:
+            await self._load(stored, index, infos)
         for most in _NEWEST if index.newest is not None else ():
             newest = ConversationIndex()
             await self._index_new(newest, infos, most)
@@ -209,6 +220,28 @@ class OlderTurns:
         index.has_newest.set()
         await self._index_new(index, infos, _MOST_OF_USER)
         index.newest = None
+        if stored is not None and len(index.tokens) >= max(_LEAST_STORED, index.stored_turns * 9 // 8):
+            index.stored_turns = len(index.tokens)
+            work = self._store(stored, index, key[1])
+            index.storing = asyncio.create_task(work, context=Context(), name="threadkeep-recall-index")
+            index.storing.add_done_callback(_retrieve_exception)
+
+    async def _load(self, stored: RecallIndexRows, index: ConversationIndex, infos: dict[str, SessionInfo]) -> None:
+        """Take over the stored index of a session, if it is of the messages that are there."""
+        [(session_id, info)] = infos.items()
+        data = await stored.of_session(session_id, analysis_version(), info.last_seq)
+        if data is None:
+            return
+        with contextlib.suppress(zlib.error):
+            found = ConversationIndex()
+            usable = await found.load(await asyncio.to_thread(unpack, data), info, self._summaries)
+            if usable and await found.leave_out_superseded(infos, self._transcripts):
+                index.take_over(found)
+
+    async def _store(self, stored: RecallIndexRows, index: ConversationIndex, session_id: str) -> None:
+        """Store the index of a session; after a failure it is stored when it has grown again."""
+        state, about = index.dump(), index.extent_of(session_id)
+        await stored.save(session_id, analysis_version(), await asyncio.to_thread(pack, state), about)
 
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]

@@ -118,7 +118,13 @@ def _parts(
             archive=backend.archive,
             damages=backend.damages,
             contexts=tables.contexts,
-            older_turns=OlderTurns(transcripts, tables.embeddings, observers, tables.summaries),
+            older_turns=OlderTurns(
+                transcripts,
+                tables.embeddings,
+                observers,
+                tables.summaries,
+                tables.recall_indexes if options.transcripts == "tables" else None,
+            ),
             pending=pending,
             retention=Pruner(
                 backend.retention, options.retention.rules, pending=pending, observer=observers, clock=clock

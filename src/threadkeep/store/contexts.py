@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Self
 
@@ -149,6 +149,33 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
 
 
 @dataclass(frozen=True)
+class StoredExtent:
+    """The messages of an index for recall, `begin` to `last_seq`, and the state of the session when it was made."""
+
+    last_seq: int
+    created_at: datetime
+    begin: int
+    revision: int
+
+
+class RecallIndexRows(Tables, sql=("recall_indexes.sql", "{backend}/sessions.sql")):
+    """The table `chat_recall_indexes`; an index is bytes in the format of the caller."""
+
+    async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
+        """Return the index of a session up to `last_seq` or less, if it has this version."""
+        parameters = {"session_id": session_id, "version": version, "last_seq": last_seq}
+        rows = await self._driver.fetch(self._sql["index_of"], parameters)
+        return bytes(rows[0][0]) if rows else None
+
+    async def save(self, session_id: str, version: str, data: bytes, extent: StoredExtent) -> None:
+        """Store the index of a session in place of its former one, unless the session has changed meanwhile."""
+        row = {"session_id": session_id, "version": version, "data": data, **asdict(extent)}
+        async with self._driver.writing() as connection:
+            await connection.fetch(self._sql["hold_session"], {"session_id": session_id})
+            await connection.execute(self._sql["save_index"], {**row, "created_at": time_text(extent.created_at)})
+
+
+@dataclass(frozen=True)
 class ContextTables:
     """The stored data of contexts, besides the transcripts."""
 
@@ -157,6 +184,7 @@ class ContextTables:
     manifests: ManifestRows
     token_factors: TokenFactors
     embeddings: EmbeddingRows
+    recall_indexes: RecallIndexRows
 
     @classmethod
     def over(cls, driver: Driver, *, clock: Callable[[], datetime]) -> Self:
@@ -167,4 +195,5 @@ class ContextTables:
             manifests=ManifestRows(driver, clock=clock),
             token_factors=TokenFactors(driver, clock=clock),
             embeddings=EmbeddingRows(driver),
+            recall_indexes=RecallIndexRows(driver),
         )

@@ -154,7 +154,7 @@ class TableErasing:
     async def _drop_derived(self, connection: Connection, place: Mapping[str, object]) -> None:
         names = ("hold_runs", "delete_runs", "drop_facts_of_message", "drop_proposals_of_message")
         sent = ("drop_outgoing_of_message", "drop_deliveries_of_message")
-        for name in (*names, *sent, "delete_vectors", "delete_steps"):
+        for name in (*names, *sent, "delete_vectors", "delete_recall_index", "delete_steps"):
             if name in self._sql:
                 await connection.execute(self._sql[name], place)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.context.recall import IndexedTurn, Ranked, RecallIndex, select
+from threadkeep.context.recall import IndexedTurn, Ranked, RecallIndex, pack, select, unpack
 from threadkeep.context.recall import weights as fitted
 
 BEGIN = datetime(2024, 3, 4, 9, tzinfo=UTC)
@@ -263,3 +263,27 @@ def test_a_long_talk_is_looked_through_in_bounded_steps() -> None:
     ranked = index.rank("Did the garden gnome need water?", limit=10_000)
     assert best(ranked) == "1234"
     assert len(ranked) < 600
+
+
+def test_a_packed_index_ranks_and_grows_as_before() -> None:
+    """With the same scores: of words, topics, speakers, days and episodes, in scripts with and without spaces."""
+    talk = [
+        chatter(("Ann", "I adopted a cat yesterday.")),
+        chatter(("Ben", "我养了一只橘猫。")),
+        chatter(("Ann", "My oboe!")),
+    ]
+    made = index_of(*talk)
+    read = RecallIndex.load(unpack(pack(made.dump())))
+    assert (len(read), read.size) == (len(made), made.size)
+    new = IndexedTurn("new", "The cat sleeps on my oboe.", "Ann", BEGIN + timedelta(days=30), "s9")
+    for _ in range(2):
+        for query in (
+            "Which pet does Ann have?",
+            "橘猫",
+            "What did Ben say last week?",
+            "musical instruments",
+            "oboes",
+        ):
+            assert [entry[:3] for entry in read.rank(query)] == [entry[:3] for entry in made.rank(query)]
+        for index in (made, read):
+            index.add(new)

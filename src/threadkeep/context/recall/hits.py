@@ -6,8 +6,9 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from typing import Final
+from typing import Final, Self
 
+from threadkeep.context.recall.packing import Packed
 from threadkeep.context.recall.postings import Postings, beside
 from threadkeep.context.recall.priors import Priors
 from threadkeep.context.recall.query import KINDS, Query
@@ -59,6 +60,26 @@ class Places:
         self.topics[-1] = topics
         self.topics.append(0)
         self.voices.append(voice)
+
+    def dump(self) -> Packed:
+        """Return a copy of the state, to store it."""
+        width = max(1, *((topics.bit_length() + 7) // 8 for topics in self.topics))
+        topics = array("B", b"".join(topics.to_bytes(width) for topics in self.topics))
+        priors = {f"priors_{number}": column[:] for number, column in enumerate(self.priors)}
+        values = {"ids": list(self.ids), "speakers": list(self.speakers), "topic_bytes": width}
+        return Packed(values, {"episodes": self.episodes[:], "voices": self.voices[:], "topic_bits": topics, **priors})
+
+    @classmethod
+    def load(cls, state: Packed) -> Self:
+        """Return the turns of a stored state."""
+        found, values, arrays = cls(), state.values, state.arrays
+        found.ids = values["ids"]
+        found.speakers = {speaker: number for number, speaker in enumerate(values["speakers"])}
+        width, topics = values["topic_bytes"], arrays["topic_bits"].tobytes()
+        found.topics = [int.from_bytes(topics[place : place + width]) for place in range(0, len(topics), width)]
+        found.priors = tuple(arrays[f"priors_{number}"] for number in range(len(KINDS)))
+        found.episodes, found.voices = arrays["episodes"], arrays["voices"]
+        return found
 
     def voices_of(self, speaker: str) -> tuple[int, int]:
         """Return the two voices of a speaker: speaking about other things, and about themselves."""

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from threadkeep.context.recall.hits import Match, Places
 from threadkeep.context.recall.matching import Likeness, Matching
+from threadkeep.context.recall.packing import Packed
 from threadkeep.context.recall.postings import Postings
 from threadkeep.context.recall.priors import Surroundings, answer_signals, prior_signals, priors_of, signs_of
 from threadkeep.context.recall.query import ROLES, Kind, Participants, nicknames_of, read
@@ -124,6 +125,40 @@ class RecallIndex:
         episode.turns += 1
         episode.asks = signs.asks
         self._know_speaker(turn, priors[-1], place)
+
+    def dump(self) -> Sequence[Packed]:
+        """Return a copy of the state, to store it."""
+        episodes = [
+            (one.session, one.last_time and one.last_time.isoformat(), one.first_place, one.turns, one.asks)
+            for one in self._episodes
+        ]
+        values = {
+            "sittings": episodes,
+            "sitting_days": list(self._episode_days),
+            "names": dict(self._names),
+            "nicknames": dict(self._nicknames),
+            "telling": {speaker: list(best) for speaker, best in self._speakers.items()},
+            "of_role": {role: sorted(speakers) for role, speakers in self._of_role.items()},
+        }
+        return self._postings.dump(), self._places.dump(), Packed(values, {})
+
+    @classmethod
+    def load(cls, state: Packed) -> Self:
+        """Return the index with a stored state."""
+        found, values = cls(), state.values
+        found._postings, found._places = Postings.load(state), Places.load(state)
+        found._by_id = {turn_id: place for place, turn_id in enumerate(found._places.ids) if turn_id}
+        found._episodes = [
+            _Episode(session, last_time and datetime.fromisoformat(last_time), *others)
+            for session, last_time, *others in values["sittings"]
+        ]
+        found._episode_days = [(day, number) for day, number in values["sitting_days"]]
+        found._names, found._nicknames = values["names"], values["nicknames"]
+        found._speakers = {
+            speaker: [(prior, place) for prior, place in best] for speaker, best in values["telling"].items()
+        }
+        found._of_role = {role: set(speakers) for role, speakers in values["of_role"].items()}
+        return found
 
     def rank(
         self,

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import reduce
 from operator import or_
+from typing import Self
 
+from threadkeep.context.recall.packing import Packed, divided, joined
 from threadkeep.context.recall.words import ASKS, COUNTS
 
 # BM25 with a fixed average length, so that stored values stay valid when turns are added.
@@ -63,14 +65,41 @@ class Postings:
         most = len(counts) * log(self._turns + 19)
         return ((most - usual) / most if counts else 0.0), bits
 
-    def _new(self, term: str) -> tuple[array[int], array[float]]:
-        found = array("I"), array("d")
-        self._terms[term] = found
+    def _new(self, term: str, found: tuple[array[int], array[float]] | None = None) -> tuple[array[int], array[float]]:
+        found = self._terms[term] = found or (array("I"), array("f"))
         if len(term) >= _BEGINNING:
             self._beginnings.setdefault(term[:_BEGINNING], []).append(term)
             terms, letters = self._spellings.setdefault((term[0], len(term)), ([], array("Q")))
             terms.append(term)
             letters.append(_letters_of(term))
+        return found
+
+    def dump(self) -> Packed:
+        """Return a copy of the state, to store it."""
+        lengths = array("I", [len(places) for places, _ in self._terms.values()])
+        of_topics = array("I", map(len, self._topics.values()))
+        return Packed(
+            {"turns": self._turns, "terms": list(self._terms), "topics": list(self._topics)},
+            {
+                "term_lengths": lengths,
+                "term_places": joined("I", (places for places, _ in self._terms.values())),
+                "term_weights": joined("f", (weights for _, weights in self._terms.values())),
+                "topic_lengths": of_topics,
+                "topic_places": joined("I", self._topics.values()),
+            },
+        )
+
+    @classmethod
+    def load(cls, state: Packed) -> Self:
+        """Return the posting lists with a stored state."""
+        found, values, arrays = cls(), state.values, state.arrays
+        found._turns, found.size = values["turns"], len(arrays["term_places"])
+        places = divided(arrays["term_places"], arrays["term_lengths"])
+        weights = divided(arrays["term_weights"], arrays["term_lengths"])
+        for term, lists in zip(values["terms"], zip(places, weights, strict=True), strict=True):
+            found._new(term, lists)
+        of_topics = divided(arrays["topic_places"], arrays["topic_lengths"])
+        found._topics.update(zip(values["topics"], of_topics, strict=True))
         return found
 
     def of_term(self, term: str) -> tuple[Sequence[int], Sequence[float]]:

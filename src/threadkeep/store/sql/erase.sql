@@ -58,6 +58,8 @@ SELECT 'chat_sessions', count(*) FROM chat_sessions WHERE session_id IN (SELECT 
 UNION ALL SELECT 'chat_messages', count(*) FROM chat_messages WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL SELECT 'chat_summaries', count(*) FROM chat_summaries WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL SELECT 'chat_embeddings', count(*) FROM chat_embeddings WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL
+SELECT 'chat_recall_indexes', count(*) FROM chat_recall_indexes WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL SELECT 'chat_manifests', count(*) FROM chat_manifests WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL SELECT 'chat_context_texts', count(*) FROM chat_context_texts WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL SELECT 'chat_steps', count(*) FROM chat_steps WHERE session_id IN (SELECT session_id FROM own)

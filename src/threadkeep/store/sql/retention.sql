@@ -147,6 +147,9 @@ DELETE FROM chat_embeddings
 WHERE session_id = :session_id AND model IN (SELECT model FROM models WHERE model IS NOT NULL)
     AND seq > :after AND seq <= :upto
 
+-- name: delete_recall_index
+DELETE FROM chat_recall_indexes WHERE session_id = :session_id
+
 -- name: delete_manifests
 -- Records of calls that are older than all remaining messages.
 DELETE FROM chat_manifests WHERE session_id = :session_id AND created_at <= :manifests_upto

@@ -1,0 +1,183 @@
+"""The index of a long session is stored, so that the next process does not make it again; it says nothing outdated."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.databases import execute, query
+from tests.history.test_older_turns import ROOM, found, say
+from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimits, open_memory
+from threadkeep.context.recall import IndexedTurn, RecallIndex, analysis_version, pack
+from threadkeep.history import older_turns
+from threadkeep.history.conversation_index import ConversationIndex
+from threadkeep.history.older_turns import OlderTurns, Search
+
+VAULT = "The vault opens with 4711."
+ROWS = f"SELECT last_seq FROM chat_recall_indexes WHERE session_id = '{ROOM}'"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes of ten turns are stored."""
+    monkeypatch.setattr(older_turns, "_LEAST_STORED", 10)
+
+
+@pytest.fixture
+def indexed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The `seq` of each message that is indexed from its text."""
+    seqs: list[int] = []
+    add = RecallIndex.add
+
+    def noted(self: RecallIndex, turn: IndexedTurn) -> None:
+        seqs.append(int(turn.id.rpartition("#")[2]))
+        add(self, turn)
+
+    monkeypatch.setattr(RecallIndex, "add", noted)
+    return seqs
+
+
+async def stored(older: OlderTurns) -> None:
+    """Wait until the index of the room is stored."""
+    index = older.index("session", ROOM)
+    assert index is not None
+    if index.storing is not None:
+        await asyncio.wait([index.storing])
+        await index.storing
+
+
+async def fill(memory: Memory) -> None:
+    """A session of thirteen messages whose index is stored."""
+    await say(memory, 6)
+    await memory.session(ROOM).append([Message("user", VAULT, author="Ann")])
+    await say(memory, 6)
+    assert VAULT in await found(memory)
+    await stored(memory.older_turns)
+
+
+async def test_the_next_process_indexes_only_what_is_new(
+    shared_url: str, memory_options: MemoryOptions, indexed: list[int]
+) -> None:
+    """It finds the same, in the same order, and goes on with what is said next."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await fill(memory)
+        assert query(shared_url, ROWS) == [(13,)]
+        before = [await found(memory, words) for words in ("the code of the vault", "word3", "what did Ann say?")]
+    indexed.clear()
+    async with open_memory(shared_url, options=memory_options) as memory:
+        after = [await found(memory, words) for words in ("the code of the vault", "word3", "what did Ann say?")]
+        assert (after, indexed) == (before, [])
+        await memory.session(ROOM).append([Message("user", "The bees are on the roof.")])
+        assert (await found(memory, "bees"))[0] == "The bees are on the roof."
+        assert indexed == [14]
+        assert query(shared_url, ROWS) == [(13,)]
+        await say(memory, 4)
+        await found(memory)
+        await stored(memory.older_turns)
+        assert query(shared_url, ROWS) == [(18,)]
+
+
+async def test_an_index_of_other_code_is_made_again(
+    shared_url: str, memory_options: MemoryOptions, indexed: list[int]
+) -> None:
+    """As is one that is damaged; each is replaced."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await fill(memory)
+    for damage in ("version = 'old'", "data = substr(data, 1, 30)"):
+        execute(shared_url, f"UPDATE chat_recall_indexes SET {damage}")
+        indexed.clear()
+        async with open_memory(shared_url, options=memory_options) as memory:
+            assert VAULT in await found(memory)
+            assert indexed == list(range(1, 14))
+            await stored(memory.older_turns)
+        indexed.clear()
+        async with open_memory(shared_url, options=memory_options) as memory:
+            assert VAULT in await found(memory)
+            assert indexed == []
+
+
+async def test_what_was_taken_away_since_is_not_found(shared_url: str, memory_options: MemoryOptions) -> None:
+    """A superseded message is left out of the stored index, and a reset makes another one."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await fill(memory)
+        session = memory.session(ROOM)
+        [vault] = [message for message in await session.tail(20) if message.content == VAULT]
+        assert vault.id is not None
+        await session.edit(vault.id, "The vault is empty.")
+    async with open_memory(shared_url, options=memory_options) as memory:
+        turns = await found(memory)
+        assert VAULT not in turns
+        assert turns[0] == "The vault is empty."
+        await memory.session(ROOM).reset()
+    async with open_memory(shared_url, options=memory_options) as memory:
+        assert await found(memory) == []
+
+
+async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
+    shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words of a person leave the stored index, and an index that was packed before is not stored after."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await fill(memory)
+        await memory.session(ROOM).append([Message("user", "Zanzibar", metadata={"sender_id": "ann"})])
+        packing, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(self: OlderTurns, rows: object, index: ConversationIndex, session_id: str) -> None:
+            data, extent = pack(index.dump()), index.extent_of(session_id)
+            packing.set()
+            await go_on.wait()
+            await memory.recall_indexes.save(session_id, analysis_version(), data, extent)
+
+        await say(memory, 4)
+        with monkeypatch.context() as patched:
+            patched.setattr(OlderTurns, "_store", slow)
+            await found(memory, "Zanzibar")
+            await packing.wait()
+            index = memory.older_turns.index("session", ROOM)
+            assert index is not None
+            assert index.storing is not None
+            storing = asyncio.shield(index.storing)
+            async with open_memory(shared_url, options=memory_options) as other:
+                assert (await other.erase(user_id="ann")).complete
+            assert query(shared_url, ROWS) == []
+            go_on.set()
+            await storing
+        assert query(shared_url, ROWS) == []
+        assert "Zanzibar" not in await found(memory, "Zanzibar")
+
+
+async def test_a_stored_index_goes_with_messages_of_the_session(shared_url: str, memory_options: MemoryOptions) -> None:
+    """By retention, and with the session."""
+    options = replace(memory_options, background=False)
+    async with open_memory(shared_url, options=options) as memory:
+        await fill(memory)
+        await memory.retention.prune(Retention(delete=RetentionLimits(max_messages=5)))
+        assert query(shared_url, ROWS) == []
+        await say(memory, 8)
+        await found(memory)
+        await stored(memory.older_turns)
+        assert len(query(shared_url, ROWS)) == 1
+        await memory.session(ROOM).delete()
+        assert query(shared_url, ROWS) == []
+
+
+async def test_the_index_of_a_user_is_not_stored(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Its sessions come and go."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await say(memory, 20, user_id="ann")
+        await memory.older_turns.find(Search(ROOM, "ann", "word3", scope="user"), 1_000)
+        index = memory.older_turns.index("user", "ann")
+        assert index is not None
+        assert index.storing is None
+
+
+async def test_an_index_of_a_graph_store_is_not_stored(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Others delete from the store, too."""
+    async with open_memory(shared_url, options=replace(memory_options, transcripts="graph_store")) as memory:
+        await say(memory, 20)
+        assert await found(memory, "word3")
+        index = memory.older_turns.index("session", ROOM)
+        assert index is not None
+        assert index.storing is None
