@@ -32,6 +32,33 @@ async def bots(tmp_path: Path, gate: Gate) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
+async def test_a_workflow_that_asks_begins_a_session_on_the_first_page(bots: httpx2.AsyncClient) -> None:
+    """The page of the new session is there, though the workflow stores the message after it has begun."""
+    form = (await opened(bots, "/")).form("/console/say")
+    for number in range(5):
+        page = await sent(bots, form, message="Hi", session_id=f"room:{number}", workflow="form")
+        assert "room:" in page.words
+    assert "A run asks a person" in (await opened(bots, "/console/sessions/room:4")).words
+
+
+async def test_a_session_says_that_its_last_run_failed(tmp_path: Path) -> None:
+    """With the kind of failure, and the way to try it again; after that nothing is said."""
+    model = ScriptedModel([ValueError("secret"), "Yes."])
+    async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
+        await client.post("/api/v1/chat", json={"message": "Is it so?", "session_id": "s"})
+        page = await opened(client, "/console/sessions/s")
+        assert "The last run failed with ValueError" in page.words
+        assert "secret" not in page.text
+        failed = next(link for link in page.links if link.startswith("/console/runs/"))
+        await sent(client, (await opened(client, failed)).form("/retry"))
+
+        async def answered() -> bool:
+            return "Yes." in (await opened(client, "/console/sessions/s")).words
+
+        await until(answered)
+        assert "failed" not in (await opened(client, "/console/sessions/s")).words
+
+
 async def test_a_person_answers_what_a_run_asks(bots: httpx2.AsyncClient) -> None:
     """Each question on its page; the session's page leads there."""
     started = await bots.post("/api/v1/workflows/form/runs", json={"message": "Hi", "session_id": "s"})

@@ -28,6 +28,7 @@ from threadkeep.web.console.forms import COOKIE, csrf_token
 from threadkeep.web.problems import ProblemRaised, log_failure, problem_of
 
 _GAP = 0.25
+_FAR_BELOW = 4
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,21 @@ def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: in
     """Return a chart of columns with parts, and a line at a limit. The picture stretches, so its texts are outside."""
     if not drawn:
         return Markup("")
-    highest = max([column.total for column in drawn] + [limit or 0, 1e-9])
+    tallest = max(1e-9, *(column.total for column in drawn))
+    # Columns far below the limit are drawn larger, without its line.
+    line = limit if limit is not None and limit <= tallest * _FAR_BELOW else None
+    highest = max(tallest, line or 0)
+    top = _amount(highest, unit) if line == limit else f"{_amount(tallest, unit)} of {limit:,}"
     step = 100 / max(len(drawn), 12)
     shapes = [_column(column, index * step, step, highest, unit) for index, column in enumerate(drawn)]
-    if limit is not None:
-        y = _y(limit, highest)
+    if line is not None:
+        y = _y(line, highest)
         shapes.append(f'<line class="limit" x1="0" x2="100" y1="{y:.2f}" y2="{y:.2f}"/>')
     ends = " – ".join(dict.fromkeys([drawn[0].label, drawn[-1].label]))
     # An image hides the links that are in it.
     role = "group" if any(column.address for column in drawn) else "img"
     return Markup(  # noqa: S704 - every text in it is escaped
-        f'<div class="chart"><p>{escape(_amount(highest, unit))}</p>'
+        f'<div class="chart"><p>{escape(top)}</p>'
         f'<svg role="{role}" aria-label="{escape(title)}" viewBox="0 0 100 100" preserveAspectRatio="none">'
         f'<line class="floor" x1="0" x2="100" y1="100" y2="100"/>{"".join(shapes)}</svg><p>{escape(ends)}</p></div>'
     )

@@ -117,9 +117,11 @@ def _by_end(summaries: Sequence[Summary], info: SessionInfo) -> dict[int, Summar
 
 
 async def _unfinished(app: App, session_id: str) -> Run | None:
-    """Return the newest run of a session that is not over."""
-    runs, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
-    return next((run for run in runs if not run.over and run.parent_run_id is None), None)
+    """Return the newest run of a session that is not over, or else the newest one if it failed."""
+    found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
+    runs = [run for run in found if run.parent_run_id is None]
+    failed = [run for run in runs[:1] if run.status == "failed"]
+    return next((run for run in (*runs, *failed) if not run.over or run in failed), None)
 
 
 def _workflows(app: App) -> list[str]:
@@ -128,6 +130,8 @@ def _workflows(app: App) -> list[str]:
 
 _START_SECONDS = 3.0
 """Seconds to wait for a turn to begin. Then the page shows it as queued."""
+
+_LOOKS = 60
 
 _AGENTS_OWN = "An agent keeps this conversation by itself, and the console does not speak in it."
 
@@ -143,6 +147,7 @@ async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Respo
     user = caller.user(form.get("user_id", "").strip() or None)
     turn = app.chat.begin(_request(form, session_id, user))
     await _begun(turn)
+    await _stored(app, turn.session_id)
     return redirect(session_address(turn.session_id) + "#end")
 
 
@@ -231,6 +236,14 @@ async def _begun(turn: ChatTurn) -> None:
     with contextlib.suppress(TimeoutError, ModelCallFailed, RunFailed, RunWaits):
         async with asyncio.timeout(_START_SECONDS):
             await anext(events)
+
+
+async def _stored(app: App, session_id: str) -> None:
+    """Wait until a session is stored, so that the page that follows finds it: some workflows begin before that."""
+    for _ in range(_LOOKS):
+        if await app.memory.session(session_id).tail(1, view="history"):
+            return
+        await asyncio.sleep(_START_SECONDS / _LOOKS)
 
 
 def _request(form: Mapping[str, str], session_id: str | None, user_id: str | None) -> ChatRequest:
