@@ -53,6 +53,16 @@ def test_what_the_image_copies_is_there() -> None:
     assert all((ROOT / source).exists() for source in sources)
 
 
+def test_hadolint_accepts_the_image() -> None:
+    """Without a warning, and without a remark."""
+    program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if program is None:
+        pytest.skip("There is no hadolint for this kind of machine.")
+    command = [program, str(DEPLOY / "Dockerfile")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+    assert (run.returncode, run.stdout) == (0, "")
+
+
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     """With a program that exists here in the place of the installed one."""
     if shutil.which("systemd-analyze") is None:
