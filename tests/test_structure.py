@@ -32,8 +32,7 @@ MOST_FILES = 383
 # Shorter ways of a turn brought 105: hooks and blocks that are no generators, and checks that nothing is left out.
 # Blocking verbs that the reference promised, and estimated usage in the form of OpenAI, brought 11.
 # The check of doctor for messages in the other place brought 19.
-# The filter of sessions by channel brought 23.
-# The filter of sessions by channel brought 1.
+# The filter of sessions by channel brought 24.
 # Messages that are taken again if their process died before their run brought 60.
 # Repairs of the console brought 11.
 # Consent before each message of a batch, and facts taken back at once, brought 27.
