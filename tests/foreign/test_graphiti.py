@@ -296,9 +296,12 @@ async def test_with_consent_withdrawn_not_a_byte_leaves(server: RealGraphiti, sq
             forth.close()
 
         up = asyncio.create_task(upwards())
-        while data := await back.read(65_536):
-            writer.write(data)
-        writer.close()
+        try:
+            while data := await back.read(65_536):
+                writer.write(data)
+        finally:
+            writer.close()
+            forth.close()
         await up
 
     async with await asyncio.start_server(relay, "127.0.0.1", 0) as proxy:

@@ -117,7 +117,7 @@ class Promotion:
     @property
     def fact_key(self) -> str:
         """The key of the fact: the given one, or the kind with a hash of the text."""
-        digest = hashlib.sha256(self.text.strip().encode()).hexdigest()[:8]
+        digest = hashlib.sha256(self.text.strip().encode(errors="surrogatepass")).hexdigest()[:8]
         return self.key or (self.kind if self.kind == "repo_state" else f"{self.kind}_{digest}")
 
     @property

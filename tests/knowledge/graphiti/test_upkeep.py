@@ -11,8 +11,9 @@ import pytest
 
 from tests.knowledge.graphiti.conftest import Opening, allow, deliver
 from threadkeep import Memory, Message, SessionNotFound
-from threadkeep.errors import GraphitiClosed
+from threadkeep.errors import GraphitiClosed, InvalidInput
 from threadkeep.knowledge.graphiti.turns import group_id_of
+from threadkeep.knowledge.promotion import Promotion, RelationOf
 from threadkeep.records.knowledge import Scope
 from threadkeep.testing import FakeGraphiti, SettableClock
 
@@ -70,6 +71,24 @@ async def test_earlier_turns_that_no_group_gets_are_not_queued_for_ever(opening:
             found = await memory.graphiti.backfill()
             assert (found.queued, found.left) == (queued, 0)
             await deliver(memory, clock)
+
+
+@pytest.mark.parametrize("odd", ["nul\x00", "half \ud83d"], ids=["nul", "surrogate"])
+async def test_a_name_that_no_database_keeps_is_refused(allowed: Memory, odd: str) -> None:
+    """It is no outage of the database; the text of a promotion is stored without such characters."""
+    await allow(allowed, "backfill", "promoted_facts")
+    graphiti = allowed.graphiti
+    for refused in (
+        graphiti.consents.trust(odd, by="ops"),
+        graphiti.consents.distrust(odd),
+        graphiti.backfill([odd]),
+        graphiti.backfill(user_id=odd),
+        graphiti.undo_promotion(odd),
+    ):
+        with pytest.raises(InvalidInput):
+            await refused
+    relations = (RelationOf(odd, "USES", "git"),)
+    assert (await graphiti.promote(Promotion("decision", odd, relations=relations), "shop")).queued == 1
 
 
 async def test_earlier_turns_take_their_time(opening: Opening, graphiti: FakeGraphiti, clock: SettableClock) -> None:

@@ -107,14 +107,14 @@ class Consents:
     async def trust(self, workspace: str | None, *, by: str) -> None:
         """Trust a workspace; None stands for runs without a workspace."""
         check_name("person's name", by, MAX_OWNER_CHARACTERS)
-        row = {"workspace": workspace or "", "trusted_by": by, "now": time_text(self._clock())}
+        row = {"workspace": _workspace(workspace), "trusted_by": by, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["trust"], row)
 
     async def distrust(self, workspace: str | None) -> bool:
         """Stop trusting a workspace; return False if it was not trusted."""
         async with self._driver.writing() as connection:
-            return await connection.execute(self._sql["distrust"], {"workspace": workspace or ""}) > 0
+            return await connection.execute(self._sql["distrust"], {"workspace": _workspace(workspace)}) > 0
 
     async def trusted(self) -> list[str | None]:
         """Return the trusted workspaces; None stands for runs without a workspace."""
@@ -123,6 +123,17 @@ class Consents:
 
     def _granted_statement(self, options: GraphitiOptions) -> Statement:
         return self._sql["granted"], {"endpoint": options.endpoint, "version": CONSENT_VERSION}
+
+
+def _workspace(name: str | None) -> str:
+    """Return the stored name of a workspace.
+
+    Raises:
+        InvalidInput: no workspace can have this name.
+    """
+    if name:
+        check_name("workspace's name", name, MAX_OWNER_CHARACTERS)
+    return name or ""
 
 
 def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text") -> GraphitiClosure | None:

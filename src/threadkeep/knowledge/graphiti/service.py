@@ -32,7 +32,8 @@ from threadkeep.knowledge.graphiti.worker import DeliveryWorker
 from threadkeep.knowledge.promotion import Promotion
 from threadkeep.observe import GraphitiTrouble, Observer
 from threadkeep.records.graphiti import Consent, DataClass, Delivery, DeliveryStatus, GraphitiOptions
-from threadkeep.records.knowledge import Evidence, Fact, Scope
+from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Evidence, Fact, Scope, check_name
+from threadkeep.store.codec import clean_text
 from threadkeep.store.driver import Connection, Driver
 
 _REPO_CLASSES: tuple[DataClass, ...] = ("git_metadata", "promoted_facts")
@@ -250,7 +251,7 @@ class Graphiti:
 
     async def queue_fact(self, connection: Connection, fact: Fact, promotion: Promotion) -> int:
         """Queue the episode of a promoted fact in a transaction; return the number of queued episodes."""
-        text, workspace = promotion.episode(fact.scope.owner), self._workspace_of(fact.scope)
+        text, workspace = clean_text(promotion.episode(fact.scope.owner)), self._workspace_of(fact.scope)
         name = fact_episode(fact.id)
         outbound = Outbound(fact.id, name, "user", fact.updated_at, len(text), content=text, workspace=workspace)
         queued = await self._turns.add(connection, [fact.scope], [outbound])
@@ -303,6 +304,7 @@ class Graphiti:
             KnowledgeNotFound: there is no such fact.
             InvalidInput: nothing of it was ever queued for the graph.
         """
+        check_name("fact's id", fact_id, MAX_OWNER_CHARACTERS)
         if await self._deliveries.episode_of(fact_episode(fact_id)) is None:
             await self._knowledge.fact(fact_id)
             raise InvalidInput("This fact was never sent to the graph; forget it: threadkeep facts forget KEY")
@@ -332,6 +334,8 @@ class Graphiti:
             GraphitiClosed: earlier turns may not be sent.
             SessionNotFound: a session does not exist.
         """
+        for name in (*(session_ids or ()), *(() if user_id is None else (user_id,))):
+            check_name("session's or user's id", name, MAX_OWNER_CHARACTERS)
         await self.consents.check(self.workspace, "backfill")
         backfill = Backfill(self._driver, clock=self._clock)
         named = await backfill.sessions(user_id) if session_ids is None else session_ids
