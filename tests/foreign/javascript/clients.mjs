@@ -48,8 +48,10 @@ async function langgraphReact() {
       useEffect(() => {
         const texts = (stream.messages ?? []).map((message) => message.text ?? message.content);
         if (stream.error) reject(stream.error);
-        // It renders the answer empty before it has its words.
-        if (texts.length === 2 && texts[1] && !stream.isLoading) resolve(texts);
+        // The end of the run comes in a stream of its own, which may be before the last words.
+        const stored = (stream.values?.messages ?? [])[1];
+        const whole = stored && texts[1] === (stored.text ?? stored.content);
+        if (texts.length === 2 && texts[1] && whole && !stream.isLoading) resolve(texts);
       });
       return null;
     }
