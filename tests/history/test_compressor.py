@@ -55,6 +55,22 @@ async def test_a_session_is_compressed_once_at_a_time(memory: Memory) -> None:
     assert len(summarizer.asked) == 1
 
 
+async def test_a_slow_model_of_one_session_does_not_hold_up_another(memory: Memory, events: RecordedEvents) -> None:
+    """The other one gets its summary meanwhile."""
+    slow, gate, quick = WrittenDown(), Gate(), WrittenDown()
+    slow.answer = lambda asked: waiting(gate, asked)
+    for session_id in ("slow", "quick"):
+        await talk(memory, 10, session_id)
+    consider(memory, slow, "slow")
+    await gate.reached()
+    consider(memory, quick, "quick")
+    await events.until(lambda: bool(events.of(SummaryMade)))
+    assert (await ranges(memory, "quick"), await ranges(memory, "slow")) == ([(1, 14)], [])
+    gate.open()
+    await memory.compressor.idle()
+    assert await ranges(memory, "slow") == [(1, 14)]
+
+
 async def waiting(gate: Gate, asked: Asked) -> str:
     """An answer that comes when the gate opens."""
     await gate.pass_through()
@@ -282,12 +298,12 @@ async def test_closing_does_not_wait_for_ever(memory: Memory, events: RecordedEv
 
 
 async def test_too_many_sessions_crowd_out_the_oldest(sqlite_memory: Memory, events: RecordedEvents) -> None:
-    """Which is told; they are looked at again after their next turn."""
+    """Which is told, of those that wait; they are looked at again after their next turn."""
     summarizer = WrittenDown()
-    for number in range(1_003):
+    for number in range(1_007):
         consider(sqlite_memory, summarizer, f"room-{number}")
     assert [(told.reason, told.session_id) for told in events.of(SummaryFailed)] == [
-        ("crowded", f"room-{number}") for number in range(3)
+        ("crowded", f"room-{number}") for number in range(4, 7)
     ]
     await sqlite_memory.compressor.idle()
 

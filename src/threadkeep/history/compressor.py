@@ -1,4 +1,4 @@
-"""Compression of sessions outside of turns: a bounded queue of sessions, and one task that processes it.
+"""Compression of sessions outside of turns: a bounded queue of sessions, and a few that are compressed at once.
 
 `consider` is called after an answer is stored and returns at once. A failure changes nothing; a later turn of the
 session retries after a growing pause, also in another process, because all state is in the database.
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.compression import UNLIMITED, WindowRoom
@@ -33,6 +34,8 @@ from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
 _MOST_SESSIONS = 1_000
+_MOST_AT_ONCE = 4
+"""The sessions that are compressed at once, so that a slow model of one does not hold up the others."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,9 @@ class Compressor:
         self._options = options or CompressorOptions()
         self._waiting: OrderedDict[str, CompressionRequest] = OrderedDict()
         self._troubles: OrderedDict[str, _Trouble] = OrderedDict()
-        self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._task: asyncio.Task[None] | None = None
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._closed = False
 
     def consider(
@@ -113,11 +115,7 @@ class Compressor:
         if len(self._waiting) > _MOST_SESSIONS:
             crowded_out, _ = self._waiting.popitem(last=False)
             self._report(crowded_out, "crowded")
-        self._idle.clear()
-        self._wake.set()
-        if self._task is None:
-            # A context of its own: otherwise the task would keep the first caller's run alive and stream into it.
-            self._task = asyncio.create_task(self._until_closed(), context=Context(), name="threadkeep-compression")
+        self._begin()
 
     async def compress_now(
         self,
@@ -157,19 +155,29 @@ class Compressor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.closing_seconds):
                 await self._idle.wait()
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        self._waiting.clear()
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _until_closed(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._waiting:
-                _, request = self._waiting.popitem(last=False)
-                await self._attempt(request)
+    def _begin(self) -> None:
+        """Begin with waiting sessions while others may be compressed; a session is compressed once at a time."""
+        due = [session_id for session_id in self._waiting if session_id not in self._running]
+        for session_id in due[: _MOST_AT_ONCE - len(self._running)]:
+            work = self._attempt(self._waiting.pop(session_id))
+            # A context of its own: otherwise the task would keep the caller's run alive and stream into it.
+            task = asyncio.create_task(work, context=Context(), name="threadkeep-compression")
+            self._running[session_id] = task
+            task.add_done_callback(partial(self._ended, session_id))
+        if self._running:
+            self._idle.clear()
+        else:
             self._idle.set()
+
+    def _ended(self, session_id: str, _: asyncio.Task[None]) -> None:
+        del self._running[session_id]
+        self._begin()
 
     async def _attempt(self, request: CompressionRequest) -> None:
         session_id = request.session_id

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from typing import Self
 
-from threadkeep.context.recall import IndexedTurn, Packed, RecallIndex
+from threadkeep.context.recall import IndexedTurn, RecallIndex
+from threadkeep.context.recall.packing import Packed
 from threadkeep.records import SPEAKERS, TAKEN_BACK, Message, SessionInfo, Summary
 from threadkeep.store.contexts import StoredExtent
 from threadkeep.store.summaries import Summaries

@@ -9,12 +9,11 @@ related words (`topics`), looked up (`postings`, `hits`), and scored with neighb
 from __future__ import annotations
 
 from threadkeep.context.recall.index import IndexedTurn, Ranked, RecallIndex, select
-from threadkeep.context.recall.packing import Packed, analysis_version, pack, unpack
+from threadkeep.context.recall.packing import analysis_version, pack, unpack
 from threadkeep.context.recall.passages import Passage, passage_of
 
 __all__ = [
     "IndexedTurn",
-    "Packed",
     "Passage",
     "Ranked",
     "RecallIndex",
