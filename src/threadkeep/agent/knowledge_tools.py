@@ -83,7 +83,7 @@ class RunScopes:
             raise InvalidInput(f"scopes names one or more of {', '.join(SCOPE_KINDS)}.")
         self._memory = memory
         self._kinds = kinds
-        self._workspace = workspace
+        self._workspace = workspace or memory.graphiti.workspace
         self._options = TurnOptions(session_id=session_id, user_id=user_id)
 
     def session(self, config: RunnableConfig) -> Session:
@@ -135,8 +135,8 @@ def knowledge_tools(
         kinds: `facts` for the tools `remember`, `recall` and `forget`, `procedures` for `recall_procedure`, `episodes`
             for `recall_episodes`, which finds questions and answers of earlier conversations, and `promotions` for
             `promote`, which stores decisions, lessons and the like, and sends them to Graphiti if consent covers it.
-        workspace: the workspace of runs that name none in `configurable["workspace"]` or in their context; or a
-            function of a run's config that returns it.
+        workspace: the workspace of runs that name none in `configurable["workspace"]` or in their context, by default
+            that of the memory's Graphiti options; or a function of a run's config that returns it.
         session_id: the function of `SessionMemory` that returns the session of a run, if it has one.
         user_id: its function that returns the user, if it has one.
         embeddings: embeddings of LangChain, with which `recall` also finds facts that share no word with the query.

@@ -107,7 +107,7 @@ class KnownFacts:
         """
         self._memory = OnLoop(memory, lambda opened: opened)
         opened = self._memory.made[0]
-        self._scopes = RunScopes(opened, scopes, workspace=workspace or opened.graphiti.workspace)
+        self._scopes = RunScopes(opened, scopes, workspace=workspace)
         self._own = own
         self._directives = frozenset(scopes) if directives else frozenset()
         self._embedder = embedder_of(embeddings, embeddings_name)

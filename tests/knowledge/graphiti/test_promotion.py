@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
 
 from tests.knowledge.graphiti.conftest import Opening, allow, deliver
-from threadkeep import Evidence, Memory, Message
+from threadkeep import Evidence, Memory, Message, SessionMemory, knowledge_tools
 from threadkeep.errors import InvalidInput
-from threadkeep.knowledge.graphiti.turns import group_id_of
+from threadkeep.knowledge.graphiti.turns import fact_episode, group_id_of
 from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest
 from threadkeep.knowledge.promotion import Promotion, RelationOf, directives_in
 from threadkeep.records.knowledge import ProposalQuery, Scope
-from threadkeep.testing import FakeGraphiti, SettableClock
+from threadkeep.testing import FakeGraphiti, ScriptedModel, SettableClock
 from threadkeep.testing.fake_graphiti import Backend
 
 
@@ -122,6 +124,21 @@ async def test_a_fact_that_was_given_up_is_told_when_it_is_promoted_again(
     await deliver(allowed, clock)
     assert len(graphiti.names(group_id_of(Scope("workspace", "shop")))) == 1
     assert (await allowed.graphiti.promote(promotion, "shop")).queued == 0
+
+
+async def test_an_agent_promotes_into_the_workspace_of_the_options(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """As its turns do, if its run names no workspace."""
+    await allow(allowed, "promoted_facts")
+    call = {"name": "promote", "args": {"kind": "decision", "text": "Use SQLite."}, "id": "1"}
+    model = ScriptedModel([AIMessage("", tool_calls=[call]), "Stored."])
+    tools = knowledge_tools(allowed, kinds=["promotions"])
+    agent: Any = create_agent(model, tools, middleware=[SessionMemory(allowed)])
+    await agent.ainvoke({"messages": [("user", "Store it.")]}, {"configurable": {"thread_id": "room:1"}})
+    [fact] = await allowed.knowledge.facts(Scope("workspace", "shop"))
+    await deliver(allowed, clock)
+    assert fact_episode(fact.id) in graphiti.names(group_id_of(Scope("workspace", "shop")))
 
 
 def test_relations_are_of_a_small_vocabulary() -> None:
