@@ -10,7 +10,8 @@ import pytest
 from tests.databases import execute, query
 from tests.history.test_older_turns import ROOM, found, say
 from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimits, open_memory
-from threadkeep.context.recall import IndexedTurn, RecallIndex, analysis_version, pack
+from threadkeep.context.recall import IndexedTurn, RecallIndex
+from threadkeep.context.recall.packing import analysis_version, pack
 from threadkeep.history import older_turns
 from threadkeep.history.conversation_index import ConversationIndex
 from threadkeep.history.older_turns import OlderTurns, Search

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from threadkeep.context.recall import Passage, analysis_version, pack, passage_of, select, unpack
+from threadkeep.context.recall import Passage, passage_of, select
 from threadkeep.context.recall.embedding import Embedder
+from threadkeep.context.recall.packing import analysis_version, pack, unpack
 from threadkeep.errors import SessionDamaged
 from threadkeep.history.conversation_index import (
     MOST_TURNS,

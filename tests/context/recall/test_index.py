@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.context.recall import IndexedTurn, Ranked, RecallIndex, pack, select, unpack
+from threadkeep.context.recall import IndexedTurn, Ranked, RecallIndex, select
 from threadkeep.context.recall import weights as fitted
+from threadkeep.context.recall.packing import pack, unpack
 
 BEGIN = datetime(2024, 3, 4, 9, tzinfo=UTC)
 SMALL_TALK = ("Good morning!", "How are things?", "All fine over here.", "Nice to hear.", "The sky is grey again.")

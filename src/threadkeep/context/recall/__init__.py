@@ -9,17 +9,6 @@ related words (`topics`), looked up (`postings`, `hits`), and scored with neighb
 from __future__ import annotations
 
 from threadkeep.context.recall.index import IndexedTurn, Ranked, RecallIndex, select
-from threadkeep.context.recall.packing import analysis_version, pack, unpack
 from threadkeep.context.recall.passages import Passage, passage_of
 
-__all__ = [
-    "IndexedTurn",
-    "Passage",
-    "Ranked",
-    "RecallIndex",
-    "analysis_version",
-    "pack",
-    "passage_of",
-    "select",
-    "unpack",
-]
+__all__ = ["IndexedTurn", "Passage", "Ranked", "RecallIndex", "passage_of", "select"]
