@@ -45,7 +45,8 @@ MOST_FILES = 383
 # Failed runs on the page of a session, and charts far below a limit, brought 19.
 # Checks of names in requests about Graphiti brought 15.
 # Workspaces of tools brought 8.
-MOST_LINES = 81_746
+# The message in the first values of a streamed run brought 8.
+MOST_LINES = 81_754
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

@@ -172,6 +172,20 @@ async def test_a_question_of_a_run_is_answered_by_a_command(tmp_path: Path, monk
     assert "__interrupt__" not in values[-1]
 
 
+async def test_every_value_of_a_run_that_asks_has_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`useStream` shows the messages of the last values, and reads none beside `__interrupt__`."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with sdk(tmp_path, ScriptedModel([]), workflows="asking=asking:graph") as (langgraph, _):
+        for number in range(3):
+            streamed = langgraph.runs.stream(f"t{number}", "asking", input=asks("go"), stream_mode="values")
+            values = [part.data async for part in streamed if part.event == "values"]
+            plain = [one for one in values if "__interrupt__" not in one]
+            assert plain != []
+            assert [texts(one) for one in values] == [[("human", "go")]] * len(values)
+            assert values[-1] == {**plain[-1], "__interrupt__": values[-1]["__interrupt__"]}
+
+
 async def test_a_question_of_a_run_is_resolved_without_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,7 +189,7 @@ class RunEvents:
 
     async def _add_values(self, *, checkpoint: bool = False) -> None:
         state = await self._read_state(self.run)
-        if state is None:
+        if state is None or not (checkpoint or self._has_question(state)):
             return
         if checkpoint:
             parent = state.parent_checkpoint
@@ -198,6 +198,12 @@ class RunEvents:
                 details["parent_id"] = parent.checkpoint_id
             self._add("checkpoints", {**details, "source": "loop"})
         self._add("values", state.values)
+
+    def _has_question(self, state: ThreadStateBody) -> bool:
+        """Return whether the message of the run is stored; a graph of one's own stores it in its first step."""
+        asked, text = self.run.message_id, self.run.input.get("text")
+        found = [one["content"] == text if asked is None else one["id"] == asked for one in state.values["messages"]]
+        return not text or any(found)
 
     def _add(self, method: str, data: Mapping[str, Any], node: str | None = None) -> None:
         self._seq += 1
@@ -258,8 +264,10 @@ class RunParts:
         data = params.get("data", {})
         match event.get("method"):
             case "values":
-                found = {**data, INTERRUPTS: self._interrupts} if self._interrupts else data
-                yield from self._chosen("values", found)
+                yield from self._chosen("values", data)
+                if self._interrupts:
+                    # `useStream` reads nothing else of values that have interrupts.
+                    yield from self._chosen("values", {**data, INTERRUPTS: self._interrupts})
             case "messages":
                 yield from self._spoken_parts(data)
             case "updates":
