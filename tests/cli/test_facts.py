@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from tests.cli.running import CommandLine
 from threadkeep import Evidence, Memory, Message, Scope
+from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.proposals import Proposed, Reading
+from threadkeep.records.knowledge import FactQuery
 
 ANN = ("--user", "ann")
 
@@ -113,6 +116,27 @@ def test_facts_move_to_another_database(any_cli: CommandLine, sqlite_url: str) -
     assert cli("facts", "import", "facts.jsonl", "--database", other, "--json").json == {"read": 3, "stored": 3}
     assert cli("facts", "import", "-", "--database", other, "--json", given=exported).json == {"read": 3, "stored": 0}
     assert cli("facts", "export", "--database", other).out.encode() == exported
+
+
+def test_a_fact_that_changes_during_an_export_is_in_it(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its value at that time or a later one; each value once."""
+    cli = any_cli
+    for key in "abc":
+        cli("facts", "add", key, "old", *ANN)
+    read = Knowledge.facts_page
+    changed: list[str] = []
+
+    async def changing(self: Knowledge, query: FactQuery) -> Any:
+        page = await read(self, query)
+        if not changed:
+            changed.append((await self.remember(Scope("user", "ann"), "a", "new")).id)
+        return page
+
+    monkeypatch.setattr("threadkeep.cli.transfer._PAGE", 1)
+    monkeypatch.setattr(Knowledge, "facts_page", changing)
+    lines = [json.loads(line) for line in cli("facts", "export").out.splitlines()]
+    found = sorted((one["key"], one["value"]) for one in lines)
+    assert found == [("a", "new"), ("a", "old"), ("b", "old"), ("c", "old")]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import batched
 from pathlib import Path
@@ -21,7 +21,8 @@ from threadkeep.errors import InvalidInput, SessionNotFound
 
 if TYPE_CHECKING:
     from threadkeep.history.exporting import Exported
-    from threadkeep.records.knowledge import Fact
+    from threadkeep.memory import Memory
+    from threadkeep.records.knowledge import Fact, Scope
 
 _PAGE = 500
 
@@ -73,21 +74,36 @@ async def export_facts(
     A file is there only when it is complete.
     """
     from threadkeep.knowledge.views import FactView
-    from threadkeep.records.knowledge import FactQuery
 
-    scope, done, cursor = scope_named(session, workspace, user), 0, None
+    scope, done = scope_named(session, workspace, user), 0
     with _opened(output) as stream:
         async with opened_memory() as memory:
             with terminal.progress("Exporting", None) as reach:
-                while True:
-                    query = FactQuery(scope, past=True, limit=_PAGE, cursor=cursor)
-                    facts, cursor = await memory.knowledge.facts_page(query)
+                async for facts in _pages_of(memory, scope):
                     stream.writelines(f"{FactView.of(fact).model_dump_json()}\n".encode() for fact in facts)
                     done += len(facts)
                     reach(done, counted(done, "value"))
-                    if cursor is None:
-                        break
     _show_exported({"facts": done}, counted(done, "value"), output)
+
+
+async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
+    """Yield all values, each once; one that changes meanwhile moves to the first page, so that is read again."""
+    from threadkeep.records.knowledge import FactQuery
+
+    seen: set[str] = set()
+    since = None
+    while True:
+        count, cursor, newest = len(seen), None, None
+        while True:
+            facts, cursor = await memory.knowledge.facts_page(FactQuery(scope, past=True, limit=_PAGE, cursor=cursor))
+            newest = newest or (facts[0].updated_at if facts else None)
+            yield [fact for fact in facts if fact.id not in seen]
+            seen.update(fact.id for fact in facts)
+            if cursor is None or (since is not None and facts[-1].updated_at < since):
+                break
+        if len(seen) == count:
+            return
+        since = newest
 
 
 async def import_facts(
