@@ -49,6 +49,7 @@ async def test_a_turn_is_spans_without_words(tmp_path: Path) -> None:
         assert "4111" not in span.to_json()
     [agent] = [attributes_of(span) for span in spans if span.name == "invoke_agent"]
     assert agent["gen_ai.usage.input_tokens"]
+    assert agent["gen_ai.usage.cache_read.input_tokens"] == 0
 
 
 async def test_spans_belong_to_the_callers_and_sessions_may_be_digests() -> None:

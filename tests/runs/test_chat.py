@@ -54,7 +54,12 @@ async def test_an_answer_says_what_happened(memory: Memory, events: RecordedEven
     await memory.session(ROOM).append(numbered(25))
     answer = AIMessage(
         "fine",
-        usage_metadata={"input_tokens": 70, "output_tokens": 8, "total_tokens": 78},
+        usage_metadata={
+            "input_tokens": 70,
+            "output_tokens": 8,
+            "total_tokens": 78,
+            "input_token_details": {"cache_read": 60},
+        },
         response_metadata={"confidence": 0.5, "escalated": True},
     )
     chat = make_chat(memory, ScriptedModel([answer]), ChatOptions(system_prompt="be kind"))
@@ -68,7 +73,7 @@ async def test_an_answer_says_what_happened(memory: Memory, events: RecordedEven
     assert told.context.tokens > 0
     (finished,) = events.of(TurnFinished)
     assert (finished.status, finished.input_tokens, finished.output_tokens) == ("complete", 70, 8)
-    assert finished.run_id == told.run_id
+    assert (finished.cache_read_tokens, finished.run_id) == (60, told.run_id)
 
 
 async def test_usage_is_estimated_when_nobody_reports_it(

@@ -364,6 +364,7 @@ class TurnFinished(SessionEvent):
     milliseconds: float
     input_tokens: int = 0
     output_tokens: int = 0
+    cache_read_tokens: int = 0
     estimated: bool = False
     workflow: str | None = None
     run_id: str | None = None

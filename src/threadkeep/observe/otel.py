@@ -88,6 +88,7 @@ def _usage(event: TurnFinished) -> _Attributes:
     return {
         "gen_ai.usage.input_tokens": event.input_tokens,
         "gen_ai.usage.output_tokens": event.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": event.cache_read_tokens,
         "threadkeep.usage.estimated": event.estimated,
         "threadkeep.turn.status": event.status,
     }

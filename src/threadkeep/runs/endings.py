@@ -80,6 +80,7 @@ def report_turn(observer: Observer, run: Run, outcome: Outcome, ledger: Account 
             milliseconds=milliseconds,
             input_tokens=ledger.input_tokens if ledger is not None else 0,
             output_tokens=ledger.output_tokens if ledger is not None else 0,
+            cache_read_tokens=ledger.cache_read_tokens if ledger is not None else 0,
             estimated=ledger is not None and ledger.estimated,
             workflow=run.workflow,
             run_id=run.run_id,

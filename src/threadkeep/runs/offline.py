@@ -104,7 +104,7 @@ class OfflineLedger:
     """The usage of a run that is not recorded, checked against the run's own budget."""
 
     def __init__(self, run: Run) -> None:
-        self.input_tokens = self.output_tokens = 0
+        self.input_tokens = self.output_tokens = self.cache_read_tokens = 0
         self.estimated = False
         self.spent: BudgetSpent | None = None
         self.usages: list[TokenUsage] = []
@@ -128,6 +128,7 @@ class OfflineLedger:
         """Add the usage of a call."""
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
+        self.cache_read_tokens += usage.cache_read_tokens
         self.estimated = self.estimated or usage.estimated
         self.usages.append(usage)
 

@@ -37,7 +37,7 @@ class RunLedger:
     ) -> None:
         """Make a ledger; `limited` are the runs with a budget, `flush_tree` stores the usage of their tree."""
         self.spent: BudgetSpent | None = None
-        self.input_tokens = self.output_tokens = 0
+        self.input_tokens = self.output_tokens = self.cache_read_tokens = 0
         self.estimated = False
         self.usages: list[TokenUsage] = []
         self.has_children = False
@@ -73,6 +73,7 @@ class RunLedger:
         """Add the usage of a call."""
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
+        self.cache_read_tokens += usage.cache_read_tokens
         self.estimated = self.estimated or usage.estimated
         self.usages.append(usage)
         self._tracer.use(usage)
@@ -121,6 +122,7 @@ class Account(Ledger, Protocol):
 
     input_tokens: int
     output_tokens: int
+    cache_read_tokens: int
     estimated: bool
     spent: BudgetSpent | None
 
