@@ -30,7 +30,6 @@ from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import MockLLM
 
 from threadkeep import Memory, Message, open_memory, open_memory_sync
-from threadkeep.adapters import google_adk
 from threadkeep.adapters.google_adk import MemoryService, SessionService
 from threadkeep.adapters.llama_index import ChatMemory
 from threadkeep.history import keys
@@ -271,38 +270,6 @@ async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(
         assert [one.timestamp for one in got.events] == [later + n for n in range(1, 6)][5 - count :]
     got = await read(service, app, name="x", after_timestamp=later + 4)
     assert [one.timestamp for one in got.events] == [later + 4, later + 5]
-
-
-async def test_a_list_reads_no_events_again(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state that a list has made is kept with the session, until messages of it are taken back."""
-    service, app = SessionService(memory), new_app()
-    session = await service.create_session(app_name=app, user_id="ann", session_id="s", state={"n": 0, "first": True})
-    for number in range(1, 51):
-        await service.append_event(session, changing({"n": number}))
-    read_messages: list[str | None] = []
-    event_of = google_adk._event  # noqa: SLF001 - what reads an event
-
-    def noted(message: Message) -> Any:
-        read_messages.append(message.id)
-        return event_of(message)
-
-    async def listed() -> Any:
-        read_messages.clear()
-        [one] = (await service.list_sessions(app_name=app, user_id="ann")).sessions
-        return one
-
-    monkeypatch.setattr(google_adk, "_event", noted)
-    states = [((await listed()).state, len(read_messages)) for _ in range(2)]
-    assert states == [({"n": 50, "first": True}, 51), ({"n": 50, "first": True}, 0)]
-    await service.append_event(session, changing({"n": 51}))
-    one = await listed()
-    assert (one.state["n"], one.last_update_time, len(read_messages)) == (51, session.last_update_time, 1)
-    await service.append_event(one, said("user", "From the list."))
-    stored = memory.session(f"adk:{keys.escape_key(app)}:ann:s", user_id="ann")
-    await stored.append([Message("user", "Last.")])
-    await stored.take_back()
-    assert (await listed()).state == (await read(service, app)).state
-    assert len(read_messages) > 51
 
 
 async def test_other_channels_share_the_session_and_an_erase_takes_its_state(memory: Memory) -> None:

@@ -29,7 +29,7 @@ from threadkeep.errors import InvalidInput, InvalidKey, SessionNotFound
 from threadkeep.history import keys
 from threadkeep.history.session import Session as StoredSession
 from threadkeep.memory import Memory
-from threadkeep.records import Json, Message, SearchHit, SessionInfo
+from threadkeep.records import Json, Message, SearchHit
 from threadkeep.store.driver import Joined, Statement
 
 _NAME = "google-adk"
@@ -37,7 +37,6 @@ _REVISION = "adk:"
 _MOST_HITS = 20
 _MOST_OF_WORD = 500
 _MOST_WORDS = 12
-_MOST_UNSUMMED = 50
 _WORD = re.compile(r"\w+")
 _STALE = (
     "The session has been modified in storage since it was loaded. "
@@ -96,45 +95,20 @@ class SessionService(BaseSessionService):
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         """Return the sessions of an app, or of one of its users, oldest activity first.
 
-        The database selects them. The state of each is the sum of its events up to a `seq`, which is in the metadata of
-        its session, and of the later events, which are read; 50 of them move the `seq`.
+        The database selects them; the state of each is the sum of its events, which are read.
         """
         prefix = f"adk:{keys.escape_key(app_name)}:" if user_id is None else _prefix(app_name, user_id)
         sessions: list[Session] = []
         shared: dict[str, dict[str, object]] = {}
-        infos = [info async for info in self._memory.sessions(user_id, prefix) if info.session_id.startswith(prefix)]
-        for info in infos:
-            session = await self._listed(app_name, info)
+        names = [info.session_id async for info in self._memory.sessions(user_id, prefix)]
+        for owner, session_id in (named for name in names if name.startswith(prefix) and (named := _named(name))):
+            session = await self._read(app_name, owner, session_id)
             if session is not None:
-                if session.user_id not in shared:
-                    shared[session.user_id] = await self._shared_state(app_name, session.user_id)
-                session.state |= shared[session.user_id]
-                sessions.append(session)
+                if owner not in shared:
+                    shared[owner] = await self._shared_state(app_name, owner)
+                state = {**session.state, **shared[owner]}
+                sessions.append(session.model_copy(update={"events": [], "state": state}))
         return ListSessionsResponse(sessions=sorted(sessions, key=lambda one: (one.last_update_time, one.id)))
-
-    async def _listed(self, app_name: str, info: SessionInfo) -> Session | None:
-        """Return a session with its own state and without events; None if it is none of ADK."""
-        named = _named(info.session_id)
-        if named is None:
-            return None
-        owner, session_id = named
-        session = Session(id=session_id, app_name=app_name, user_id=owner)
-        kept, seq, version = info.metadata.get(_NAME), 0, f"{info.revision}.{info.deleted_seq}"
-        if isinstance(kept, Mapping) and kept.get("version") == version:
-            seq = cast("int", kept["seq"])
-            session.state |= cast("dict[str, object]", kept["state"])
-            session.last_update_time = cast("float", kept["updated"])
-            session._storage_update_marker = cast("str", kept["marker"])  # noqa: SLF001 - ADK's place for it
-        stored = self._session(app_name, owner, session_id)
-        messages = await messages_after(stored, seq, view="history") if info.last_seq > seq else []
-        _add(session, messages)
-        session.events = []
-        marker = session._storage_update_marker  # noqa: SLF001 - as above
-        if marker is not None and len(messages) >= _MOST_UNSUMMED:
-            kept = {"version": version, "seq": messages[-1].seq, "marker": marker}
-            kept |= {"state": _json_safe(session.state), "updated": session.last_update_time}
-            await stored.update(metadata={**info.metadata, _NAME: kept})
-        return None if marker is None else session
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Delete a session with its events and its state."""
@@ -208,12 +182,29 @@ class SessionService(BaseSessionService):
         """Return a session with its own state; None if there is none."""
         stored = self._session(app_name, user_id, session_id)
         session = Session(id=session_id.strip(), app_name=app_name, user_id=user_id)
+        revision: int | None = None
         try:
             reset_seq = (await stored.info()).reset_seq
         except SessionNotFound:
             return None
-        _add(session, await messages_after(stored, 0, view="history"), reset_seq)
-        return None if session._storage_update_marker is None else session  # noqa: SLF001 - ADK's place for it
+        for message in await messages_after(stored, 0, view="history"):
+            if (message.id or "").startswith(_REVISION):
+                revision = int(str(message.id).removeprefix(_REVISION))
+            if message.superseded_at is not None:
+                continue
+            item = stored_item(_NAME, message)
+            if isinstance(item, Mapping) and "state" in item:
+                session.state |= cast("dict[str, object]", item["state"])
+                session.last_update_time = cast("float", item["created"])
+            event = _event(message)
+            if event is not None:
+                session.state |= _state_of_session(event.actions.state_delta)
+                session.last_update_time = event.timestamp
+                session.events += [event] if (message.seq or 0) > reset_seq else []
+        if revision is None:
+            return None
+        session._storage_update_marker = str(revision)  # noqa: SLF001 - ADK's place for it
+        return session
 
     async def _shared_state(self, app_name: str, user_id: str) -> dict[str, object]:
         app = await self._memory.channels.state.values_of(_app_scope(app_name), "")
@@ -328,24 +319,6 @@ def _event(message: Message) -> Event | None:
         content=_content(message),
         timestamp=moment.timestamp(),
     )
-
-
-def _add(session: Session, messages: Sequence[Message], reset_seq: int = 0) -> None:
-    """Add stored messages to a session: their changes to its state, and the events that are not before a reset."""
-    for message in messages:
-        if (message.id or "").startswith(_REVISION):
-            session._storage_update_marker = str(message.id).removeprefix(_REVISION)  # noqa: SLF001 - ADK's place for it
-        if message.superseded_at is not None:
-            continue
-        item = stored_item(_NAME, message)
-        if isinstance(item, Mapping) and "state" in item:
-            session.state |= cast("dict[str, object]", item["state"])
-            session.last_update_time = cast("float", item["created"])
-        event = _event(message)
-        if event is not None:
-            session.state |= _state_of_session(event.actions.state_delta)
-            session.last_update_time = event.timestamp
-            session.events += [event] if (message.seq or 0) > reset_seq else []
 
 
 def _content(message: Message) -> Content:
