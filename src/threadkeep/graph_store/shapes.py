@@ -225,23 +225,9 @@ def messages_in(
         values = _values_in(conversation, chunk, value)
         return [message_in(each, value_field) for each in values if first <= each["seq"] <= last]
     except _Misshapen as error:
-        raise _damaged(conversation, chunk, error) from None
-
-
-def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
-    """Return the messages of a chunk as they are stored, in order; only their `seq` is checked.
-
-    Raises:
-        SessionDamaged: the item is not this chunk of this conversation, or its messages are not in order.
-    """
-    try:
-        return _values_in(conversation, chunk, value)
-    except _Misshapen as error:
-        raise _damaged(conversation, chunk, error) from None
-
-
-def _damaged(conversation: Conversation, chunk: int, error: _Misshapen) -> SessionDamaged:
-    return SessionDamaged(conversation.session_id, chunk_key(chunk), str(error), user_id=conversation.user_id)
+        raise SessionDamaged(
+            conversation.session_id, chunk_key(chunk), str(error), user_id=conversation.user_id
+        ) from None
 
 
 def missing_chunk(conversation: Conversation) -> SessionDamaged:

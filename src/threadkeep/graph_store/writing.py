@@ -17,10 +17,10 @@ from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import (
     Conversation,
     answer_note,
+    messages_in,
     metadata_value,
     missing_chunk,
     noted_seq,
-    values_in,
 )
 from threadkeep.records import Receipt, Turn, dump_json
 from threadkeep.store.codec import Prepared, clean_json, clean_text, time_text
@@ -382,7 +382,9 @@ class ConversationWriter:
 
     def _read(self, conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
         """Return the messages of a chunk as stored. Raises `SessionDamaged`."""
-        return values_in(conversation, chunk, value)
+        messages_in(conversation, chunk, value, self.layout.value_field)
+        found: Sequence[Value] = value["messages"]
+        return found
 
     def _notes(self, session_id: str, messages: Sequence[Value]) -> list[ItemKey]:
         """Return the keys of the notes for messages: one for each id, and one for each answer."""

@@ -97,6 +97,7 @@ class SyncKnowledge(Wrapper[Knowledge]):
     rank = Blocking(Knowledge.rank)
     valid = Blocking(Knowledge.valid)
     forget = Blocking(Knowledge.forget)
+    forget_keys = Blocking(Knowledge.forget_keys)
     forget_facts = Blocking(Knowledge.forget_facts)
     forget_all = Blocking(Knowledge.forget_all)
     restore = Blocking(Knowledge.restore)
