@@ -137,17 +137,19 @@ class DbosEngine:
             return await self._launch(lease) if self._queue is None else self._queue
 
     async def _launch(self, lease: Lease) -> RunQueue:
-        # The import takes about 2 s of CPU.
+        async def launch() -> RunQueue:
+            self._queue = await asyncio.to_thread(self._launch_here, lease)
+            return self._queue
+
+        # If the caller is cancelled or the engine closes, the launched dbos must still be stopped.
+        return await shielded(launch())
+
+    def _launch_here(self, lease: Lease) -> RunQueue:
+        # The import takes about 2 s of CPU, during which the event loop answers others.
         from threadkeep.runs.engine.dbos_process import RunQueue
 
         queue = RunQueue(self._address, lease, self._options, self._execute_here, self._threadsafe(self._troubled))
-
-        async def launch() -> None:
-            await asyncio.to_thread(queue.launch)
-            self._queue = queue
-
-        # If the caller is cancelled or the engine closes, the launched dbos must still be stopped.
-        await shielded(launch())
+        queue.launch()
         return queue
 
     def _execute_here(self, run_id: str) -> Future[Ending]:
