@@ -47,7 +47,7 @@ MOST_FILES = 383
 # Workspaces of tools brought 8.
 # The message in the first values of a streamed run brought 8.
 # Facts that change during an export brought 16.
-MOST_LINES = 81_738
+MOST_LINES = 81_757
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

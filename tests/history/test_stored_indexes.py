@@ -11,9 +11,9 @@ from tests.databases import execute, query
 from tests.history.test_older_turns import ROOM, found, say
 from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimits, open_memory
 from threadkeep.context.recall import IndexedTurn, RecallIndex
-from threadkeep.context.recall.packing import analysis_version, pack
+from threadkeep.context.recall.packing import Packed, pack
 from threadkeep.history import older_turns
-from threadkeep.history.conversation_index import ConversationIndex
+from threadkeep.history.conversation_index import ConversationIndex, index_version
 from threadkeep.history.older_turns import OlderTurns, Search
 
 VAULT = "The vault opens with 4711."
@@ -86,7 +86,9 @@ async def test_an_index_of_other_code_is_made_again(
     """As is one that is damaged; each is replaced."""
     async with open_memory(shared_url, options=memory_options) as memory:
         await fill(memory)
-    for damage in ("version = 'old'", "data = substr(data, 1, 30)"):
+    empty = pack([Packed({"tokens": []}, {})]).hex()
+    data = f"decode('{empty}', 'hex')" if shared_url.startswith("postgres") else f"x'{empty}'"
+    for damage in ("version = 'old'", "data = substr(data, 1, 30)", f"data = {data}"):
         execute(shared_url, f"UPDATE chat_recall_indexes SET {damage}")
         indexed.clear()
         async with open_memory(shared_url, options=memory_options) as memory:
@@ -129,7 +131,7 @@ async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
             data, extent = pack(index.dump()), index.extent_of(session_id)
             packing.set()
             await go_on.wait()
-            await memory.recall_indexes.save(session_id, analysis_version(), data, extent)
+            await memory.recall_indexes.save(session_id, index_version(), data, extent)
 
         await say(memory, 4)
         with monkeypatch.context() as patched:

@@ -66,7 +66,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """The facts of some scopes that a block shows, and what they were selected from."""
+    """The facts of some scopes that a block shows, with the inputs of the selection."""
 
     ids: frozenset[str]
     facts: list[Fact]

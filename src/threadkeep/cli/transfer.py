@@ -87,7 +87,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield all values, each once; one that changes meanwhile moves to the first page, so that is read again."""
+    """Yield each value once. A value that changes moves to the first page, so pages are read until none is new."""
     from threadkeep.records.knowledge import FactQuery
 
     seen: set[str] = set()

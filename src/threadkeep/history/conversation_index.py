@@ -10,10 +10,13 @@ from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
 from typing import Self
 
 from threadkeep.context.recall import IndexedTurn, RecallIndex
-from threadkeep.context.recall.packing import Packed
+from threadkeep.context.recall.packing import Packed, analysis_version
 from threadkeep.records import SPEAKERS, TAKEN_BACK, Message, SessionInfo, Summary
 from threadkeep.store.contexts import StoredExtent
 from threadkeep.store.summaries import Summaries
@@ -29,6 +32,13 @@ _AT_ONCE = 4_000
 _AT_LEAST = 160
 _MOST_DOUBLINGS = 10
 _TERMS_OF_TURN = 50
+
+
+@cache
+def index_version() -> str:
+    """Return a name of the form of stored indexes: it changes with the analysis of texts, and with this module."""
+    own = (files("threadkeep.history") / "conversation_index.py").read_bytes()
+    return sha256(analysis_version().encode() + own).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

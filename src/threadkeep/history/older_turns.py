@@ -20,12 +20,13 @@ from typing import Any, Literal
 
 from threadkeep.context.recall import Passage, passage_of, select
 from threadkeep.context.recall.embedding import Embedder
-from threadkeep.context.recall.packing import analysis_version, pack, unpack
+from threadkeep.context.recall.packing import pack, unpack
 from threadkeep.errors import SessionDamaged
 from threadkeep.history.conversation_index import (
     MOST_TURNS,
     ConversationIndex,
     id_at,
+    index_version,
     messages_of,
     position_of,
 )
@@ -230,10 +231,11 @@ class OlderTurns:
     async def _load(self, stored: RecallIndexRows, index: ConversationIndex, infos: dict[str, SessionInfo]) -> None:
         """Take over the stored index of a session, if it is of the messages that are there."""
         [(session_id, info)] = infos.items()
-        data = await stored.of_session(session_id, analysis_version(), info.last_seq)
+        data = await stored.of_session(session_id, index_version(), info.last_seq)
         if data is None:
             return
-        with contextlib.suppress(zlib.error):
+        # A row that cannot be read is as good as none: the index is made again, and replaces it.
+        with contextlib.suppress(zlib.error, ValueError, TypeError, LookupError, AttributeError):
             found = ConversationIndex()
             usable = await found.load(await asyncio.to_thread(unpack, data), info, self._summaries)
             if usable and await found.leave_out_superseded(infos, self._transcripts):
@@ -242,7 +244,7 @@ class OlderTurns:
     async def _store(self, stored: RecallIndexRows, index: ConversationIndex, session_id: str) -> None:
         """Store the index of a session; after a failure it is stored when it has grown again."""
         state, about = index.dump(), index.extent_of(session_id)
-        await stored.save(session_id, analysis_version(), await asyncio.to_thread(pack, state), about)
+        await stored.save(session_id, index_version(), await asyncio.to_thread(pack, state), about)
 
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]

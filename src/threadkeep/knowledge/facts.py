@@ -479,7 +479,7 @@ class Knowledge:
     async def _valid_with_evidence(
         self, connection: Connection, scopes: tuple[Scope, ...], limit: int
     ) -> Sequence[Fact]:
-        """Return the valid facts of scopes; chats ask in each turn, so unchanged rows give the facts of the last call.
+        """Return the valid facts of scopes; the last result is reused while their rows are unchanged.
 
         The row of a fact changes with its evidence: `confirmed` or `updated_at` does.
         """

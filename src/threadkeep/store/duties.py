@@ -73,7 +73,7 @@ class ChannelState(ClockedTables, sql=("channel_state.sql",)):
         return {str(name): str(value) for name, value in rows}
 
     async def keep(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> None:
-        """Store a value, replacing the previous one. One that expires takes the place of the scope's expired values."""
+        """Store a value, replacing the previous one; with `expires_at`, also delete the scope's expired values."""
         statements = [self.keep_statement(scope, name, value, expires_at=expires_at)]
         if expires_at is not None:
             statements.insert(0, (self._sql["forget_expired"], {"scope": scope, "now": time_text(self._clock())}))

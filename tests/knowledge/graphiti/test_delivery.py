@@ -369,14 +369,20 @@ async def test_a_refused_message_dies_at_once_and_blocks_nobody(
         assert (await memory.graphiti.status()).dead == {"refused_422": 1}
 
 
+@pytest.mark.parametrize(("size", "arrived"), [(4, []), (1, ["question 1"])])
 async def test_no_message_of_a_refused_batch_follows_a_withdrawal_of_consent(
-    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+    opening: Opening,
+    graphiti: FakeGraphiti,
+    clock: SettableClock,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    arrived: list[str],
 ) -> None:
     """The messages of the batch are requests of their own then."""
     send = RestClient.send
 
     async def withdrawing(self: RestClient, group_id: str, episodes: Sequence[Episode], **more: Any) -> int:
-        if len(episodes) == 1:
+        if len(episodes) == size:
             await memory.graphiti.decline(by="ann")
         return await send(self, group_id, episodes, **more)
 
@@ -386,7 +392,7 @@ async def test_no_message_of_a_refused_batch_follows_a_withdrawal_of_consent(
         await talk(memory, 2)
         graphiti.fail("status", "/messages", status=422, times=1)
         await deliver(memory, clock)
-        assert contents(graphiti) == ["question 1"]
+        assert contents(graphiti) == arrived
         assert (await memory.graphiti.status()).dead == {"consent_withdrawn": 4}
 
 

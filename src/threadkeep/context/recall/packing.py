@@ -9,9 +9,11 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any, NamedTuple
+from unicodedata import unidata_version
 
 _LENGTH_BYTES = 8
 # Level 1 takes a fifth of the time of the default, for a tenth more bytes.
@@ -68,8 +70,11 @@ def divided(whole: array[Any], lengths: Sequence[int]) -> Iterator[array[Any]]:
 
 @cache
 def analysis_version() -> str:
-    """Return a name of the way in which texts are indexed: it changes with any module or list of this package."""
-    found = hashlib.sha256(sys.byteorder.encode())
+    """Return a name of the way in which texts are indexed.
+
+    It changes with any module or list of this package, with the stemmer, and with Python's Unicode data.
+    """
+    found = hashlib.sha256(f"{sys.byteorder} {unidata_version} {version('snowballstemmer')}".encode())
     for folder in (files("threadkeep.context.recall"), files("threadkeep.context.recall") / "data"):
         for entry in sorted(folder.iterdir(), key=lambda one: one.name):
             if entry.name.endswith((".py", ".txt")):

@@ -36,8 +36,8 @@ _PATTERNS = {
     _CAUSE: re.compile(r"\b(?:because|since|so|order|due|thanks|helps?|wanted|why|makes?|made)\b|因为|所以|为了"),
 }
 _CLOCK = re.compile(r"\b\d{1,2}(?::\d\d| [ap]m)s?\b")
-# A text with such a word has a cause or a place only in these forms. Of "Why" and "Because" at the beginning of a
-# sentence the one asks, and the other answers what was said before.
+# A cause or a place counts only in these phrases. A capitalised "Why" or "Because" does not count: it starts a question
+# or an answer.
 _CAUSE_PHRASE = re.compile(
     r"\b(?:because|since|so that|in order|due to|thanks to|helps?|wanted|why|makes? me|made me)\b|因为|所以|为了"
 )

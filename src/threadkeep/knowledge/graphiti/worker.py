@@ -303,7 +303,7 @@ class DeliveryWorker:
     async def _send_each(self, lease: Lease, batch: Sequence[Waiting], episodes: Sequence[Episode]) -> None:
         """Send messages one by one: the server refuses one of them, which would block the others."""
         for position, (one, episode) in enumerate(zip(batch, episodes, strict=True)):
-            if position and not await self._may_send(batch):
+            if not await self._may_send(batch):
                 await self._deliveries.take_back([one.number for one in batch[position:]])
                 return
             if not await self._deliveries.renew(lease, seconds=self._lease_seconds):

@@ -65,7 +65,7 @@ def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
 
 
 def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: int | None = None) -> Markup:
-    """Return a chart of columns with parts, and a line at a limit. The picture stretches, so its texts are outside."""
+    """Return a chart of columns with parts, and a line at a limit. It stretches with the page, so labels are HTML."""
     if not drawn:
         return Markup("")
     tallest = max(1e-9, *(column.total for column in drawn))

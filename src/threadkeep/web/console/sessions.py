@@ -101,7 +101,7 @@ async def show_session(
         before=before,
         waiting=waiting if before is None else [],
         summaries=_by_end(summaries, info),
-        live=None if info.namespace else await _unfinished(app, session_id),
+        live=None if info.namespace else await _run_to_show(app, session_id),
         workflows=_workflows(app),
     )
 
@@ -116,12 +116,12 @@ def _by_end(summaries: Sequence[Summary], info: SessionInfo) -> dict[int, Summar
     return {min(summary.last_seq, info.last_seq): summary for summary in summaries}
 
 
-async def _unfinished(app: App, session_id: str) -> Run | None:
+async def _run_to_show(app: App, session_id: str) -> Run | None:
     """Return the newest run of a session that is not over, or else the newest one if it failed."""
     found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
     failed = [run for run in runs[:1] if run.status == "failed"]
-    return next((run for run in (*runs, *failed) if not run.over or run in failed), None)
+    return next((run for run in runs if not run.over), failed[0] if failed else None)
 
 
 def _workflows(app: App) -> list[str]:
@@ -131,7 +131,7 @@ def _workflows(app: App) -> list[str]:
 _START_SECONDS = 3.0
 """Seconds to wait for a turn to begin. Then the page shows it as queued."""
 
-_LOOKS = 60
+_START_POLLS = 60
 
 _AGENTS_OWN = "An agent keeps this conversation by itself, and the console does not speak in it."
 
@@ -240,10 +240,10 @@ async def _begun(turn: ChatTurn) -> None:
 
 async def _stored(app: App, session_id: str) -> None:
     """Wait until a session is stored, so that the page that follows finds it: some workflows begin before that."""
-    for _ in range(_LOOKS):
+    for _ in range(_START_POLLS):
         if await app.memory.session(session_id).tail(1, view="history"):
             return
-        await asyncio.sleep(_START_SECONDS / _LOOKS)
+        await asyncio.sleep(_START_SECONDS / _START_POLLS)
 
 
 def _request(form: Mapping[str, str], session_id: str | None, user_id: str | None) -> ChatRequest:

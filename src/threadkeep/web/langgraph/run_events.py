@@ -266,7 +266,7 @@ class RunParts:
             case "values":
                 yield from self._chosen("values", data)
                 if self._interrupts:
-                    # `useStream` reads nothing else of values that have interrupts.
+                    # `useStream` ignores the other fields of values with interrupts, so they came before without them.
                     yield from self._chosen("values", {**data, INTERRUPTS: self._interrupts})
             case "messages":
                 yield from self._spoken_parts(data)
