@@ -41,7 +41,7 @@ class ChatRequest:
     """A message of a person.
 
     Without a `session_id` the turn continues the last session of the user with the workflow, or starts a new one. A
-    `message_id` makes retries safe. `quoted_text` is the text that the message replies to; it is not stored.
+    `message_id` makes retries safe. `quoted_text` is the text that the message replies to: an input of the run only.
     """
 
     message: str
