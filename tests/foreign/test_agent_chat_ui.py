@@ -49,6 +49,8 @@ refund.add_edge("ask", END)
 
 
 async def _say(page: Any, text: str) -> None:
+    # While an answer is written there is a button to cancel instead, and the page sends nothing.
+    await page.get_by_role("button", name="Send").wait_for()
     await page.get_by_placeholder("Type your message...").fill(text)
     await page.keyboard.press("Enter")
 
