@@ -47,9 +47,10 @@ MOST_FILES = 383
 # Workspaces of tools brought 8.
 # The message in the first values of a streamed run brought 8.
 # Facts that change during an export brought 16.
-MOST_LINES = 81_757
+# Rows of the outbox that cannot be read brought 9.
+MOST_LINES = 81_764
 MOST_BROAD_EXCEPTS = 10
-MOST_BOUNDARIES = 46
+MOST_BOUNDARIES = 48
 MOST_LATE_IMPORTS = 23
 CHAT_FILES, CHAT_FUNCTIONS = 93, 540
 AGENT_FILES, AGENT_FUNCTIONS = 52, 345

@@ -16,17 +16,40 @@ from langchain_core.messages import AIMessage
 
 from tests.channels.desk import SESSION, BotDesk, opened_bot, update
 from tests.channels.fake_telegram import FakeTelegram
-from tests.channels.platforms import SENT_AT
+from tests.channels.platforms import SENT_AT, Telegram
 from tests.web.services import until
 from threadkeep import Message
 from threadkeep.channels.bots import TEXTS
+from threadkeep.channels.contract import IncomingMessage, stored_message
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.telegram import TelegramChannel
+from threadkeep.observe import ChannelTrouble, Event
+from threadkeep.records import Json
 from threadkeep.records.runs import RunQuery
 from threadkeep.testing import Gate, ScriptedModel
 
 TOO_FAST = "You are sending messages too fast. Please wait a minute."
 GROUP = {"id": -100123, "type": "supergroup"}
+ADDRESS: dict[str, Json] = {"chat_id": "7", "message_id": "101"}
+
+
+class Troubles:
+    """An observer that keeps the errors of channels."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def notify(self, event: Event, /) -> None:
+        """Keep it."""
+        if isinstance(event, ChannelTrouble):
+            self.errors.append(event.error)
+
+
+def _stored(text: str, number: int) -> str:
+    """A message as a row of the outbox keeps it."""
+    message = Telegram().channel().read_update(update(text, number))
+    assert isinstance(message, IncomingMessage)
+    return stored_message(message)
 
 
 async def test_a_message_is_answered(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
@@ -621,6 +644,20 @@ async def test_what_a_dead_process_left_is_answered(shared_url: str, tmp_path: P
         await outbox.add("one", SESSION, "telegram:4242:1", address={"chat_id": "7", "message_id": "101"})
         await desk.say("hi")
         assert await desk.answered() == ["ok"]
+
+
+async def test_a_row_that_cannot_be_read_stops_nothing(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Another version stored it: it is reported once and expires, and the rows behind it are taken."""
+    options = DeliveryOptions(poll_seconds=0.05, take_again_seconds=0.1, unasked_seconds=1)
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"]), options=options) as desk:
+        troubles = Troubles()
+        desk.memory.observers.add(troubles)
+        outbox = desk.memory.channels.outbox
+        for number, stored in ((1, '{"words": "hi"}'), (2, "[]"), (3, _stored("hi", 3))):
+            await outbox.add("one", SESSION, f"telegram:4242:{number}", address=ADDRESS, message=stored)
+        assert await desk.answered() == ["ok"]
+        assert await desk.statuses() == ["nothing", "nothing", "delivered"]
+        assert sorted(troubles.errors) == ["KeyError", "TypeError"]
 
 
 async def test_an_answer_that_nobody_sent_is_sent_at_the_next_start(

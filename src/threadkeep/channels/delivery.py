@@ -80,6 +80,7 @@ class Delivery:
             with ErrorBoundary(self._notify_trouble):
                 if timed_out:
                     await take_left(timedelta(seconds=self._options.take_again_seconds))
+            with ErrorBoundary(self._notify_trouble):
                 await self.deliver_due(of_all=timed_out)
 
     async def finish(self, *, seconds: float) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from weakref import WeakValueDictionary
 
@@ -32,6 +33,7 @@ from threadkeep.errors import (
     SessionBusy,
     SessionDamaged,
     StoreError,
+    StoreUnavailable,
     ThreadkeepError,
     WorkflowNotFound,
     WrongUser,
@@ -107,9 +109,13 @@ class Intake:
             StoreUnavailable: some were not taken.
         """
         for left in await self._outbox.left(older_than=older_than):
-            if left.channel in self._bots and left.number not in self._taken_again:
-                await self.take(self._bots[left.channel], restored_message(left.message, left.address))
-                self._taken_again.add(left.number)
+            bot = self._bots.get(left.channel)
+            if bot is None or left.number in self._taken_again:
+                continue
+            # Another version may have stored it. It expires, and does not stop the messages behind it.
+            with ErrorBoundary(partial(self._notify_trouble, bot=bot), raising=(StoreUnavailable,)):
+                await self.take(bot, restored_message(left.message, left.address))
+            self._taken_again.add(left.number)
 
     async def close(self) -> None:
         """Stop waiting for runs; answers that become ready later are found by a poll of any process."""
