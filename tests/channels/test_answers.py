@@ -71,6 +71,20 @@ def test_a_cut_in_markup_that_is_too_long_is_made() -> None:
     assert len(parts) == 3
 
 
+def test_a_cut_is_behind_a_code_block_rather_than_in_it() -> None:
+    """The marks of the closing fence are no open code."""
+    block = "```\n" + "\n\n".join(["line()"] * 70) + "\n```"
+    rest = "word " * 100
+    parts = split_markdown(f"{block}\n\n{rest}", 800)
+    assert parts[0] == block
+
+
+def test_a_power_is_no_bold() -> None:
+    """Two asterisks between blanks open nothing."""
+    parts = split_markdown(f"2 ** 3 {'word ' * 30}\n{'word ' * 90}", 400)
+    assert parts[0] == f"2 ** 3 {'word ' * 30}".rstrip()
+
+
 def test_a_code_block_that_is_cut_goes_on_as_one() -> None:
     """It is closed at the end of a message and opened again, with its language, in the next one."""
     code = "\n".join(f"    line_{number}()" for number in range(300))

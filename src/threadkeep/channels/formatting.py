@@ -15,6 +15,9 @@ type Size = Callable[[str], int]
 # Paragraph, line, sentence, blank: the best cut first.
 _CUTS = tuple(map(re.compile, (r"\n[ \t]*\n", r"\n", r"(?<=[.!?])[ \t]+|(?<=[。！？；])", r"\s+")))
 
+# The fence of a code block, and a power.
+_NO_MARKUP = re.compile(r"`{3,}|(?<!\S)\*\*(?!\S)")
+
 _FENCE = re.compile(r"[ ]{0,3}(`{3,8}|~{3,8})([^`]*)")
 _FENCE_ROOM = 100
 """Units reserved for the lines that close and reopen a code block."""
@@ -74,7 +77,7 @@ def _cut(text: str, fits: int, avoid: Callable[[str, int], bool] | None = None) 
 
 def _in_markup(text: str, position: int) -> bool:
     """Return True if a position is inside bold, code or a link of its line."""
-    before = text[text.rfind("\n", 0, position) + 1 : position]
+    before = _NO_MARKUP.sub("", text[text.rfind("\n", 0, position) + 1 : position])
     if before.count("**") % 2 or before.count("`") % 2:
         return True
     return before.rfind("[") > before.rfind("]") or before.rfind("](") > before.rfind(")")
