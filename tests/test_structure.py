@@ -48,7 +48,8 @@ MOST_FILES = 383
 # The message in the first values of a streamed run brought 8.
 # Facts that change during an export brought 16.
 # Rows of the outbox that cannot be read brought 9.
-MOST_LINES = 81_767
+# Messages that leave the outbox early brought 11.
+MOST_LINES = 81_778
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 48
 MOST_LATE_IMPORTS = 23

@@ -233,6 +233,22 @@ async def test_what_is_over_keeps_no_words_and_no_address(memory: Memory, clock:
     assert await statuses(outbox) == {"m2": "failed"}
 
 
+async def test_the_words_of_a_message_go_when_its_answer_is_ready(memory: Memory) -> None:
+    """They are not needed again; the rows that are ready, sent or failed have the address alone."""
+    outbox = memory.channels.outbox
+    for message in ("m1", "m2"):
+        await outbox.add("support", SESSION, message, address=ADDRESS, about="telegram:7", message="words")
+    await run(memory, "m1")
+    assert await outbox.make_ready() == 1
+    assert await outbox.answer("support", SESSION, "m2", "Sorry.")
+    assert not await outbox.answer("support", SESSION, "m2", "Sorry.")
+    expected = {**ADDRESS, "user_id": "telegram:7"}
+    assert [entry.address for entry in await outbox.entries(status="ready")] == [expected] * 2
+    first = await taken(outbox)
+    await outbox.fail(first.number, "a", "Forbidden")
+    assert [entry.address for entry in await outbox.entries(status="failed")] == [expected]
+
+
 async def test_a_message_that_no_run_was_begun_for_is_not_waited_for(memory: Memory, clock: SettableClock) -> None:
     """Its process died before that, and the platform did not send it again; one with a run goes on waiting."""
     outbox = memory.channels.outbox

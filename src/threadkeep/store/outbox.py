@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -10,7 +10,7 @@ from typing import Literal
 from threadkeep.records import Json
 from threadkeep.records.messages import OutboxStatus
 from threadkeep.store.codec import clean_text, json_text, time_of, time_text
-from threadkeep.store.driver import Parameters, Row
+from threadkeep.store.driver import Connection, Parameters, Row
 from threadkeep.store.runs.rows import json_of
 from threadkeep.store.statements import ClockedTables
 
@@ -103,7 +103,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         It is not sent before the time `after`, within which the platform may fetch it. With `remember` its address
         becomes the one of the session's person, with the `user_id` of the session, which may not be stored yet. `about`
         is the person who gets the answer, also in a group: it is erased with them. `message` is what is needed to take
-        the message again; it goes with the address.
+        the message again; it is dropped when the answer is ready.
         """
         now = self._now()
         person = {**address, _USER: user_id} if user_id is not None else address
@@ -163,7 +163,9 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def answer(self, channel: str, session_id: str, message_id: str, content: str) -> bool:
         """Answer a message without a run with a text; return False if its answer is not waiting."""
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
-        return await self._execute("answer", {**key, "content": clean_text(content), "now": self._now()}) > 0
+        async with self._driver.writing() as connection:
+            parameters = {**key, "content": clean_text(content), "now": self._now()}
+            return await self._let_go(connection, await connection.fetch(self._sql["answer"], parameters)) > 0
 
     async def waits(self, channel: str, session_id: str, message_id: str) -> bool:
         """Return whether the answer to a message waits for its run."""
@@ -197,7 +199,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         """Mark the answers as ready whose runs are over, of one session or of all; return their number."""
         parameters = {"session_id": session_id, "now": self._now()}
         async with self._driver.writing() as connection:
-            return len(await connection.fetch(self._sql["make_ready"], parameters))
+            return await self._let_go(connection, await connection.fetch(self._sql["make_ready"], parameters))
 
     async def left(self, *, older_than: timedelta) -> list[LeftMessage]:
         """Return the messages that have no run after a time, because their process died."""
@@ -310,6 +312,15 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         found = _outgoing(tuple(row))
         run_id = await self.run_of(found.session_id, found.message_id)
         return replace(found, run_id=run_id, partial=partial or "")
+
+    async def _let_go(self, connection: Connection, rows: Sequence[Row]) -> int:
+        """Drop the messages of rows that are not taken again; return the number of rows."""
+        for number, text in rows:
+            address = _address(text)
+            if _MESSAGE in address:
+                kept = {name: value for name, value in address.items() if name != _MESSAGE}
+                await connection.execute(self._sql["let_go"], {"number": number, "address": json_text(kept)})
+        return len(rows)
 
     async def _change(self, statement: str, number: int, owner: str, **values: object) -> bool:
         return await self._execute(statement, {"number": number, "owner": owner, **values}) > 0

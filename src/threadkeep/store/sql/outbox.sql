@@ -17,6 +17,10 @@ ON CONFLICT (session_id) DO UPDATE SET
 UPDATE chat_outbox SET
     status = 'ready', content = :content, next_try_at = CASE WHEN next_try_at > :now THEN next_try_at ELSE :now END
 WHERE session_id = :session_id AND channel = :channel AND message_id = :message_id AND status = 'waiting'
+RETURNING number, address
+
+-- name: let_go
+UPDATE chat_outbox SET address = :address WHERE number = :number
 
 -- name: waits
 SELECT 1 FROM chat_outbox
@@ -64,7 +68,7 @@ WHERE status = 'waiting' AND (CAST(:session_id AS TEXT) IS NULL OR session_id = 
         WHERE a.session_id = chat_outbox.session_id AND a.message_id = chat_outbox.message_id
     )
 )
-RETURNING number
+RETURNING number, address
 
 -- name: unasked
 -- Included by other statements: answers to messages without a run, because their process died.
