@@ -49,7 +49,8 @@ MOST_FILES = 383
 # Facts that change during an export brought 16.
 # Rows of the outbox that cannot be read brought 9.
 # Messages that leave the outbox early brought 11.
-MOST_LINES = 81_778
+# Threads that end with their sessions, and with those of their users, brought 33.
+MOST_LINES = 81_809
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 48
 MOST_LATE_IMPORTS = 23

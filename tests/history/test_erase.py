@@ -194,6 +194,22 @@ async def test_the_receipt_is_searched_for_in_every_store(kept: Memory) -> None:
     assert await kept.verify_erased(receipt) == "gone"
 
 
+async def test_a_created_thread_goes_with_its_session(kept: Memory) -> None:
+    """What LangGraph's API keeps for a first run: with a session that is erased or deleted, and with its person."""
+    state = kept.channels.state
+    targets: list[dict[str, Any]] = [{"session_id": "t"}, {"user_id": ANN}, {"session_id": "t"}]
+    for number, target in enumerate(targets):
+        if number < 2:
+            await kept.session("t", user_id=ANN).append([said("hello")])
+        await state.keep("langgraph-threads", "t", CANARY)
+        await state.keep("langgraph-threads", "other", "stays")
+        receipt = await kept.erase(**target)
+        assert receipt.complete
+        assert {one.name: one.before for one in receipt.stores}["chat_channel_state"] == 1
+        assert await kept.verify_erased(receipt) == "gone"
+        assert await state.values_of("langgraph-threads", "") == {"other": "stays"}
+
+
 async def test_a_damaged_receipt_is_unsigned(memory: Memory) -> None:
     """Whatever stands where its signature was."""
     receipt = await memory.erase(user_id=ANN)

@@ -82,6 +82,56 @@ async def test_a_thread_is_there_before_its_first_run(tmp_path: Path) -> None:
     assert texts(begun["values"]) == [("human", "first"), ("ai", "a")]
 
 
+async def test_a_created_thread_ends_when_its_session_begins(tmp_path: Path) -> None:
+    """By an update of its state or by a chat: it is deleted whole, and does not come back."""
+    async with sdk(tmp_path, ScriptedModel(["a", "b"])) as (langgraph, client):
+        for thread_id in ("t1", "t2", "t3"):
+            await langgraph.threads.create(thread_id=thread_id, metadata={"page": "/cart"})
+        await langgraph.threads.update_state("t1", asks("hello"))
+        begun: Any = await langgraph.threads.get("t1")
+        for thread_id in ("t2", "t3"):
+            answered = await client.post("/api/v1/chat", json={"message": "hi", "session_id": thread_id})
+            assert answered.status_code == 200
+        changed: Any = await langgraph.threads.update("t2", metadata={"page": "/new"})
+        await langgraph.threads.delete("t1")
+        await langgraph.threads.delete("t2")
+        assert (await client.delete("/api/v1/sessions/t3")).status_code == 204
+        for thread_id in ("t1", "t2", "t3"):
+            with pytest.raises(NotFoundError):
+                await langgraph.threads.get(thread_id)
+            with pytest.raises(NotFoundError):
+                await langgraph.threads.delete(thread_id)
+        sessions = (await client.get("/api/v1/sessions")).json()["sessions"]
+    assert (begun["metadata"]["page"], texts(begun["values"])) == ("/cart", [("human", "hello")])
+    assert changed["metadata"]["page"] == "/new"
+    assert sessions == []
+
+
+async def test_a_created_thread_is_no_other_users(tmp_path: Path) -> None:
+    """One of a user is theirs at once; one without a user is that of requests without one, until its first run."""
+    async with sdk(tmp_path, ScriptedModel(["a"])) as (langgraph, client):
+        await langgraph.threads.create(thread_id="t1", params=ANN)
+        await langgraph.threads.create(thread_id="t2")
+        bob: Any = {"user_id": "bob"}
+        for thread_id in ("t1", "t2"):
+            for refused in (
+                lambda name: langgraph.threads.get(name, params=bob),
+                lambda name: langgraph.threads.update(name, metadata={"page": "x"}, params=bob),
+                lambda name: langgraph.threads.delete(name, params=bob),
+            ):
+                with pytest.raises(NotFoundError):
+                    await refused(thread_id)
+        with pytest.raises(NotFoundError):
+            await langgraph.threads.create(thread_id="t1", if_exists="do_nothing", params=bob)
+        own: Any = await langgraph.threads.get("t1", params=ANN)
+        plain: Any = await langgraph.threads.get("t2")
+        await langgraph.threads.delete("t1", params=ANN)
+        sessions = (await client.get("/api/v1/sessions")).json()["sessions"]
+    assert own["metadata"].get("page") is None
+    assert (plain["thread_id"], plain["metadata"]) == ("t2", {})
+    assert sessions == []
+
+
 async def test_the_user_in_the_query_is_the_user_of_a_run(tmp_path: Path) -> None:
     """As in `config.configurable`; two users are refused, and nothing is stored."""
     async with sdk(tmp_path, ScriptedModel(["a", "b", "c"])) as (langgraph, client):

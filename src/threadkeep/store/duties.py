@@ -93,6 +93,11 @@ class ChannelState(ClockedTables, sql=("channel_state.sql",)):
         held = {"duty": duty, "owner": owner, "now": time_text(self._clock())}
         return await self._execute("keep_for_duty", {"scope": scope, "name": name, "value": value, **held}) > 0
 
+    async def replace(self, scope: str, name: str, old: str, value: str, *, expires_at: datetime) -> bool:
+        """Replace a value; return False if it is another one, or gone."""
+        given = {"scope": scope, "name": name, "old": old, "value": value, "expires_at": time_text(expires_at)}
+        return await self._execute("replace", given) > 0
+
     async def forget(self, scope: str, name: str, value: str) -> None:
         """Delete a value, unless another one has replaced it."""
         await self._execute("forget", {"scope": scope, "name": name, "value": value})

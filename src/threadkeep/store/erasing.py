@@ -192,7 +192,7 @@ class TableErasing:
         return [dict(zip(_KEY_FIELDS, row, strict=True)) for row in sorted(rows, key=lambda row: str(row[0]))]
 
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
-        """Delete facts of all scopes that rest on deleted sessions, and the sessions' groups in Graphiti's queue.
+        """Delete facts that rest on deleted sessions, the sessions' groups in Graphiti's queue, and created threads.
 
         The episodes of facts that are gone are given up, or deleted in Graphiti by the worker of their group.
         """
@@ -200,6 +200,7 @@ class TableErasing:
             rows = [{"session_id": session_id} for session_id in session_ids]
             await connection.execute_many(self._sql["drop_facts_of_session"], rows)
             await connection.execute_many(self._sql["delete_group_of_session"], rows)
+            await connection.execute_many(self._sql["delete_created_thread"], rows)
             await connection.execute(self._sql["retract_lost_facts"], {})
 
     async def groups_without_session(self) -> list[str]:

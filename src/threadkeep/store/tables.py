@@ -47,6 +47,7 @@ _DELETION = (
     "forget_active_session",
     "forget_outgoing",
     "forget_channel_session",
+    "forget_created_thread",
 )
 
 

@@ -23,6 +23,10 @@ INSERT INTO chat_channel_state (scope, name, value)
 SELECT :scope, :name, :value FROM chat_duties WHERE duty = :duty AND owner = :owner AND claimed_until > :now
 ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value, expires_at = NULL
 
+-- name: replace
+UPDATE chat_channel_state SET value = :value, expires_at = :expires_at
+WHERE scope = :scope AND name = :name AND value = :old
+
 -- name: forget
 DELETE FROM chat_channel_state WHERE scope = :scope AND name = :name AND value = :value
 

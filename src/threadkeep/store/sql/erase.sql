@@ -84,6 +84,7 @@ UNION ALL
 SELECT 'chat_channel_state', count(*) FROM chat_channel_state
 WHERE scope IN (SELECT 'chatkit:' || id FROM ids UNION ALL SELECT 'adk:' || id FROM ids
     UNION ALL SELECT 'pydantic-ai:' || id FROM ids)
+    OR scope = 'langgraph-threads' AND (name IN (SELECT session_id FROM own) OR name = CAST(:session_id AS TEXT))
 UNION ALL SELECT 'chat_graph_turns', count(*) FROM chat_graph_turns WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL
 SELECT 'chat_graph_deliveries', count(*) FROM chat_graph_deliveries
@@ -218,6 +219,10 @@ WHERE user_id = :id
 -- name: delete_values
 DELETE FROM chat_channel_state WHERE scope IN ('chatkit:' || :id, 'adk:' || :id, 'pydantic-ai:' || :id)
 
+-- name: delete_created_thread
+-- A thread of LangGraph's API before its first run; it has no user.
+DELETE FROM chat_channel_state WHERE scope = 'langgraph-threads' AND name = :session_id
+
 -- name: drop_facts_of_session
 -- In every scope, as those of single messages.
 DELETE FROM chat_facts WHERE fact_id IN (
@@ -326,3 +331,4 @@ UNION SELECT CAST(metadata ->> 'sender_id' AS TEXT) FROM chat_messages WHERE rol
 -- name: known_sessions
 SELECT session_id FROM chat_sessions
 UNION SELECT session_id FROM chat_runs WHERE session_id IS NOT NULL
+UNION SELECT name FROM chat_channel_state WHERE scope = 'langgraph-threads'

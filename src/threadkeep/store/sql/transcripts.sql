@@ -298,6 +298,10 @@ DELETE FROM chat_outbox WHERE session_id = :session_id
 -- name: forget_channel_session
 DELETE FROM chat_channel_sessions WHERE session_id = :session_id
 
+-- name: forget_created_thread
+-- A thread of LangGraph's API before its first run.
+DELETE FROM chat_channel_state WHERE scope = 'langgraph-threads' AND name = :session_id
+
 -- name: lock_session
 -- Wait for other transactions on this session, and block new ones until this transaction ends.
 UPDATE chat_sessions SET active = active WHERE session_id = :session_id

@@ -22,7 +22,7 @@ from threadkeep.web.langgraph.run_events import ProtocolEvent
 from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
 from threadkeep.web.langgraph.states import Question, find_thread, history_of, question_of, questions, seq_of, state_of
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
-from threadkeep.web.langgraph.threads import ThreadId, Unbegun
+from threadkeep.web.langgraph.threads import CreatedThread, ThreadId
 from threadkeep.web.problems import documented, problem_of
 from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, event_content, json_event, with_silences
 
@@ -102,7 +102,7 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
     if thread_id is None:
         return await runs.submit(_request(start, None, start.question.message_id), mode=mode)
     session = app.memory.session(thread_id, user_id=start.user_id)
-    await Unbegun(app.memory, session).begin()
+    await CreatedThread(app.memory, session).begin()
     if start.fork is not None:
         forked = await _forked(app, session, start)
         if forked is not None:

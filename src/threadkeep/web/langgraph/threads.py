@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
@@ -58,12 +58,12 @@ _WRITING = {**_FAILURES, **documented(400, 413)}
 _WORKFLOW_NAMES = ("graph_id", "assistant_id")
 _ACTIVITY = ("updated_at", "state_updated_at")
 _PAGE, _SEARCHED = 200, 1000
-_UNBEGUN, _UNBEGUN_FOR = "langgraph-threads", timedelta(days=30)
+_CREATED, _KEPT_FOR = "langgraph-threads", timedelta(days=30)
 _CREATION_ID = "langgraph:thread"
 
 
-class Unbegun:
-    """A thread before its first run, if its user is not known before."""
+class CreatedThread:
+    """A thread without a user before its first run. With a user it is not found, as a session without one."""
 
     def __init__(self, memory: Memory, session: Session) -> None:
         self._state = memory.channels.state
@@ -71,23 +71,34 @@ class Unbegun:
         self._session = session
 
     async def thread(self) -> ThreadBody | None:
-        """Return what is kept; None if nothing is."""
-        kept = await self._kept()
+        """Return what is kept; None if nothing is, or not for this user."""
+        kept = None if self._session.user_id is not None else await self._kept()
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
-    async def keep(self, metadata: Mapping[str, Json], created_at: datetime | None = None) -> ThreadBody:
+    async def keep(self, metadata: Mapping[str, Json]) -> ThreadBody:
         """Keep metadata for the first run, for 30 days."""
         now = self._clock()
         thread = ThreadBody(
             thread_id=self._session.session_id,
-            created_at=created_at or now,
+            created_at=now,
             updated_at=now,
             metadata=dict(metadata),
             status="idle",
         )
         name, value = self._session.session_id, thread.model_dump_json()
-        await self._state.keep(_UNBEGUN, name, value, expires_at=now + _UNBEGUN_FOR)
+        await self._state.keep(_CREATED, name, value, expires_at=now + _KEPT_FOR)
         return thread
+
+    async def change(self, metadata: Mapping[str, Json]) -> ThreadBody | None:
+        """Add to the metadata; return None if nothing is kept, also if it went meanwhile."""
+        kept = None if self._session.user_id is not None else await self._kept()
+        if kept is None:
+            return None
+        thread, now = ThreadBody.model_validate_json(kept), self._clock()
+        thread.metadata, thread.updated_at = {**thread.metadata, **metadata}, now
+        name, value = self._session.session_id, thread.model_dump_json()
+        changed = await self._state.replace(_CREATED, name, kept, value, expires_at=now + _KEPT_FOR)
+        return thread if changed else None
 
     async def begin(self) -> None:
         """Store the thread for the session's user with the metadata that is kept, if there is any.
@@ -95,25 +106,32 @@ class Unbegun:
         Raises:
             WrongUser: there is such a session of another user.
         """
-        thread = await self.thread()
-        if thread is not None and thread.metadata:
-            await self._session.append(
-                [item_message(CREATION, {}, role=None, text="[thread]", message_id=_CREATION_ID)]
-            )
-            info = await self._session.info()
-            await self._session.update(metadata={**thread.metadata, **info.metadata})
-        if thread is not None:
-            await self.forget()
+        kept = await self._kept()
+        if kept is None:
+            return
+        if metadata := ThreadBody.model_validate_json(kept).metadata:
+            await self.store(metadata)
+        await self._state.forget(_CREATED, self._session.session_id, kept)
+
+    async def store(self, metadata: Mapping[str, Json]) -> None:
+        """Store the thread for the session's user; metadata that the session has wins.
+
+        Raises:
+            WrongUser: there is such a session of another user.
+        """
+        await self._session.append([item_message(CREATION, {}, role=None, text="[thread]", message_id=_CREATION_ID)])
+        info = await self._session.info()
+        await self._session.update(metadata={**metadata, **info.metadata})
 
     async def forget(self) -> bool:
-        """Delete what is kept; return False if nothing is."""
-        kept = await self._kept()
+        """Delete what is kept; return False if nothing is, or not for this user."""
+        kept = None if self._session.user_id is not None else await self._kept()
         if kept is not None:
-            await self._state.forget(_UNBEGUN, self._session.session_id, kept)
+            await self._state.forget(_CREATED, self._session.session_id, kept)
         return kept is not None
 
     async def _kept(self) -> str | None:
-        return await self._state.value(_UNBEGUN, self._session.session_id)
+        return await self._state.value(_CREATED, self._session.session_id)
 
 
 @router.post("", summary="Create a thread", responses=_WRITING)
@@ -122,21 +140,21 @@ async def create_thread(
 ) -> ThreadBody:
     """Return a new thread, or the existing one.
 
-    It is stored by its first run, whose user owns it, within 30 days; now if it has metadata and the request names its
-    user.
+    It is stored now if the request names its user; or else by its first run within 30 days, whose user owns it.
     """
     body.check(in_graph_store=app.memory.in_graph_store)
     thread_id = body.thread_id or str(uuid7())
     session = app.memory.session(thread_id, user_id=user_id)  # validates the id
-    unbegun = Unbegun(app.memory, session)
+    created = CreatedThread(app.memory, session)
     try:
         found, there = thread_body(await find_thread(app, thread_id, user_id=user_id)), True
     except SessionNotFound:
-        kept = await unbegun.thread()
-        found, there = kept or await unbegun.keep(body.metadata or {}), kept is not None
-        if not there and body.metadata and user_id is not None:
-            await unbegun.begin()
+        if user_id is not None:
+            await created.begin()
+            await created.store(body.metadata or {})
             return thread_body(await find_thread(app, thread_id, user_id=user_id))
+        kept = await created.thread()
+        found, there = kept or await created.keep(body.metadata or {}), kept is not None
     if there and body.if_exists != "do_nothing":
         sentence = "There is such a thread; send if_exists: do_nothing to get it, or another thread_id."
         raise ProblemRaised(make_problem(409, "thread-exists", sentence))
@@ -171,10 +189,10 @@ async def get_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None)
     try:
         thread = await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:
-        unbegun = await Unbegun(app.memory, app.memory.session(thread_id, user_id=user_id)).thread()
-        if unbegun is None:
+        created = await CreatedThread(app.memory, app.memory.session(thread_id, user_id=user_id)).thread()
+        if created is None:
             raise
-        return unbegun
+        return created
     return thread_body(thread, await values_of_session(thread.session))
 
 
@@ -183,14 +201,14 @@ async def change_thread(
     thread_id: ThreadId, body: ThreadPatchBody, app: AppInUse, user_id: UserId = None
 ) -> ThreadBody:
     """Add to the metadata of a thread."""
+    everything = AllSessions(app.memory)
     try:
-        session, info = await AllSessions(app.memory).find(thread_id, user_id=user_id)
+        session, info = await everything.find(thread_id, user_id=user_id)
     except SessionNotFound:
-        unbegun = Unbegun(app.memory, app.memory.session(thread_id, user_id=user_id))
-        kept = await unbegun.thread()
-        if kept is None:
-            raise
-        return await unbegun.keep({**kept.metadata, **(body.metadata or {})}, kept.created_at)
+        created = CreatedThread(app.memory, app.memory.session(thread_id, user_id=user_id))
+        if changed := await created.change(body.metadata or {}):
+            return changed
+        session, info = await everything.find(thread_id, user_id=user_id)  # it may have begun just now
     if body.metadata:
         await session.update(metadata={**info.metadata, **body.metadata})
     return thread_body(await find_thread(app, thread_id, user_id=user_id))
@@ -199,13 +217,18 @@ async def change_thread(
 @router.delete("/{thread_id}", summary="Delete a thread", status_code=204, responses=_FAILURES)
 async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> None:
     """Delete a session with all its messages, permanently."""
-    unbegun = Unbegun(app.memory, app.memory.session(thread_id, user_id=user_id))
-    if await unbegun.forget():
-        return
     everything = AllSessions(app.memory)
-    if await everything.where(thread_id, user_id=user_id) is None:
+    created = CreatedThread(app.memory, app.memory.session(thread_id, user_id=user_id))
+    try:
+        layout = await everything.where(thread_id, user_id=user_id)
+    except SessionNotFound:
+        if not await created.forget():
+            raise
+        return
+    if layout is None:
         await app.chat.delete(thread_id)
     await everything.erase_conversations(thread_id, user_id=user_id)
+    await CreatedThread(app.memory, app.memory.session(thread_id)).forget()  # the owner is checked
 
 
 @router.get("/{thread_id}/state", summary="See the state of a thread", responses=_FAILURES)
@@ -255,6 +278,7 @@ async def update_state(
     if at is not None and str(at) != (await get_state(thread_id, app, user_id)).checkpoint.checkpoint_id:
         raise InvalidInput("Messages are added behind the newest checkpoint; start a run with `checkpoint` to branch.")
     if said:
+        await CreatedThread(app.memory, session).begin()
         await session.append(said)
     state = await state_of(await find_thread(app, thread_id, user_id=user_id))
     return StateUpdatedBody(checkpoint=state.checkpoint)
