@@ -25,6 +25,7 @@ from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.telegram import TelegramChannel
 from threadkeep.observe import ChannelTrouble, Event
 from threadkeep.records import Json
+from threadkeep.records.messages import OutboxStatus
 from threadkeep.records.runs import RunQuery
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -43,6 +44,11 @@ class Troubles:
         """Keep it."""
         if isinstance(event, ChannelTrouble):
             self.errors.append(event.error)
+
+
+async def _stand(desk: BotDesk, *statuses: OutboxStatus) -> bool:
+    """Whether the messages of the outbox stand so, in order."""
+    return await desk.statuses() == list(statuses)
 
 
 def _stored(text: str, number: int) -> str:
@@ -648,16 +654,35 @@ async def test_what_a_dead_process_left_is_answered(shared_url: str, tmp_path: P
 
 async def test_a_row_that_cannot_be_read_stops_nothing(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
     """Another version stored it: it is reported once and expires, and the rows behind it are taken."""
-    options = DeliveryOptions(poll_seconds=0.05, take_again_seconds=0.1, unasked_seconds=1)
+    options = DeliveryOptions(poll_seconds=0.05, take_again_seconds=0.1)
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"]), options=options) as desk:
         troubles = Troubles()
         desk.memory.observers.add(troubles)
         outbox = desk.memory.channels.outbox
         for number, stored in ((1, '{"words": "hi"}'), (2, "[]"), (3, _stored("hi", 3))):
             await outbox.add("one", SESSION, f"telegram:4242:{number}", address=ADDRESS, message=stored)
-        assert await desk.answered() == ["ok"]
-        assert await desk.statuses() == ["nothing", "nothing", "delivered"]
+        await until(lambda: _stand(desk, "waiting", "waiting", "delivered"))
+        assert telegram.texts() == ["ok"]
         assert sorted(troubles.errors) == ["KeyError", "TypeError"]
+        assert await outbox.end_unasked(older_than=timedelta(0)) == 2
+        assert await desk.statuses() == ["nothing", "nothing", "delivered"]
+
+
+async def test_messages_of_a_dead_process_meet_no_limit_and_commands_are_not_executed_late(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """They were counted when they arrived; a late reset would concern what was said since."""
+    options = DeliveryOptions(poll_seconds=0.05, take_again_seconds=0.1)
+    model = ScriptedModel(["one", "two"])
+    async with opened_bot(shared_url, tmp_path, telegram, model, options=options, messages_per_minute=1) as desk:
+        await desk.say("hello")
+        assert await desk.answered() == ["one"]
+        outbox = desk.memory.channels.outbox
+        for number, text in ((2, "/new"), (3, "hi")):
+            await outbox.add("one", SESSION, f"telegram:4242:{number}", address=ADDRESS, message=_stored(text, number))
+        await until(lambda: _stand(desk, "delivered", "waiting", "delivered"))
+        assert telegram.texts() == ["one", "two"]
+        assert (await desk.memory.session(SESSION).info()).reset_seq == 0
 
 
 async def test_an_answer_that_nobody_sent_is_sent_at_the_next_start(

@@ -75,9 +75,6 @@ class _Selection(NamedTuple):
     counter: TokenCounter | None
 
 
-_NO_SELECTION = _Selection(frozenset(), [], {}, 0, None)
-
-
 class KnownFacts:
     """A source of the facts of a run's scopes: all of them if they fit, else those that are relevant to the input.
 
@@ -178,21 +175,20 @@ class KnownFacts:
         room: int,
     ) -> list[Fact]:
         """Return the facts that fit: the selection of the turn before, or a new one for this input."""
-        before = self._selections.get(scopes, _NO_SELECTION)
+        before = self._selections.get(scopes, _Selection(frozenset(), [], {}, 0, None))
         everything = {fact.id: fact for fact in [*found, *known]}
         ranked = list(everything.values())
         if {fact.id for fact in found[:_DECISIVE]} <= before.ids:
             if before.of == everything and before.room == room and before.counter == request.counter:
                 return before.facts
             ranked.sort(key=lambda fact: fact.id not in before.ids)
-        kept = fitting_facts(ranked, room, request.counter)
+        kept = in_stable_order(fitting_facts(ranked, room, request.counter))
         ids = frozenset(fact.id for fact in kept)
-        selection = _Selection(ids, in_stable_order(kept), everything, room, request.counter)
-        self._selections[scopes] = selection
+        self._selections[scopes] = _Selection(ids, kept, everything, room, request.counter)
         self._selections.move_to_end(scopes)
         while len(self._selections) > _MOST_SELECTIONS:
             self._selections.popitem(last=False)
-        return selection.facts
+        return kept
 
 
 def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut]:

@@ -78,10 +78,9 @@ class Delivery:
             timed_out = not self._woken.is_set()
             self._woken.clear()
             with ErrorBoundary(self._notify_trouble):
+                await self.deliver_due(of_all=timed_out)
                 if timed_out:
                     await take_left(timedelta(seconds=self._options.take_again_seconds))
-            with ErrorBoundary(self._notify_trouble):
-                await self.deliver_due(of_all=timed_out)
 
     async def finish(self, *, seconds: float) -> None:
         """Send the answers that are ready, within a time limit; the rest is sent by other processes or later."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
-from functools import partial
 from hashlib import sha256
 from weakref import WeakValueDictionary
 
@@ -33,7 +32,6 @@ from threadkeep.errors import (
     SessionBusy,
     SessionDamaged,
     StoreError,
-    StoreUnavailable,
     ThreadkeepError,
     WorkflowNotFound,
     WrongUser,
@@ -50,6 +48,7 @@ _SHOW_WORKING_SECONDS = 4.0
 
 type Started = tuple[IncomingMessage, str]
 """A message and the id of the run that answers it."""
+type StartedRuns = list[Started] | None
 
 
 class Intake:
@@ -87,16 +86,17 @@ class Intake:
             for each in started:
                 self.in_background(self._until_ready(bot, each))
 
-    async def take(self, bot: Bot, update: Update, started: list[Started] | None = None) -> None:
+    async def take(self, bot: Bot, update: Update, started: StartedRuns = None, *, again: bool = False) -> None:
         """Take one update; repeating it changes nothing. A run is appended to `started` instead of being executed now.
 
-        An update that can never be taken is reported and skipped, so that the next ones are not blocked.
+        An update that can never be taken is reported and skipped, so that the next ones are not blocked. A message that
+        is taken `again` met the rate limit when it arrived.
 
         Raises:
             StoreUnavailable: it was not taken.
         """
         try:
-            await self._take(bot, update, started)
+            await self._take(bot, update, started, again)
         except ThreadkeepError as error:
             if isinstance(error, StoreError) and not isinstance(error, SessionDamaged):
                 raise
@@ -105,6 +105,8 @@ class Intake:
     async def take_left(self, older_than: timedelta) -> None:
         """Take the messages whose process died before their runs began; not every platform repeats them.
 
+        Commands are left out: executed late, they would reset or erase what was said since.
+
         Raises:
             StoreUnavailable: some were not taken.
         """
@@ -112,9 +114,12 @@ class Intake:
             bot = self._bots.get(left.channel)
             if bot is None or left.number in self._taken_again:
                 continue
-            # Another version may have stored it. It expires, and does not stop the messages behind it.
-            with ErrorBoundary(partial(self._notify_trouble, bot=bot), raising=(StoreUnavailable,)):
-                await self.take(bot, restored_message(left.message, left.address))
+            try:
+                message = restored_message(left.message, left.address)
+                if command_in(message, bot.texts) is None:
+                    await self.take(bot, message, again=True)
+            except (ValueError, TypeError, LookupError) as error:
+                self._notify_trouble(error, bot)  # another version stored it; it expires
             self._taken_again.add(left.number)
 
     async def close(self) -> None:
@@ -124,10 +129,10 @@ class Intake:
         if self._background:
             await asyncio.wait(self._background)
 
-    async def _take(self, bot: Bot, update: Update, started: list[Started] | None) -> None:
+    async def _take(self, bot: Bot, update: Update, started: StartedRuns, again: bool) -> None:
         match update:
             case IncomingMessage():
-                await self._take_message(bot, await self._in_first_chat(bot, update), started)
+                await self._take_message(bot, await self._in_first_chat(bot, update), started, again)
                 return
             case Ignored(reason, message):
                 if reason == "no_text" and message is not None and message.wants_answer and bot.allows(message):
@@ -153,7 +158,7 @@ class Intake:
         first = await self._memory.channels.state.value(bot.channel.scope, _chat_name(str(chat)))
         return message if first is None else in_chat(message, first)
 
-    async def _take_message(self, bot: Bot, message: IncomingMessage, started: list[Started] | None) -> None:
+    async def _take_message(self, bot: Bot, message: IncomingMessage, started: StartedRuns, again: bool) -> None:
         session_id = message.session_id or ""
         if not bot.allows(message):
             self.notify(bot, "ignored", "not_for_us")
@@ -166,7 +171,7 @@ class Intake:
             await self._say(bot, message, bot.texts.too_long)
             self.notify(bot, "ignored", "too_long", session_id)
             return
-        if not await self._is_within_rate(bot, message):
+        if not again and not await self._is_within_rate(bot, message):
             self.notify(bot, "ignored", "too_many", session_id)
             return
         command = command_in(message, bot.texts)
@@ -194,7 +199,7 @@ class Intake:
         with contextlib.suppress(StoreError, InvalidInput):
             await self._memory.persons.resolve(sender.id, name=sender.name or None)
 
-    async def _answer(self, bot: Bot, message: IncomingMessage, started: list[Started] | None) -> bool:
+    async def _answer(self, bot: Bot, message: IncomingMessage, started: StartedRuns) -> bool:
         request = RunRequest(
             workflow=bot.workflow,
             text=message.text,
@@ -211,7 +216,7 @@ class Intake:
         )
         return await self._start(bot, message, request, started=started)
 
-    async def _reply(self, bot: Bot, message: IncomingMessage, run: Run, started: list[Started] | None) -> bool:
+    async def _reply(self, bot: Bot, message: IncomingMessage, run: Run, started: StartedRuns) -> bool:
         """Answer the question of a run with a message; return False if that was already done."""
         session_id = message.session_id or ""
         added = await self._owe(bot, message, None)
@@ -252,7 +257,7 @@ class Intake:
         request: RunRequest,
         *,
         content: str | None = None,
-        started: list[Started] | None = None,
+        started: StartedRuns = None,
     ) -> bool:
         """Add the answer to the outbox and start its run; return False if that was already done."""
         session_id = message.session_id or ""

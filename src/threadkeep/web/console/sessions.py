@@ -120,8 +120,7 @@ async def _run_to_show(app: App, session_id: str) -> Run | None:
     """Return the newest run of a session that is not over, or else the newest one if it failed."""
     found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
-    failed = [run for run in runs[:1] if run.status == "failed"]
-    return next((run for run in runs if not run.over), failed[0] if failed else None)
+    return next((run for run in runs if not run.over), runs[0] if runs and runs[0].status == "failed" else None)
 
 
 def _workflows(app: App) -> list[str]:
