@@ -16,11 +16,10 @@ from langchain_core.language_models import BaseChatModel
 from threadkeep.agent.extras import ExtraSource
 from threadkeep.agent.fact_learning import FactLearning
 from threadkeep.agent.known_facts import KnownFacts
-from threadkeep.agent.model_facts import facts_of
 from threadkeep.agent.models import make_model, trace_without_threads
 from threadkeep.agent.recalled_turns import RecalledTurns
 from threadkeep.agent.summarizer import ModelSummarizer
-from threadkeep.agent.turn_options import ChatOptions
+from threadkeep.agent.turn_options import ChatOptions, facts_of
 from threadkeep.errors import InvalidInput, InvalidSettings, WorkflowNotFound
 from threadkeep.history.compression import Compression
 from threadkeep.memory import Memory, open_memory

@@ -20,7 +20,7 @@ from threadkeep import (
     memory_node,
     session_turn,
 )
-from threadkeep.agent.model_facts import tools_text
+from threadkeep.agent.call_measure import tools_text
 from threadkeep.testing import ScriptedModel
 from threadkeep.testing.scripted import Reply
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final, Literal
 
 from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse, PIIMiddleware
@@ -178,7 +179,16 @@ class OtherMiddleware:
         """Compare the messages that the memory sent with those that models got."""
         if len(partial.models) > 1:
             self._warn("model")
-        if partial.asked and not any(_is_same(sent, messages) for messages in partial.asked):
+        for asked in partial.asked:
+            changed = [
+                one
+                for one, other in zip_longest(sent, asked)
+                if one is not other
+                and (one is None or other is None or one.type != other.type or text_of(one) != text_of(other))
+            ]
+            if not changed:
+                return
+        if partial.asked:
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
     def check_end(self, state: object, answers: Sequence[AIMessage], *, is_whole: bool) -> None:
@@ -202,9 +212,3 @@ class OtherMiddleware:
 def _is_cleared(message: BaseMessage) -> bool:
     editing = message.response_metadata.get("context_editing") if isinstance(message, ToolMessage) else None
     return bool(editing)
-
-
-def _is_same(sent: Sequence[BaseMessage], asked: Sequence[BaseMessage]) -> bool:
-    if len(sent) != len(asked):
-        return False
-    return all(a is b or (a.type == b.type and text_of(a) == text_of(b)) for a, b in zip(sent, asked, strict=True))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
+from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from threadkeep.agent.model_facts import facts_of, tools_text
-from threadkeep.agent.turn_options import AUTO_SHARED_TOKENS, TurnOptions
+from threadkeep.agent.turn_options import AUTO_SHARED_TOKENS, TurnOptions, facts_of
 from threadkeep.context.budget import input_budget
 from threadkeep.context.estimates import ExactCounter
 from threadkeep.context.manifest import ReportedUsage
@@ -45,7 +47,7 @@ class CallMeasure:
 
     def unscaled(self, tokens: int) -> int:
         """Return the tokens without the learned factor."""
-        return tokens * 100 // _hundredths(self.counter)
+        return tokens * 100 // (self.counter.hundredths if isinstance(self.counter, ScaledCounter) else 100)
 
 
 class Measuring:
@@ -67,7 +69,7 @@ class Measuring:
         facts = facts_of(use.model, options.context_window)
         learns = options.counter is None and memory.counter is estimate
         counter = await self._best_counter(facts.name) if learns else options.counter or memory.counter
-        tools = counter(self._tools_text(use.tools))
+        tools = counter(self._tools_text(use.tools)) if use.tools else 0
         room = input_budget(facts.name, options.max_output_tokens, facts.window) - tools
         if room <= 0:
             raise BudgetTooSmall(
@@ -117,5 +119,14 @@ def _tokens(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _hundredths(counter: TokenCounter) -> int:
-    return counter.hundredths if isinstance(counter, ScaledCounter) else 100
+def tools_text(tools: Sequence[object]) -> str:
+    """Return the tools as the JSON that a provider gets; it counts as input."""
+    return f"[{', '.join(map(_tool_text, tools))}]" if tools else ""
+
+
+def _tool_text(tool: object) -> str:
+    try:
+        told = convert_to_openai_tool(cast("dict[str, Any]", tool))
+    except (ValueError, TypeError):
+        told = cast("dict[str, Any]", tool)  # a provider's own kind of tool, which LangChain passes on unchanged
+    return json.dumps(told, ensure_ascii=False, default=str)

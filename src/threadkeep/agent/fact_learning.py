@@ -14,7 +14,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.knowledge_tools import ALL_SCOPES
-from threadkeep.agent.model_facts import facts_of
+from threadkeep.agent.turn_options import facts_of
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
 from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest, Record

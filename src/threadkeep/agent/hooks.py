@@ -5,6 +5,7 @@ They run on the event loop of their memory. Between them, the caller calls the m
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,7 +36,6 @@ from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import (
     CallKey,
     author_of,
-    call_key,
     in_tool,
     metadata_of,
     redacted_kinds,
@@ -46,7 +46,6 @@ from threadkeep.agent.participation import Caller, OpenTurns, Participation
 from threadkeep.agent.root_runs import RootRun, order_of, own_session, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, place_in
 from threadkeep.agent.turns import OpenTurn
-from threadkeep.boundary import OnFailure
 from threadkeep.errors import StoreClosed
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
@@ -71,25 +70,20 @@ class TurnHooks:
 
     def knows(self, key: CallKey) -> bool:
         """Return whether a call of an agent has begun and not ended."""
-        return self._open.of(key) is not None
+        return key in self._open.calls
 
     async def before_agent(self, call: AgentCall) -> None:
         """Wait for the earlier turns of the session, then begin the agent's part in this one."""
         part = self._new_part(call)
         if not part.silent:
             part.begun_by(call.runtime)
-            if self._options.ordered and self._may_wait(part):
+            # Tools do not wait, except for the own conversation of an agent. Tools that such an agent calls do not wait
+            # either: two of them could wait for each other.
+            in_tools = tool_of_sessions.get()
+            may_wait = len(in_tools) < 2 if part.parent is not None else run_hold.get() is None and not in_tools
+            if self._options.ordered and may_wait:
                 await self._order.acquire(part.session.session_id, part.root, self.memory.observers)
             root_callbacks.at_end(partial(self._run_ended, part))
-
-    def _may_wait(self, part: Participation) -> bool:
-        """Return whether an agent waits for its turn: tools do not, except for the own conversation of an agent.
-
-        Tools that such agents call do not wait either: two of them could wait for each other.
-        """
-        if part.parent is not None:
-            return len(tool_of_sessions.get()) < 2
-        return run_hold.get() is None and not tool_of_sessions.get()
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
         """Store the question and return the messages for the model; None if the agent has no part in the turn."""
@@ -108,10 +102,10 @@ class TurnHooks:
             return ModelStep(part, turn, call, request, answered=answered_before(turn.answered, request, call.config))
         if part.root.answers or part.root.question is not asked:
             messages = part.root.with_question(messages)
-        state = part.root.with_answers(messages)
+        state = part.root.with_answers(messages) if part.root.answers else messages
         sent = await turn.context(state, request.system_message, ModelUse(request.model, tuple(request.tools)))
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
-        part.root.call_begins()
+        part.root.open_calls += 1
         step = ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
         part.partial = step.partial
         return step
@@ -135,7 +129,7 @@ class TurnHooks:
         part.said_ids |= {message.id for message in response.result}
         if isinstance(final, AIMessage) and not final.tool_calls:
             said = storable(final, part.redacted, whole=True)
-            self._open.hold(part, said, "failed" if failed else "interrupted", step.call.runtime)
+            part.hold(said, "failed" if failed else "interrupted", step.call.runtime, self._open.settle_abandoned)
         else:
             part.discard()
 
@@ -154,7 +148,7 @@ class TurnHooks:
             part.model_failed = True
             part.root.release(part.author, part.key)
             self._notify_model_failure(step.turn, error)
-            self._open.hold(part, said, "failed", step.call.runtime)
+            part.hold(said, "failed", step.call.runtime, self._open.settle_abandoned)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
         """Count an open tool call; None if the agent has no part in the turn."""
@@ -162,7 +156,7 @@ class TurnHooks:
         if part.silent:
             return None
         part.stop_waiting()
-        part.root.call_begins()
+        part.root.open_calls += 1
         return ToolStep(part, call, request)
 
     async def end_tool_call(self, step: ToolStep) -> None:
@@ -224,13 +218,13 @@ class TurnHooks:
         """Return the turn of a call, with its question stored."""
         if part.turn is None:
             await self._open.settle_before(part)
-            with OnFailure(lambda: self._undo_begin(part)):
+            try:
                 return await part.begin(messages, part.caller)
+            except (asyncio.CancelledError, Exception):
+                self._open.forget(part)
+                self._order.release(part.session.session_id, part.root)
+                raise
         return part.turn
-
-    def _undo_begin(self, part: Participation) -> None:
-        self._open.forget(part)
-        self._order.release(part.session.session_id, part.root)
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
         """Settle a run that failed or was cut off, and let the next turn of the session begin.
@@ -265,7 +259,7 @@ class TurnHooks:
 
         An agent that has not begun continues after an interrupt, or other middleware ended its run before it began.
         """
-        return self._open.of(call.key) or self._new_part(call, resumed=root_callbacks.goes_on is not False)
+        return self._open.calls.get(call.key) or self._new_part(call, resumed=root_callbacks.goes_on is not False)
 
     def _new_part(self, call: AgentCall, *, resumed: bool = False) -> Participation:
         session = session_for(self.memory, self._options, call.config, call.runtime)
@@ -317,7 +311,8 @@ class AgentCall:
     @property
     def key(self) -> CallKey:
         """The key that all hooks of this call share."""
-        return call_key(self.config, self.runtime)
+        namespace = str(self.config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[0]
+        return id(self.runtime.control), namespace, id(self.runtime.stream_writer)
 
 
 @dataclass(eq=False)

@@ -125,12 +125,6 @@ _READER = "__pregel_read"
 _REDACTING = re.compile(r"PIIMiddleware\[(.+)\]\.after_model$")
 
 
-def call_key(config: RunnableConfig, runtime: Runtime[Any]) -> CallKey:
-    """Return the key that all hooks of one call of an agent share, and no other call of the run."""
-    namespace = str(config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[0]
-    return id(runtime.control), namespace, id(runtime.stream_writer)
-
-
 def in_tool(config: RunnableConfig) -> bool:
     """Return whether an agent runs in a tool of another agent: below the node `tools` of LangChain's agents."""
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")

@@ -19,11 +19,10 @@ from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.callbacks import PartialAnswer, with_callback
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import control_of, metadata_of, node_of, run_id_of, session_for
-from threadkeep.agent.model_facts import facts_of
 from threadkeep.agent.participation import Caller, Participation
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.root_runs import RootRun, order_of, root_run, tool_of_sessions
-from threadkeep.agent.turn_options import TurnOptions, place_in
+from threadkeep.agent.turn_options import TurnOptions, facts_of, place_in
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
 from threadkeep.context.budget import input_budget
@@ -50,7 +49,7 @@ class NodeTurns:
             state = part.root.with_question(messages)
             caller = Caller(run_id_of(config), metadata_of(config), place_in(self._options, config))
             turn = await part.begin(state, caller)
-        part.root.call_begins()
+        part.root.open_calls += 1
         state = part.root.with_answers(part.root.with_question(state))
         return NodeTurn(self, part, turn, state, turn.answered)
 

@@ -18,21 +18,13 @@ from threadkeep.history.session import LONGEST_PAGE, Session
 from threadkeep.records import Message, Role
 
 
-def question_in(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the human messages at the end, without summaries that middleware wrote."""
-    start = len(messages)
-    while start and is_question(messages[start - 1]):
-        start -= 1
-    return list(messages[start:])
-
-
 def is_question(message: BaseMessage) -> bool:
     """Return whether a message is from a person, and not a summary by `SummarizationMiddleware`."""
     return isinstance(message, HumanMessage) and message.additional_kwargs.get("lc_source") != "summarization"
 
 
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the question that a run is answering: the newest block of human messages.
+    """Return the question that a run is answering: the newest block of human messages, without summaries.
 
     Return nothing if a system message follows the answer to it: then the run speaks unasked.
     """
@@ -43,7 +35,10 @@ def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         if instructed and isinstance(message, AIMessage) and not message.tool_calls:
             return []
         end -= 1
-    return question_in(messages[:end])
+    start = end
+    while start and is_question(messages[start - 1]):
+        start -= 1
+    return list(messages[start:end])
 
 
 def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage]]:

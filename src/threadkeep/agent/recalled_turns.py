@@ -12,8 +12,8 @@ from langchain_core.embeddings import Embeddings
 from threadkeep.agent.conversion import digest_of, dump_message
 from threadkeep.agent.counting import count_message
 from threadkeep.agent.extras import Extra, ExtraRequest
-from threadkeep.agent.model_facts import kept_name
 from threadkeep.agent.quoted_sections import turns_message
+from threadkeep.agent.turn_options import kept_name
 from threadkeep.context.manifest import Entry, QuoteReference
 from threadkeep.context.quotation import QuotedTurn
 from threadkeep.context.recall.embedding import Embedder, installed_word_vectors

@@ -74,7 +74,7 @@ class GraphTurns:
             await order_of(memory).acquire(session.session_id, root, memory.observers)
         turn.role = "guest" if root.recorded else "owner"
         root.recorded = True
-        root.call_begins()
+        root.open_calls += 1
         with OnFailure(lambda: self.leave(turn)):
             stored = [self._without_redacted(message) for message in messages]
             part.enter(stored)

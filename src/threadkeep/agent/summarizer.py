@@ -9,7 +9,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.model_facts import facts_of
+from threadkeep.agent.turn_options import facts_of
 from threadkeep.context.quotation import quoted_text
 from threadkeep.errors import InvalidInput
 from threadkeep.history.compression import CompressionFailed, SummaryTask

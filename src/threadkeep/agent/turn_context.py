@@ -26,7 +26,7 @@ from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.compression import Compression
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
-from threadkeep.history.recollection import PAGE_ROWS, Past, ReadPast, Recollection
+from threadkeep.history.recollection import PAGE_ROWS, Past, Recollection
 from threadkeep.history.session import BegunTurn, Session
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.records import Message, Receipt
@@ -72,6 +72,7 @@ class TurnContext:
         self._open: tuple[ContextManifest, Mapping[str, str], CallMeasure] | None = None
         self._new_begin: int | None = None
         self.anchored = False
+        self.adopted = False
         self._joins_record = False
         self._truncation_told = False
         self._steps = TurnSteps(memory, session, options)
@@ -224,10 +225,10 @@ class TurnContext:
             self._session.session_id, profile, self._new_begin, revision=revision
         )
 
-    async def settle(self, *, adopted: bool = False, anchored: bool = False) -> None:
+    async def settle(self, *, anchored: bool = False) -> None:
         """Store the data that later turns need, and queue the session for compression, because the turn is over.
 
-        If the answer of another process was `adopted`, the steps of this process are not stored. If the turn is
+        If the answer of another process was adopted, the steps of this process are not stored. If the turn is
         `anchored`, the anchor is stored already. Failures of the database are ignored.
         """
         self.keep()
@@ -236,7 +237,7 @@ class TurnContext:
         if self._options.learning is not None and self._transcribed:
             self._options.learning.consider(self._session, self._use.model)
         begin, self._new_begin = None if anchored or self.anchored else self._new_begin, None
-        kept = self._transcribed and self._steps.waiting and not adopted
+        kept = self._transcribed and self._steps.waiting and not self.adopted
         question_seq = self.question_seq if kept else None
         if begin is None and question_seq is None:
             return
@@ -308,15 +309,13 @@ class TurnContext:
         known_ids = {message_id for message in messages if (message_id := id_of(message)) is not None}
         known_ids.update([row.id for row in self.sent_rows if row.id is not None])
         question_id = id_of(self._question[-1]) if self._question else None
-        past = Past(limits, question_id, question_seq, self.questions, known_ids, self._options.profile, self._read())
-        return await self._session.recall(past)
-
-    def _read(self) -> ReadPast | None:
-        """Return the past that was read when the question was stored."""
         begun = self._begun
         if begun is None and self._hold is not None and self._hold.joins == self._session.session_id:
             begun = self._hold.begun
-        return begun.past if begun is not None and self.question_seq == begun.receipt.last_seq else None
+        # The past that was read when the question was stored.
+        read = begun.past if begun is not None and self.question_seq == begun.receipt.last_seq else None
+        past = Past(limits, question_id, question_seq, self.questions, known_ids, options.profile, read)
+        return await self._session.recall(past)
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
         """Return the window, and the sections that were found for the input. The search is made once in a turn."""

@@ -1,9 +1,9 @@
-"""Options of how a turn reads and writes its session, and options of the built-in chat."""
+"""Options of how a turn reads and writes its session, options of the built-in chat, and facts of a model."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Final, Literal, Protocol, Self, cast, get_args
@@ -13,8 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
 from threadkeep.agent.extras import ExtraSource
-from threadkeep.agent.model_facts import facts_of
-from threadkeep.context.budget import input_budget
+from threadkeep.context.budget import DEFAULT_WINDOW, input_budget, known_window
 from threadkeep.context.manifest import ConversationPlace
 from threadkeep.context.plan import ContextPlan, WindowKind
 from threadkeep.context.tokens import TokenCounter, counter_for
@@ -35,6 +34,8 @@ AUTO_MESSAGES: Final = 20
 
 AUTO_TOKENS: Final = 4_000
 """The budget for a model whose context window is unknown."""
+
+_MOST_NAME_CHARACTERS: Final = 200
 
 AUTO_SHARED_TOKENS: Final = 16_000
 """The budget of which shares are parts if a model has a larger window: sections do not fill a huge window."""
@@ -277,3 +278,44 @@ class ChatOptions:
                 "really has.",
                 variable="THREADKEEP_MAX_OUTPUT_TOKENS" if self.max_output_tokens else "THREADKEEP_CONTEXT_WINDOW",
             ) from None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The name of a model and of its provider (None if unknown), and its context window in tokens.
+
+    `known` is False if the window is a default: neither the model, its name nor the caller gives it.
+    """
+
+    name: str | None
+    window: int
+    provider: str | None = None
+    known: bool = True
+
+
+def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
+    """Return the facts of a model; its window is the override, else its profile's, else that of its name."""
+    name = name_of_model(model)
+    profile = getattr(model, "profile", None)
+    told = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
+    window = known_window(name, override if override is not None else told)
+    # LangChain has no other way to ask for what a model reports to tracers.
+    params = model._get_ls_params() if model is not None else {}  # noqa: SLF001
+    provider = params.get("ls_provider")
+    return ModelFacts(
+        name, window or DEFAULT_WINDOW, provider if isinstance(provider, str) else None, known=window is not None
+    )
+
+
+def name_of_model(model: BaseChatModel | None) -> str | None:
+    """Return the name that a LangChain chat model gives its provider, in a form that can be stored."""
+    for attribute in ("model_name", "model"):
+        name = getattr(model, attribute, None)
+        if isinstance(name, str) and name:
+            return kept_name(name)
+    return None
+
+
+def kept_name(name: str) -> str:
+    """Return a model's name as a table key: printable and short."""
+    return (name if name.isprintable() else ascii(name))[:_MOST_NAME_CHARACTERS]

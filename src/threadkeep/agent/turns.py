@@ -95,7 +95,6 @@ class OpenTurn:
         self._forgotten = False
         self._hold = run_hold.get()
         self._known_question_id: str | None = None
-        self._adopted = False
         self.question_id = id_of(self.question[-1]) if self.question else None
         """The stored id of the newest message of the question, which is the turn's own id."""
 
@@ -109,6 +108,7 @@ class OpenTurn:
     ) -> None:
         """Store the question with the caller's metadata, and read its answer if it is a repeat.
 
+        Without a `run_id` the turn has the run of the stored question.
         `received` is the question as the caller sent it, before other middleware changed it. `changed` are earlier
         human messages that the transcript does not have: they are stored before the question.
 
@@ -116,7 +116,7 @@ class OpenTurn:
             InvalidMessage, WrongUser: the question can never be stored in this session.
             TurnInMemoryOnly: it is a repeat, and a crash would lose its answer.
         """
-        self._take_run_id(run_id)
+        self._run_is_known, self.run_id = run_id is not None, run_id or self.run_id
         if not self.question:
             return
         question = await self._question_rows(metadata or {}, received)
@@ -238,7 +238,7 @@ class OpenTurn:
         Raises:
             WrongUser: the session is another user's.
         """
-        self._take_run_id(run_id)
+        self._run_is_known, self.run_id = run_id is not None, run_id or self.run_id
         await self._read(self.session.check_owner())
         self._repeated = True
         self.contexts.question_as_stored = False
@@ -279,17 +279,14 @@ class OpenTurn:
         if self._options.answers and transcript_text(message).strip() and not given_up:
             winner = await self._answer(message, status)
         if self._hold is None or self._hold.answer is None:
-            await self._settle()
+            await self.contexts.settle()
         return winner
-
-    async def _settle(self, *, anchored: bool = False) -> None:
-        await self.contexts.settle(adopted=self._adopted, anchored=anchored)
 
     async def _answer(self, message: BaseMessage, status: Status) -> AIMessage | None:
         if status != "complete":
             await self._read_stored()
             if self.answered is not None:
-                self._adopted = True
+                self.contexts.adopted = True
                 return self.answered
         answer = self._stored(
             message,
@@ -302,7 +299,7 @@ class OpenTurn:
         # The transaction that ends the run may store the answer.
         waits = self._hold is not None and self._hold.takes(self.session) and not self.contexts.has_steps
         if self._hold is not None and waits and status == "complete":
-            store, settle = partial(self._store_answer, answer, told=told), self._settle
+            store, settle = partial(self._store_answer, answer, told=told), self.contexts.settle
             anchor, asked = self.contexts.anchor_statement, self._known_question_id
             self._hold.answer = HeldAnswer(self.session, answer, asked, told, anchor, store, settle)
             return None
@@ -331,7 +328,7 @@ class OpenTurn:
             if told and self._hold is not None:
                 self._hold.told_id = stored_id
             return None if stored_id == answer.id else as_answer(answer.with_fields(id=stored_id))
-        self._adopted = True
+        self.contexts.adopted = True
         if self._hold is not None:
             self._hold.replaced = True
         first = await self._first_answer(receipt.adopted, told=told)
@@ -353,11 +350,6 @@ class OpenTurn:
             "Another process has answered this message, and its answer cannot be read now; send the message again "
             "with the same id."
         )
-
-    def _take_run_id(self, run_id: str | None) -> None:
-        """Set the run of the turn; if the caller names none, it is the run of the stored question."""
-        self._run_is_known = run_id is not None
-        self.run_id = run_id or self.run_id
 
     async def is_stored(self, message: BaseMessage) -> bool:
         """Return whether the session already has a message that is not superseded."""

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from threadkeep.agent.counting import count_tokens
-from threadkeep.agent.model_facts import kept_name
+from threadkeep.agent.turn_options import kept_name
 from threadkeep.errors import BudgetSpent
 from threadkeep.observe import ContextBuilt, Event, Observers
 from threadkeep.records import Json

@@ -14,11 +14,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, m
 from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.model_facts import ModelFacts, facts_of
 from threadkeep.agent.nodes import session_turn
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.summarizer import ModelSummarizer
-from threadkeep.agent.turn_options import NodeTurnOptions, TurnOptions
+from threadkeep.agent.turn_options import ModelFacts, NodeTurnOptions, TurnOptions, facts_of
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.budget import context_window, input_budget
 from threadkeep.errors import BudgetTooSmall, InvalidInput
