@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from pydantic import BaseModel
 
 from tests.web.services import check_problem, client_of, opened_app, say, settings_for
 from tests.web.test_sessions import cursor_of
 from tests.workflows.test_agent_history import BOT, telegram
 from threadkeep import rebuild
 from threadkeep.app import App
-from threadkeep.context import manifest as records
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.testing import ScriptedModel
-from threadkeep.web.api import manifests as bodies
 
 
 async def calls_of(client: httpx2.AsyncClient, path: str, **parameters: str) -> list[dict[str, Any]]:
@@ -149,22 +145,3 @@ async def test_ids_that_cannot_be_are_a_422(client: httpx2.AsyncClient, path: st
     """They are not looked for."""
     response = await client.get(f"/api/v1/{path}/manifests")
     assert response.status_code == 422
-
-
-@pytest.mark.parametrize(
-    ("body", "record", "added"),
-    [
-        (bodies.ManifestBody, records.ContextManifest, {"sections"}),
-        (bodies.EntryBody, records.Entry, set()),
-        (bodies.ExclusionBody, records.Exclusion, set()),
-        (bodies.LeftOutBody, records.LeftOut, set()),
-        (bodies.ReportedUsageBody, records.ReportedUsage, set()),
-        (bodies.StablePrefixBody, records.StablePrefix, set()),
-        (bodies.TurnReferenceBody, records.TurnReference, set()),
-        (bodies.QuotedTurnBody, records.QuoteReference, set()),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
-)
-def test_the_schema_has_all_that_a_record_has(body: type[BaseModel], record: type[Any], added: set[str]) -> None:
-    """Nothing is left out of what is sent, or of the OpenAPI document."""
-    assert set(body.model_fields) == {field.name for field in fields(record)} | added

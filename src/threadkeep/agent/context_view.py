@@ -147,10 +147,15 @@ async def look_ahead(memory: Memory, session: Session, look: ContextLook) -> Con
 
 async def look_back(memory: Memory, stored: StoredManifest) -> ContextView:
     """Return a recorded model call, with the texts that still exist."""
-    values = {"created_at": stored.created_at.isoformat(), **stored.manifest, "call": stored.call}
-    manifest = ContextManifest.from_dict(values)
+    manifest = recorded(stored)
     parts = await ContextParts.read(manifest, memory)
     return ContextView(manifest, tuple(_seen(parts, entry) for entry in manifest.entries))
+
+
+def recorded(stored: StoredManifest) -> ContextManifest:
+    """Return the manifest of a recorded call."""
+    values = {"created_at": stored.created_at.isoformat(), **stored.manifest, "call": stored.call}
+    return ContextManifest.from_dict(values)
 
 
 def _seen(parts: ContextParts, entry: Entry) -> SeenMessage:

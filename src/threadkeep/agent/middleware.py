@@ -18,7 +18,8 @@ from threadkeep.agent.answers import OtherMiddleware
 from threadkeep.agent.extras import ExtraSource
 from threadkeep.agent.hooks import AgentCall, TurnHooks
 from threadkeep.agent.turn_options import IdOf, Limit, QuestionText, Scope, TurnLearning, TurnOptions
-from threadkeep.context.plan import ContextPlan, WindowKind
+from threadkeep.context.manifest import WindowKind
+from threadkeep.context.plan import ContextPlan
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.history.compression import Compression
 from threadkeep.history.memory import Memory

@@ -14,8 +14,8 @@ from langgraph.runtime import Runtime
 
 from threadkeep.agent.extras import ExtraSource
 from threadkeep.context.budget import DEFAULT_WINDOW, input_budget, known_window
-from threadkeep.context.manifest import ConversationPlace
-from threadkeep.context.plan import ContextPlan, WindowKind
+from threadkeep.context.manifest import ConversationPlace, WindowKind
+from threadkeep.context.plan import ContextPlan
 from threadkeep.context.tokens import TokenCounter, counter_for
 from threadkeep.context.window import Limits
 from threadkeep.errors import BudgetTooSmall, InvalidInput, InvalidSettings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import getpass
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,11 +32,9 @@ _By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decid
 @commands.command("status")
 async def show_status() -> None:
     """Show the data that may go to Graphiti, and the progress of deliveries."""
-    from threadkeep.knowledge.graphiti.views import GraphitiStatusView
-
     status = await _with_graphiti(lambda graphiti: graphiti.status())
     if terminal.as_json:
-        terminal.json(GraphitiStatusView.of(status))
+        terminal.json(status)
         return
     for label, words in _status_lines(status):
         terminal.labelled(f"{label:<10}", words)
@@ -55,8 +52,6 @@ async def decide_consent(
     confirmed: Confirmed = False,
 ) -> None:
     """Allow data to go to the Graphiti endpoint, or decline; without options show the decisions."""
-    from threadkeep.knowledge.graphiti.views import ConsentView
-
     if grant and decline:
         raise WrongUse("Say --grant or --decline, not both.")
     if grant:
@@ -70,7 +65,7 @@ async def decide_consent(
     else:
         consents = await _with_graphiti(lambda graphiti: graphiti.consents.decisions())
     if terminal.as_json:
-        terminal.json({"consents": [ConsentView.of(one) for one in consents]})
+        terminal.json({"consents": consents})
         return
     if not consents:
         terminal.note("Nobody has decided yet; allow it with: threadkeep knowledge consent --grant")
@@ -115,7 +110,7 @@ async def check_server(
     with terminal.waiting("Asking the server"):
         checks: list[Check] = await _with_graphiti(lambda graphiti: graphiti.test(smoke=smoke))
     if terminal.as_json:
-        terminal.json({"ok": all_ok(checks), "checks": [CheckView.of(one) for one in checks]})
+        terminal.json({"ok": all_ok(checks), "checks": [CheckView.model_validate(one) for one in checks]})
     else:
         for one in checks:
             terminal.labelled(f"{'ok' if one.ok else 'FAILED':<8}{one.milliseconds:>8.0f} ms  ", one.name)
@@ -155,11 +150,9 @@ async def undo_promotion(
     fact_id: Annotated[str, typer.Argument(metavar="FACT", help="The id of the fact, as `facts show` names it.")],
 ) -> None:
     """Take a promoted fact back, here and in the graph."""
-    from threadkeep.knowledge.graphiti.views import RetractedView
-
     retracted = await _with_graphiti(lambda graphiti: graphiti.undo_promotion(fact_id))
     if terminal.as_json:
-        terminal.json(RetractedView.of(retracted))
+        terminal.json(retracted)
     elif retracted.remains:
         terminal.error(f"Taken back here; the graph still has {retracted.remains}.")
     else:
@@ -200,7 +193,7 @@ async def backfill_turns(
 
     queued = await _with_graphiti(queueing)
     more = "; more are left, say it again" if queued.left else ""
-    terminal.result(asdict(queued), f"{counted(queued.queued, 'earlier turn')} queued{more}.")
+    terminal.result(queued, f"{counted(queued.queued, 'earlier turn')} queued{more}.")
 
 
 @commands.command("deliveries")
@@ -245,8 +238,6 @@ async def purge_group(
     confirmed: Confirmed = False,
 ) -> None:
     """Delete the Graphiti server's data of a scope, and check that it is gone."""
-    from threadkeep.knowledge.graphiti.views import PurgedView
-
     scope = needed_scope(session, workspace, user, what="group")
     terminal.confirm(
         f"Delete what Graphiti has of {scope.kind} {scope.owner}, for good?", _SAY_YES, confirmed=confirmed
@@ -254,7 +245,7 @@ async def purge_group(
     with terminal.waiting("Deleting"):
         purged = await _with_graphiti(lambda graphiti: graphiti.purge(scope))
     if terminal.as_json:
-        terminal.json(PurgedView.of(purged))
+        terminal.json(purged)
     elif purged.remains:
         terminal.error(
             f"The server says that it deleted {purged.group_id}, and still has {purged.remains}. On FalkorDB its REST "
@@ -278,8 +269,6 @@ async def _grant(graphiti: Graphiti, classes: Sequence[DataClass] | None, by: st
 
 
 async def _list(status: DeliveryStatus | None, after: int, limit: int) -> None:
-    from threadkeep.knowledge.graphiti.views import DeliveryView
-
     found = await _with_graphiti(lambda graphiti: graphiti.deliveries(status=status, after=after, limit=limit))
     following = found[-1].number if len(found) == limit else None
     rows = [
@@ -296,7 +285,7 @@ async def _list(status: DeliveryStatus | None, after: int, limit: int) -> None:
         for one in found
     ]
     terminal.listing(
-        {"deliveries": [DeliveryView.of(delivery) for delivery in found], "next_after": following},
+        {"deliveries": found, "next_after": following},
         ["number", "scope", "session", "role", "status", "sent", "again", "queued at"],
         rows,
         right=["number", "sent", "again"],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
@@ -303,12 +303,15 @@ def file_size(count: int) -> str:
     return f"{value:.1f} TB"
 
 
-def _json(value: Any) -> object:
+def _json(value: object) -> object:
+    """Return a time, a mapping, a model of pydantic or a record as JSON values."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):
         return dict(value)
-    return value.model_dump(mode="json")
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value)
 
 
 def _text(parts: Sequence[Styled]) -> Text:

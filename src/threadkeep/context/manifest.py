@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from pydantic import TypeAdapter, computed_field
 
 from threadkeep.records import Json, Message
 from threadkeep.records.knowledge import ScopeKind
 from threadkeep.records.messages import messages_html
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 type ExclusionReason = Literal[
     "over_budget",
@@ -86,6 +85,7 @@ class Window:
 type Section = Literal[
     "system", "summary", "window", "earlier_steps", "input", "facts", "snippets", "selected", "steps"
 ]
+type WindowKind = Literal["anchored", "sliding"]
 type Source = Literal["transcript", "summaries", "turns", "text"]
 type FactSource = Literal["memory", "graphiti"]
 type FactExclusion = Literal["no_room", "same_key", "over_limit"]
@@ -102,60 +102,69 @@ class TurnReference:
 
 @dataclass(frozen=True)
 class QuoteReference(TurnReference):
-    """A quoted message; of a long one only the `part`, a range of characters."""
+    """A message of a transcript that is quoted in a context, whole or in part."""
 
     part: tuple[int, int] | None = None
+    """The quoted range of characters of a long message."""
 
 
 @dataclass(frozen=True)
 class FactReference:
-    """A fact that is quoted in a context: its origin, its first day, and the messages that state it.
-
-    `rank` is the rank of a Graphiti fact in the recall, from 1.
-    """
+    """A fact that is quoted in a context, with its origin."""
 
     id: str
     scope: ScopeKind
     source: FactSource = "memory"
+    """Absent for `memory`, the facts of this database."""
     since: str | None = None
+    """The first day on which it is valid, in UTC."""
     evidence: tuple[TurnReference, ...] = ()
+    """The messages that it comes from."""
     rank: int | None = None
+    """The position of a fact of Graphiti among the recalled ones, from 1."""
 
 
 @dataclass(frozen=True)
 class ScopeRecall:
-    """The outcome of a Graphiti query for one scope, with the reasons for missing facts.
-
-    Of the facts `found`, some are `shown`; the others are `superseded`, a `duplicate` of a shown fact, `over_quota`,
-    or did not fit (`no_room`). `queued` messages of the scope wait to be sent; `unconfirmed` messages were sent but
-    not yet seen there; `dead` messages were given up.
-    """
+    """The outcome of a Graphiti query for one scope, with the reasons for missing facts."""
 
     scope: ScopeKind
     outcome: GraphOutcome = "ok"
+    """Absent for `ok`."""
     found: int = 0
+    """Facts that the query returned."""
     shown: int = 0
+    """Facts in the context."""
     superseded: int = 0
+    """Facts left out because they are no longer valid."""
     duplicate: int = 0
+    """Facts left out because another scope has them."""
     over_quota: int = 0
+    """Facts left out because of the limit of facts."""
     no_room: int = 0
+    """Facts left out because of the section's tokens."""
     queued: int = 0
+    """Messages of the scope that are queued to be sent."""
     unconfirmed: int = 0
+    """Messages that were sent, but are not confirmed yet."""
     dead: int = 0
+    """Messages that were given up."""
 
 
 @dataclass(frozen=True)
 class FactsLeftOut:
-    """Known facts of a scope that are not in a context, and the reason; `ids` are the first 20 of them.
+    """Known facts of a scope that are not in a context, and the reason.
 
     They had `no_room`, or a more specific scope or a newer fact has their key (`same_key`). If a scope has so many
-    facts that they are searched, others that do not bear on the input are `over_limit`; they are not counted.
+    facts that they are searched, others that do not bear on the input are `over_limit`.
     """
 
     scope: ScopeKind
     reason: FactExclusion
+    """`over_limit`: not relevant to the input; not counted."""
     count: int = 0
     ids: tuple[str, ...] = ()
+    """The first 20 ids."""
 
 
 @dataclass(frozen=True)
@@ -165,105 +174,134 @@ class ConversationPlace:
     key: str
     namespace: tuple[str, ...]
     meta_key_suffix: str = "__meta__"
+    """Absent for `__meta__`."""
     value_field: str = "content"
+    """Absent for `content`."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A message of a model call: its section, its tokens by the counter, and the source of its text.
+    """A message of a model call: its section, its tokens, and the source of its text.
 
-    `source` names the origin of the text: the `transcript`'s message at `seq` (or with the `id`, if it was not
-    stored yet), the `summaries` with these ids, quoted older `turns`, or a `text` stored under its `digest`
-    (SHA-256) because no transcript has it: system prompts, tool calls and results, cut messages. `snippets` are ids
-    of knowledge base results; `facts` name the quoted facts; both in the order of the text. `tokens_before` is the
-    original size of a cut message.
+    Texts that no transcript has (system prompts, tool calls and results, cut messages) are stored under their digest.
+    `snippets` and `facts` are in the order of the text.
     """
 
     section: Section
     tokens: int
+    """By the manifest's counter."""
     source: Source = "text"
+    """The source of its text: the message of the `transcript` at `seq` (or with the `id`), `summaries`, quoted `turns`,
+    or a `text` in no transcript, which is stored under its `digest`. Absent for `text`."""
     seq: int | None = None
+    """The position in the session's transcript."""
     id: str | None = None
+    """The id of the message."""
     digest: str | None = None
+    """SHA-256 of the stored text."""
     summaries: tuple[str, ...] = ()
+    """Ids of the summaries in it."""
     turns: tuple[QuoteReference, ...] = ()
+    """The quoted messages."""
     snippets: tuple[str, ...] = ()
+    """Ids of the passages in it."""
     facts: tuple[FactReference, ...] = ()
+    """The quoted facts."""
     tokens_before: int | None = None
+    """Its tokens before it was cut; absent if it was not."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Messages of the run's state that were not sent, and the reason.
+    """A message of the run itself, or a range of them without system messages, that was not sent, and the reason.
 
-    Either one message, by its `id` (None if it has none), or `count` consecutive messages of the state, without
-    system messages, up to `last_id`. Messages of the transcript are listed as excluded positions too.
+    Messages of the transcript are listed as excluded positions too.
     """
 
     id: str | None
+    """The message, or the first one of a range; null if it has no id."""
     reason: ExclusionReason
     last_id: str | None = None
+    """The id of the last message of a range; absent for one message."""
     count: int = 1
+    """The number of messages; absent for one."""
 
 
 @dataclass(frozen=True)
 class ReportedUsage:
-    """Tokens as the provider counted them; `cached_tokens` is the part of the input from its prompt cache."""
+    """Tokens as the provider counted them."""
 
     input_tokens: int
     output_tokens: int
     cached_tokens: int = 0
+    """Input tokens from the provider's prompt cache."""
 
 
 @dataclass(frozen=True)
 class StablePrefix:
-    """The leading messages that the next call may share: their number, their tokens and their hash (SHA-256)."""
+    """The leading messages that do not depend on the new input, so that the next call may share them."""
 
     messages: int
     tokens: int
     digest: str
+    """SHA-256 of these messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContextManifest:
     """The record of one model call: the messages sent, in order, and the excluded ones with reasons; no message text.
 
-    It is stored with its session, or with its run if it has no `session_id`; `node` of the workflow made the call.
-    Positions refer to the session's transcript, or to a `conversation` that the node stores elsewhere. Without any
-    transcript, as in a run without a session, every entry is a `text`.
-
-    `tokens` and the tokens of entries are by `counter`, and so are the tokens of the `tools`, which are added to
-    them; `reported` is by the provider. `digest` is a hash of all messages, which `threadkeep.rebuild` verifies. The
-    window began at `anchor_seq` (0: nothing was cut yet). `call` numbers the calls of a run from 1 (0 before it is
-    stored). `notes` name missing parts, such as `history_unavailable`. `graph` is the outcome of the Graphiti query
-    for each scope. `facts_left_out` are known facts of the database that were not sent.
+    It is stored with its session, or with its run if it has no `session_id`. Positions refer to the session's
+    transcript, or to a `conversation` that the node stores elsewhere. Without any transcript, as in a run without a
+    session, every entry is a `text`. Fields with default values are absent in JSON.
     """
 
     session_id: str | None = None
+    """Absent for a call in a run that belongs to no session."""
     run_id: str
     call: int = 0
+    """The number of the call in its run: 1, 2, 3, …; 0 before it is stored."""
     node: str | None = None
+    """The node of a workflow that made the call."""
     conversation: ConversationPlace | None = None
+    """The conversation that the positions refer to, if it is not the session's transcript."""
     created_at: datetime | None = None
     model: str | None = None
     counter: str
+    """The token counter, with the learned factor of the model, if there is one."""
     budget: int | None = None
+    """The token limit, by the counter."""
     max_messages: int | None = None
-    window: Literal["anchored", "sliding"] = "anchored"
+    """The limit of messages of earlier turns."""
+    window: WindowKind = "anchored"
+    """How the window begins; absent for `anchored`."""
     anchor_seq: int = 0
+    """The `seq` where the window begins; absent while nothing was cut."""
     entries: tuple[Entry, ...] = ()
+    """The messages that were sent, in order."""
     excluded: tuple[Exclusion, ...] = ()
+    """Messages of the transcript that were not sent."""
     left_out: tuple[LeftOut, ...] = ()
+    """Messages of the run itself that were not sent."""
     dropped: int = 0
+    """The number of earlier messages that were left out and have no summary."""
     tokens: int = 0
+    """Tokens of all messages that were sent, by the counter."""
     tools: int = 0
+    """Tokens of the tool definitions, in addition; absent without tools."""
     prefix: StablePrefix | None = None
     digest: str = ""
+    """SHA-256 of all messages that were sent, which `threadkeep.rebuild` verifies."""
     reported: ReportedUsage | None = None
+    """Absent if the provider reported nothing."""
     notes: tuple[str, ...] = ()
+    """Missing parts: `history_unavailable`."""
     graph: tuple[ScopeRecall, ...] = ()
+    """The outcomes of Graphiti queries; absent if there were none."""
     facts_left_out: tuple[FactsLeftOut, ...] = ()
+    """Known facts of the database that were not sent; absent if none."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def sections(self) -> dict[Section, int]:
         """Tokens per section, in sending order."""
@@ -275,17 +313,14 @@ class ContextManifest:
     def to_dict(self) -> dict[str, Json]:
         """Return the manifest as JSON values, without default values, with the tokens per section."""
         values: dict[str, Json] = _adapter().dump_python(self, mode="json", exclude_defaults=True)
-        sections: dict[str, Json] = {str(name): tokens for name, tokens in self.sections.items()}
-        return {**values, "sections": sections}
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> ContextManifest:
         """Return the manifest that `to_dict` described. Raises `ValueError` for anything else."""
-        return _adapter().validate_python({key: value for key, value in values.items() if key != "sections"})
+        return _adapter().validate_python(values)
 
 
 @cache
 def _adapter() -> TypeAdapter[ContextManifest]:
-    from pydantic import TypeAdapter  # windows do not need it, so it is imported on use
-
     return TypeAdapter(ContextManifest)

@@ -22,12 +22,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
-from threadkeep.context.manifest import Section
+from threadkeep.context.manifest import Section, WindowKind
 from threadkeep.errors import InvalidInput
-
-type WindowKind = Literal["anchored", "sliding"]
 
 EXTRAS: Final[tuple[Section, ...]] = ("facts", "snippets", "selected")
 """The sections that are searched for each input."""

@@ -15,6 +15,9 @@ type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json
 _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _TEXT = frozenset({str})
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+DESCRIBED = {"use_attribute_docstrings": True}
+"""The `__pydantic_config__` of a record whose JSON schema has the docstrings of its fields."""
+
 _NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
 
 

@@ -14,6 +14,7 @@ from threadkeep.errors import GraphitiError, SessionNotFound
 from threadkeep.knowledge.graphiti.client import Episode, GraphitiClient, Look
 from threadkeep.knowledge.graphiti.deliveries import Deliveries
 from threadkeep.knowledge.graphiti.turns import TurnQueue, fact_episode
+from threadkeep.records.json_values import DESCRIBED
 from threadkeep.store.codec import time_text
 from threadkeep.store.statements import ClockedTables
 
@@ -144,27 +145,38 @@ _MOST_EPISODES = 10_000
 
 @dataclass(frozen=True)
 class Backfilled:
-    """The numbers of earlier turns that were queued, and that another call can queue."""
+    """The number of earlier turns that are queued."""
+
+    __pydantic_config__ = DESCRIBED
 
     queued: int
     left: int
+    """More than 0: ask again."""
 
 
 @dataclass(frozen=True)
 class Purged:
-    """The result of a purge: how many messages were dropped, and what the server still has, in words."""
+    """The result of a purge of a group."""
+
+    __pydantic_config__ = DESCRIBED
 
     group_id: str
     dropped: int
+    """Messages that were given up."""
     remains: str
+    """What the server still has, in words; empty if nothing."""
 
 
 @dataclass(frozen=True)
 class Retracted:
-    """The result of taking a fact back from the graph: messages given up, and what the server still has, in words."""
+    """The result of taking a promoted fact back."""
+
+    __pydantic_config__ = DESCRIBED
 
     dropped: int
+    """Episodes that were given up."""
     remains: str
+    """What the server still has, in words; empty if nothing."""
 
 
 class Backfill(ClockedTables, sql=("graph_turns.sql",)):

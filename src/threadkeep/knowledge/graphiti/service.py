@@ -32,6 +32,7 @@ from threadkeep.knowledge.graphiti.worker import DeliveryWorker
 from threadkeep.knowledge.promotion import Promotion
 from threadkeep.observe import GraphitiTrouble, Observer
 from threadkeep.records.graphiti import Consent, DataClass, Delivery, DeliveryStatus, GraphitiOptions
+from threadkeep.records.json_values import DESCRIBED
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Evidence, Fact, Scope, check_name
 from threadkeep.store.codec import clean_text
 from threadkeep.store.driver import Connection, Driver
@@ -41,22 +42,27 @@ _REPO_CLASSES: tuple[DataClass, ...] = ("git_metadata", "promoted_facts")
 
 @dataclass(frozen=True, kw_only=True)
 class GraphitiStatus:
-    """The consent for Graphiti, and the progress of deliveries.
+    """The consent for Graphiti, and the progress of deliveries."""
 
-    `counts` are messages by status, and `turns` without deliveries yet; `dead` are messages that were given up, by
-    reason; `repeats` counts messages that were sent again; `troubles` are groups that cannot be delivered, by error.
-    """
+    __pydantic_config__ = DESCRIBED
 
     enabled: bool
     endpoint: str | None
     transport: str | None
     granted: tuple[DataClass, ...]
+    """The kinds of data that a person has allowed for this endpoint."""
     wanted: tuple[DataClass, ...]
+    """The kinds that the settings send."""
     trusted: tuple[str | None, ...]
+    """The workspaces that are trusted; null for runs that name none."""
     counts: dict[str, int]
+    """Messages by status, and `turns` that are still to become messages."""
     dead: dict[str, int]
+    """Messages that were given up, by reason."""
     repeats: int
+    """How often a message was sent again, since the server did not store it."""
     troubles: dict[str, int]
+    """Groups that cannot be delivered now, by what is wrong."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field
@@ -11,52 +10,17 @@ from threadkeep.errors import GraphitiClosure
 from threadkeep.knowledge.graphiti.service import Promoted
 from threadkeep.knowledge.promotion import PromotedKind, Promotion, Relation, RelationOf
 from threadkeep.knowledge.views import FactView, Key, Owner
-from threadkeep.records.graphiti import DataClass, Decision, DeliveryStatus
+from threadkeep.records.graphiti import Consent, DataClass, Delivery
 from threadkeep.records.json_values import example
 from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, Scope, ScopeKind
 
 Somebody = Annotated[str, Field(min_length=1, max_length=512, description="Who decides.", examples=["ops@example.com"])]
 
 
-class _RecordView(BaseModel, from_attributes=True):
-    """A view with the fields of a record."""
-
-    @classmethod
-    def of(cls, record: object) -> Self:
-        """Return the view of a record, which has attributes of the same names."""
-        return cls.model_validate(record)
-
-
-class GraphitiStatusView(_RecordView):
-    """The consent for Graphiti, and the progress of deliveries."""
-
-    enabled: bool
-    endpoint: str | None
-    transport: str | None
-    granted: list[DataClass] = Field(description="The kinds of data that a person has allowed for this endpoint.")
-    wanted: list[DataClass] = Field(description="Those that the settings send.")
-    trusted: list[str | None] = Field(description="The workspaces that are trusted; null for runs that name none.")
-    counts: dict[str, int] = Field(description="Messages by status, and `turns` that are still to become messages.")
-    dead: dict[str, int] = Field(description="Messages that were given up, by reason.")
-    repeats: int = Field(description="How often a message was sent again, since the server did not store it.")
-    troubles: dict[str, int] = Field(description="Groups that cannot be delivered now, by what is wrong.")
-
-
-class ConsentView(_RecordView):
-    """A decision about what may go to an endpoint."""
-
-    version: int
-    endpoint: str
-    data_classes: list[DataClass]
-    decision: Decision
-    decided_by: str
-    decided_at: datetime
-
-
 class ConsentList(BaseModel):
     """The decisions about consent, newest first."""
 
-    consents: list[ConsentView]
+    consents: list[Consent]
 
 
 class ConsentInput(
@@ -93,7 +57,7 @@ class CheckInput(BaseModel, extra="forbid", json_schema_extra=example(smoke=True
     smoke: bool = Field(False, description="Also write a message into a group of its own, and delete it again.")
 
 
-class CheckView(_RecordView):
+class CheckView(BaseModel, from_attributes=True):
     """A check of a connection test."""
 
     name: str
@@ -154,13 +118,6 @@ class PromotedView(BaseModel):
         return cls(fact=FactView.of(promoted.fact), queued=promoted.queued, closed=promoted.closed)
 
 
-class RetractedView(_RecordView):
-    """The result of taking a promoted fact back."""
-
-    dropped: int = Field(description="Episodes that were given up.")
-    remains: str = Field(description="What the server still has; empty if nothing.")
-
-
 class UndoInput(BaseModel, extra="forbid", json_schema_extra=example(fact_id="0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10")):
     """The fact whose promotion is undone."""
 
@@ -175,36 +132,10 @@ class BackfillInput(BaseModel, extra="forbid", json_schema_extra=example(session
     limit: Annotated[int, Field(ge=1, le=10_000)] = 1_000
 
 
-class BackfilledView(_RecordView):
-    """The number of earlier turns that are queued."""
-
-    queued: int
-    left: int = Field(description="More than 0: ask again.")
-
-
-class DeliveryView(_RecordView):
-    """A message on its way to the group of a scope."""
-
-    number: int
-    group_id: str
-    scope: ScopeKind
-    session_id: str | None
-    message_id: str | None
-    name: str
-    role: str
-    status: DeliveryStatus
-    reason: str | None
-    attempts: int
-    repeats: int
-    created_at: datetime
-    sent_at: datetime | None
-    ended_at: datetime | None
-
-
 class DeliveryList(BaseModel):
     """Some messages, in the order of their numbers."""
 
-    deliveries: list[DeliveryView]
+    deliveries: list[Delivery]
     next_after: int | None = Field(description="Pass it as `after` for the next ones; null at the end.")
 
 
@@ -230,11 +161,3 @@ class PurgeInput(BaseModel, extra="forbid", json_schema_extra=example(scope="use
     def record(self) -> Scope:
         """Return the scope."""
         return Scope(self.scope, self.owner)
-
-
-class PurgedView(_RecordView):
-    """The result of a purge of a group."""
-
-    group_id: str
-    dropped: int = Field(description="Messages that were given up.")
-    remains: str = Field(description="What the server still has; empty if nothing.")

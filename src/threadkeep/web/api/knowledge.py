@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from threadkeep.knowledge.graphiti.maintenance import all_ok
+from threadkeep.knowledge.graphiti.maintenance import Backfilled, Purged, Retracted, all_ok
+from threadkeep.knowledge.graphiti.service import GraphitiStatus
 from threadkeep.knowledge.graphiti.views import (
-    BackfilledView,
     BackfillInput,
     Changed,
     CheckInput,
@@ -16,21 +16,16 @@ from threadkeep.knowledge.graphiti.views import (
     CheckView,
     ConsentInput,
     ConsentList,
-    ConsentView,
     DeliveryChoice,
     DeliveryList,
-    DeliveryView,
-    GraphitiStatusView,
     PromotedView,
     PromotionInput,
-    PurgedView,
     PurgeInput,
-    RetractedView,
     TrustInput,
     TrustView,
     UndoInput,
 )
-from threadkeep.records.graphiti import DeliveryStatus
+from threadkeep.records.graphiti import Consent, DeliveryStatus
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit
 from threadkeep.web.callers import ADMINISTERS
 from threadkeep.web.problems import documented
@@ -43,24 +38,24 @@ _ASKING = documented(400, 404, 409, 413, 422, 502, 503)
 
 
 @router.get("/status", summary="See how far Graphiti is", responses=documented(503))
-async def graphiti_status(app: AppInUse) -> GraphitiStatusView:
+async def graphiti_status(app: AppInUse) -> GraphitiStatus:
     """Return the data that may go to Graphiti, the messages on their way, and any problems."""
-    return GraphitiStatusView.of(await app.memory.graphiti.status())
+    return await app.memory.graphiti.status()
 
 
 @router.get("/consent", summary="See what was allowed", responses=documented(503))
 async def list_consents(app: AppInUse) -> ConsentList:
     """List the consent decisions for all endpoints, newest first."""
-    return ConsentList(consents=[ConsentView.of(one) for one in await app.memory.graphiti.consents.decisions()])
+    return ConsentList(consents=await app.memory.graphiti.consents.decisions())
 
 
 @router.put("/consent", summary="Allow or decline", responses=_WRITING, openapi_extra=ADMINISTERS)
-async def decide_consent(decision: ConsentInput, app: AppInUse) -> ConsentView:
+async def decide_consent(decision: ConsentInput, app: AppInUse) -> Consent:
     """Record a person's decision about the configured endpoint. A refusal gives up the waiting messages."""
     graphiti = app.memory.graphiti
     if decision.decision == "grant":
-        return ConsentView.of(await graphiti.grant(decision.data_classes, by=decision.by))
-    return ConsentView.of(await graphiti.decline(by=decision.by))
+        return await graphiti.grant(decision.data_classes, by=decision.by)
+    return await graphiti.decline(by=decision.by)
 
 
 @router.put("/trust", summary="Trust a workspace", responses=_WRITING, openapi_extra=ADMINISTERS)
@@ -75,7 +70,7 @@ async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
 async def check_server(how: CheckInput, app: AppInUse) -> CheckList:
     """Check the server without sending people's words; a smoke test writes its own message and deletes it."""
     checks = await app.memory.graphiti.test(smoke=how.smoke)
-    return CheckList(ok=all_ok(checks), checks=[CheckView.of(check) for check in checks])
+    return CheckList(ok=all_ok(checks), checks=[CheckView.model_validate(check) for check in checks])
 
 
 @router.post("/promote", summary="Promote a fact", responses=_WRITING, openapi_extra=ADMINISTERS)
@@ -85,16 +80,16 @@ async def promote_fact(promotion: PromotionInput, app: AppInUse) -> PromotedView
 
 
 @router.post("/promote/undo", summary="Undo a promotion", responses=_ASKING, openapi_extra=ADMINISTERS)
-async def undo_promotion(what: UndoInput, app: AppInUse) -> RetractedView:
+async def undo_promotion(what: UndoInput, app: AppInUse) -> Retracted:
     """Take a promoted fact back here and in the graph, and check that its episode is gone."""
-    return RetractedView.of(await app.memory.graphiti.undo_promotion(what.fact_id))
+    return await app.memory.graphiti.undo_promotion(what.fact_id)
 
 
 @router.post("/backfill", summary="Send earlier turns", responses=_WRITING, openapi_extra=ADMINISTERS)
-async def backfill_turns(what: BackfillInput, app: AppInUse) -> BackfilledView:
+async def backfill_turns(what: BackfillInput, app: AppInUse) -> Backfilled:
     """Queue earlier turns after current ones; repeat the request for the remaining turns."""
     graphiti = app.memory.graphiti
-    return BackfilledView.of(await graphiti.backfill(what.session_ids, user_id=what.user_id, limit=what.limit))
+    return await graphiti.backfill(what.session_ids, user_id=what.user_id, limit=what.limit)
 
 
 @router.get("/deliveries", summary="List messages on their way", responses=_READING)
@@ -108,7 +103,7 @@ async def list_deliveries(
     """List messages on their way, delivered messages, and those that were given up, with the reason."""
     found = await app.memory.graphiti.deliveries(status=status, after=after, limit=limit)
     following = found[-1].number if len(found) == limit else None
-    return DeliveryList(deliveries=[DeliveryView.of(one) for one in found], next_after=following)
+    return DeliveryList(deliveries=found, next_after=following)
 
 
 @router.post("/deliveries/retry", summary="Send dead messages again", responses=_WRITING, openapi_extra=ADMINISTERS)
@@ -124,6 +119,6 @@ async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
 
 
 @router.post("/purge", summary="Delete a group", responses=_ASKING, openapi_extra=ADMINISTERS)
-async def purge_group(what: PurgeInput, app: AppInUse) -> PurgedView:
+async def purge_group(what: PurgeInput, app: AppInUse) -> Purged:
     """Delete the server's data of a scope, and check that it is gone."""
-    return PurgedView.of(await app.memory.graphiti.purge(what.record()))
+    return await app.memory.graphiti.purge(what.record())

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from threadkeep.agent.context_view import ContextView, Difference, SeenMessage, call_before, look_back
+from threadkeep.agent.context_view import ContextView, Difference, SeenMessage, call_before, look_back, recorded
 from threadkeep.agent.explanations import in_words, join_ranges
 from threadkeep.app import App
 from threadkeep.context.manifest import ContextManifest, Exclusion, FactReference, TurnReference
@@ -184,7 +184,7 @@ async def list_calls(
     _, info = await everything.find(session_id, user_id=user)
     found = await everything.calls(session_id, user_id=user, limit=_CALLS + 1, before=read_call_cursor(cursor))
     shown, more = found[:_CALLS], len(found) > _CALLS
-    calls = [_manifest(stored) for stored in shown]
+    calls = [recorded(stored) for stored in shown]
     columns = [_column(call, user) for call in reversed(calls)]
     following = write_cursor(shown[-1].cursor) if more else None
     return page(request, "calls.html", info=info, user=user or "", calls=calls, columns=columns, next_cursor=following)
@@ -208,11 +208,6 @@ async def _find(app: App, run_id: str, call: str, user: str | None) -> tuple[Sto
     if number not in found:
         raise ProblemRaised(make_problem(404, "run-not-found", _NO_CALL))
     return found[number], len(found)
-
-
-def _manifest(stored: StoredManifest) -> ContextManifest:
-    values = {"created_at": stored.created_at.isoformat(), **stored.manifest, "call": stored.call}
-    return ContextManifest.from_dict(values)
 
 
 def _column(manifest: ContextManifest, user: str | None) -> Column:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from threadkeep.agent.context_view import recorded
 from threadkeep.agent.explanations import CallRecord, Fate, fate_of
-from threadkeep.context.manifest import ContextManifest
 from threadkeep.errors import SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.session import Session
@@ -127,9 +127,8 @@ class _Search:
         return next((one for one in of_run if self._number in (None, one.call)), None)
 
     async def _record(self, stored: StoredManifest, info: SessionInfo) -> CallRecord:
-        values = {"created_at": stored.created_at.isoformat(), **stored.manifest, "call": stored.call}
         summaries = await self._memory.summaries.all_of(info.session_id, user_id=self._user_id)
-        return CallRecord(ContextManifest.from_dict(values), info, {one.id: one for one in summaries})
+        return CallRecord(recorded(stored), info, {one.id: one for one in summaries})
 
 
 async def _hidden(session: Session, words: str) -> AsyncIterator[Message]:
