@@ -159,7 +159,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[
         "metadata": {STRUCTURED: structured} if isinstance(structured, str) else {},
         "original": original,
         "author": name if name and name.isprintable() and len(name) <= MAX_ID_CHARACTERS else None,
-        "sent_at": _sent_at(message),
+        "sent_at": _sent_at(message) if message.response_metadata else None,
     }
     return Message(**(values if others is None else {**values, **others}))
 

@@ -201,7 +201,7 @@ class TurnContext:
         if entry is not None and (entry.session_id != self._session.session_id or manifests.has_earlier(entry)):
             entry = None
         self._joins_record = entry is not None
-        records = [] if entry is None else manifests.joined(entry)
+        records = [] if entry is None else manifests.rows.joined(entry)
         anchor = self.anchor_statement()
         return Joined((), records if anchor is None else [*records, anchor])
 

@@ -416,7 +416,7 @@ class PendingTurns:
 
     def _waits(self, session_id: str) -> bool:
         """Return whether the session has pending turns that block later ones."""
-        return any(entry.turn.session_id == session_id and not entry.refused for entry in self._turns)
+        return session_id in [entry.turn.session_id for entry in self._turns if not entry.refused]
 
     async def _keep(self, turn: Turn) -> None:
         _check_turn(turn)

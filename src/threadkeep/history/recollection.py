@@ -190,7 +190,7 @@ class WindowReader:
         covered, gaps = _before_window(state)
         anchor = state.anchor_seq if past.profile else 0
         begin = max(anchor, covered + 1)
-        known = read.rows if read.rows is not None and read.rows.reaches(before) else None
+        known = read.rows if read.rows is not None and read.rows.first_seq < before else None
         pages = _Pages(self._recent, begin, known)
         window, recent, known = await self._read(
             pages, past.limits, before, page_rows=page_rows, before_question=past.before_id is not None

@@ -215,11 +215,9 @@ class Session:
 
     def waiting(self) -> tuple[Message, ...]:
         """Return this process's pending messages in order; with a `user_id`, only those written as that user."""
-        return tuple([message for turn in self._waiting_turns() for message in turn.messages])
-
-    def _waiting_turns(self) -> list[Turn]:
         turns = [entry.turn for entry in self._pending.own if not entry.refused]
-        return [one for one in turns if one.session_id == self.session_id and self.user_id in (None, one.user_id)]
+        mine = [one for one in turns if one.session_id == self.session_id and self.user_id in (None, one.user_id)]
+        return tuple([message for turn in mine for message in turn.messages])
 
     async def deliver(self) -> bool:
         """Try to write this process's pending turns of the session; return True if none is left."""

@@ -49,7 +49,7 @@ class OnLoop[M: history.Memory, H]:
         Raises:
             StoreClosed: the memory is closed.
         """
-        if self._memory.loop.is_running_here:
+        if asyncio.get_running_loop() is self._memory.loop.running:
             return await verb(self._own, *arguments, **named)
         token, blocked = _caller_loop.set(asyncio.get_running_loop()), _blocked_loop.set(None)
         try:

@@ -10,8 +10,8 @@ from itertools import islice
 from threadkeep.errors import QuestionGone, StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
 from threadkeep.records import Receipt
 from threadkeep.store.codec import GraphTurns, session_parameters
-from threadkeep.store.driver import GROUP_LOCK_SECONDS, Driver, DuplicateRow, RowLocked, TurnRefused
-from threadkeep.store.turn_writer import PreparedTurn, TurnWriter, receipt_of
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Driver, DuplicateRow, PreparedTurn, RowLocked, TurnRefused
+from threadkeep.store.turn_writer import TurnWriter
 
 type _Outcome = Receipt | StoreError | WrongUser | QuestionGone
 
@@ -68,25 +68,21 @@ class GroupCommit:
         try:
             while self._queue:
                 group, self._queue = self._queue[:_GROUP_TURNS], self._queue[_GROUP_TURNS:]
-                await self._write_free(group)
+                free: list[PreparedTurn] = []
+                for prepared in group:
+                    # Turns of sessions that wait for a lock are queued behind them.
+                    self._locked.get(prepared.turn.session_id, free).append(prepared)
+                try:
+                    if free:
+                        await self._write_group(free)
+                except RowLocked as error:
+                    await self._write_apart(free, error)
+                except StoreUnavailable as error:
+                    _fail_all(free, error)
+                except Exception as error:  # noqa: BLE001 - the writer outlives any failure; each caller gets it
+                    await self._write_alone(free, error)
         finally:
             self._task = None
-
-    async def _write_free(self, group: list[PreparedTurn]) -> None:
-        """Write the turns of a group; turns of sessions that wait for a lock are queued behind them."""
-        free: list[PreparedTurn] = []
-        for prepared in group:
-            self._locked.get(prepared.turn.session_id, free).append(prepared)
-        if not free:
-            return
-        try:
-            await self._write_group(free)
-        except RowLocked as error:
-            await self._write_apart(free, error)
-        except StoreUnavailable as error:
-            _fail_all(free, error)
-        except Exception as error:  # noqa: BLE001 - the writer outlives any failure; each caller gets it
-            await self._write_alone(free, error)
 
     async def _write_apart(self, group: list[PreparedTurn], error: RowLocked) -> None:
         """Write each session separately after a row was found locked, so that only locked sessions wait."""
@@ -197,7 +193,7 @@ class GroupCommit:
             prepared.rows += [*islice(rows_before, len(prepared.before)), *islice(rows_after, len(prepared.after))]
         last_seqs = appended.last_seqs
         return [
-            receipt_of(prepared, last_seqs[session_id] - behind[id(prepared)], len(prepared.columns))
+            prepared.receipt(last_seqs[session_id] - behind[id(prepared)], len(prepared.columns))
             if (session_id := prepared.turn.session_id) in last_seqs
             else WrongUser(session_id)
             for prepared in group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from threadkeep.errors import StoreError, StoreUnavailable
+from threadkeep.records import Message, Receipt, Turn
 
 type Backend = Literal["sqlite", "postgres"]
 type Parameters = Mapping[str, object]
@@ -69,6 +71,35 @@ class Joined(NamedTuple):
 
     before: Sequence[Statement] = ()
     after: Sequence[Statement] = ()
+
+
+@dataclass
+class PreparedTurn:
+    """A turn ready to be stored: its messages cleaned, with ids, and their columns.
+
+    A turn that `is_joined` is stored whole, in one transaction with the statements `before` and `after`, or it is
+    refused; `rows` receives the rows of the statements.
+    """
+
+    turn: Turn
+    messages: list[Message]
+    columns: list[dict[str, object]]
+    now: str
+    cleaned: tuple[str, ...] = ()
+    before: Sequence[Statement] = ()
+    after: Sequence[Statement] = ()
+    rows: list[list[Row]] = field(default_factory=list)
+    stored: asyncio.Future[Receipt] = field(default_factory=asyncio.Future)
+    is_joined: bool = False
+
+    def receipt(self, first_seq: int, count: int) -> Receipt:
+        """Return the receipt of the turn, whose messages are stored from a `seq` on."""
+        return Receipt(
+            first_seq=first_seq,
+            last_seq=first_seq + count - 1,
+            cleaned=self.cleaned,
+            ids=tuple([str(message.id) for message in self.messages]),
+        )
 
 
 class Connection(Protocol):

@@ -142,7 +142,15 @@ class SqliteDriver:
 
     async def take_writer(self) -> SqliteConnection:
         """Return the only writing connection, for which the writers of this process wait in turn."""
-        await self._lock_writer()
+        seconds = seconds_left()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._write_lock.acquire()
+        except TimeoutError:
+            raise StoreUnavailable(
+                "The SQLite database does not take this call in time: others of this process wait for the file's lock. "
+                "Another process holds it for too long; see `threadkeep doctor` for who uses the file."
+            ) from None
         if self._writer is not None:
             return self._writer
         with OnFailure(self._write_lock.release):
@@ -155,19 +163,6 @@ class SqliteDriver:
                 await self._roll_back(connection)
         finally:
             self._write_lock.release()
-
-    async def _lock_writer(self) -> None:
-        if (seconds := seconds_left()) is None:
-            await self._write_lock.acquire()
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._write_lock.acquire()
-        except TimeoutError:
-            raise StoreUnavailable(
-                "The SQLite database does not take this call in time: others of this process wait for the file's lock. "
-                "Another process holds it for too long; see `threadkeep doctor` for who uses the file."
-            ) from None
 
     async def close(self) -> None:
         """Close every connection."""

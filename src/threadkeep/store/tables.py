@@ -19,7 +19,17 @@ from threadkeep.store.codec import (
     time_text,
 )
 from threadkeep.store.commits import GroupCommit
-from threadkeep.store.driver import Backend, Connection, Driver, Joined, Parameters, Row, Statement, TurnRefused
+from threadkeep.store.driver import (
+    Backend,
+    Connection,
+    Driver,
+    Joined,
+    Parameters,
+    PreparedTurn,
+    Row,
+    Statement,
+    TurnRefused,
+)
 from threadkeep.store.partitions import index_statements
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.statements import like_pattern as like_pattern  # noqa: PLC0414 - others name it as a part of this
@@ -35,7 +45,6 @@ from threadkeep.store.transcripts import (
     Superseding,
     TableSessions,
 )
-from threadkeep.store.turn_writer import PreparedTurn
 
 _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500
@@ -67,17 +76,13 @@ class TableTranscripts:
         graph_turns: GraphTurns | None = None,
     ) -> None:
         self._driver = driver
+        self.backend: Backend = driver.backend
         self._count = count
         self._clock = clock
         self._commits = GroupCommit(driver, graph_turns)
         self._superseding = SupersedingWriter()
         self._sql = load_statements("transcripts.sql", "superseding.sql")
         self._deletion = deletion_statements(driver.backend)
-
-    @property
-    def backend(self) -> Backend:
-        """The engine's name for metrics."""
-        return self._driver.backend
 
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn."""

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from threadkeep.errors import QuestionGone, WrongUser
 from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.codec import GraphTurns, marked_message_of, session_parameters
-from threadkeep.store.driver import Connection, Row, Statement
+from threadkeep.store.driver import Connection, PreparedTurn
 from threadkeep.store.statements import load_statements
 from threadkeep.store.superseding import SupersedingWriter
-
-
-@dataclass
-class PreparedTurn:
-    """A turn ready to be stored: its messages cleaned, with ids, and their columns.
-
-    A turn that `is_joined` is stored whole, in one transaction with the statements `before` and `after`, or it is
-    refused; `rows` receives the rows of the statements.
-    """
-
-    turn: Turn
-    messages: list[Message]
-    columns: list[dict[str, object]]
-    now: str
-    cleaned: tuple[str, ...] = ()
-    before: Sequence[Statement] = ()
-    after: Sequence[Statement] = ()
-    rows: list[list[Row]] = field(default_factory=list)
-    stored: asyncio.Future[Receipt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    is_joined: bool = False
 
 
 class _Winner(NamedTuple):
@@ -86,7 +64,7 @@ class TurnWriter:
         if found.fresh:
             return await self._insert(connection, prepared, found)
         places = [*found.there.values(), *([found.winner.seq] if found.winner else [])]
-        return _with(receipt_of(prepared, min(places), max(places) - min(places) + 1), found)
+        return _with(prepared.receipt(min(places), max(places) - min(places) + 1), found)
 
     async def _check_question(self, connection: Connection, turn: Turn) -> bool:
         """Return whether the message that the turn answers is superseded."""
@@ -152,21 +130,11 @@ class TurnWriter:
             await self._superseding.refresh(connection, turn.session_id, superseded)
         if self._graph_turns and (noted := self._graph_turns.row(turn, found.messages, now=prepared.now)):
             await connection.execute(self._sql["add_graph_turn"], {**noted, "first_seq": first, "last_seq": last_seq})
-        return _with(receipt_of(prepared, first, len(fresh)), found)
+        return _with(prepared.receipt(first, len(fresh)), found)
 
     @staticmethod
     def _key(turn: Turn, message_id: str | None) -> dict[str, object]:
         return {"session_id": turn.session_id, "id": message_id}
-
-
-def receipt_of(prepared: PreparedTurn, first_seq: int, count: int) -> Receipt:
-    """Return the receipt of a turn whose messages are stored from a `seq` on."""
-    return Receipt(
-        first_seq=first_seq,
-        last_seq=first_seq + count - 1,
-        cleaned=prepared.cleaned,
-        ids=tuple([str(message.id) for message in prepared.messages]),
-    )
 
 
 def _with(receipt: Receipt, found: _Sorted) -> Receipt:
