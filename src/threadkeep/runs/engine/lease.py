@@ -139,7 +139,7 @@ class Heartbeats:
 
     def enter(self) -> None:
         """Insert this process's row; the first process creates the table."""
-        with self._pool.begin() as connection:
+        with self._pool.execution_options(isolation_level="READ COMMITTED").begin() as connection:
             lock = sqlalchemy.func.pg_advisory_xact_lock(_LOCK_NUMBER)
             connection.execute(sqlalchemy.select(lock))
             connection.execute(sqlalchemy.schema.CreateSchema(SCHEMA, if_not_exists=True))
@@ -229,7 +229,8 @@ class Lease:
         self._troubled = troubled
         self._path = address.path
         # A pool apart from that of dbos: heartbeats wait for nothing but one short look at its records.
-        self._pool = self._connections.pool(1)
+        # Each statement is a transaction of its own: the same without two round trips more every two seconds.
+        self._pool = self._connections.pool(1).execution_options(isolation_level="AUTOCOMMIT")
         self._table = _RECORDS if address.path is not None else f"{SCHEMA}.{_RECORDS}"
         self._is_made = False
         self._presence: Presence = (
