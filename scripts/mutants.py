@@ -67,7 +67,7 @@ MUTANTS = (
         "former.last_seq == latter.first_seq",
         COMPRESSION,
     ),
-    Mutant("context/budget.py", "window - reserve - SAFETY_TOKENS", "window - reserve", "tests/context/test_budget.py"),
+    Mutant("context/tokens.py", "window - reserve - SAFETY_TOKENS", "window - reserve", "tests/context/test_budget.py"),
     Mutant("context/folding.py", "if len(run) < least", "if len(run) <= least", "tests/context/test_folding.py"),
     Mutant("context/trim.py", "places is not None and places <= 0", "places is not None and places < 0", TRIM),
     # Boundaries, dropped awaits and swapped arguments where turns are stored and removed.

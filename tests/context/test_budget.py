@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from threadkeep.context.budget import DEFAULT_WINDOW, WINDOWS, context_window, input_budget
+from threadkeep.context.tokens import DEFAULT_WINDOW, WINDOWS, context_window, input_budget
 from threadkeep.errors import BudgetTooSmall
 
 

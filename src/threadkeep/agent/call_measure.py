@@ -12,10 +12,9 @@ from langchain_core.messages import AIMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from threadkeep.agent.turn_options import AUTO_SHARED_TOKENS, TurnOptions, facts_of
-from threadkeep.context.budget import input_budget
 from threadkeep.context.estimates import ExactCounter
 from threadkeep.context.manifest import ReportedUsage
-from threadkeep.context.tokens import ScaledCounter, TokenCounter, counter_for, estimate, plain_counter
+from threadkeep.context.tokens import ScaledCounter, TokenCounter, counter_for, estimate, input_budget, plain_counter
 from threadkeep.errors import BudgetTooSmall
 from threadkeep.history.memory import Memory
 

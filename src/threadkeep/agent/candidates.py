@@ -32,10 +32,9 @@ from threadkeep.agent.reducers import BoundedMessages, bounded_messages
 from threadkeep.agent.shortening import with_text
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.graph_store.items import Locks
-from threadkeep.history.memory_options import utc_now
 from threadkeep.observe import MemoryUpdated, ModelFailed, Observer, Observers, PromptSent
 from threadkeep.records import Json
-from threadkeep.store.codec import clean_text
+from threadkeep.store.codec import clean_text, utc_now
 
 type CandidateOutcome = Literal["SKIP", "OK", "ERROR"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +20,7 @@ from langchain_core.messages import (
     message_chunk_to_message,
     messages_from_dict,
 )
+from langchain_core.utils.uuid import uuid7
 from pydantic_core import to_jsonable_python
 
 from threadkeep.agent.counting import media_mark, media_places
@@ -58,6 +59,12 @@ def id_of(message: BaseMessage) -> str | None:
     if len(message.id) <= MAX_ID_CHARACTERS and message.id.isprintable():
         return message.id
     return f"sha256-{sha256(message.id.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def identify(messages: Sequence[BaseMessage]) -> None:
+    """Give ids to messages without one, in place as LangGraph does, so that state and transcript have the same ids."""
+    for message in messages:
+        message.id = message.id or str(uuid7())
 
 
 def text_of(message: BaseMessage) -> str:

@@ -12,11 +12,11 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
-from langchain_core.utils.uuid import uuid7
 from langgraph.errors import GraphBubbleUp
 
 from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.callbacks import PartialAnswer, with_callback
+from threadkeep.agent.conversion import identify
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import control_of, metadata_of, node_of, run_id_of, session_for
 from threadkeep.agent.participation import Caller, Participation
@@ -25,7 +25,7 @@ from threadkeep.agent.root_runs import RootRun, order_of, root_run, tool_of_sess
 from threadkeep.agent.turn_options import TurnOptions, facts_of, place_in
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
-from threadkeep.context.budget import input_budget
+from threadkeep.context.tokens import input_budget
 from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.memory.sync_memory import SyncMemory
@@ -137,12 +137,6 @@ class NodeTurn:
         if self._token is not None:
             var_child_runnable_config.reset(self._token)
             self._token = None
-
-
-def identify(messages: Sequence[BaseMessage]) -> None:
-    """Give ids to messages without one, in place as LangGraph does, so that state and transcript have the same ids."""
-    for message in messages:
-        message.id = message.id or str(uuid7())
 
 
 class _InsideTurn:

@@ -17,9 +17,8 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from threadkeep.agent.answers import final_answer, storable
 from threadkeep.agent.callbacks import Ending, with_callback
-from threadkeep.agent.conversion import id_of, text_of, to_langchain
+from threadkeep.agent.conversion import id_of, identify, text_of, to_langchain
 from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
-from threadkeep.agent.nodes import identify
 from threadkeep.agent.participation import Caller, Participation
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, first_since, superseded_places
 from threadkeep.agent.questions import question_before

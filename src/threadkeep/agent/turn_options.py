@@ -13,10 +13,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
 from threadkeep.agent.extras import ExtraSource
-from threadkeep.context.budget import DEFAULT_WINDOW, input_budget, known_window
 from threadkeep.context.manifest import ConversationPlace, WindowKind
 from threadkeep.context.plan import ContextPlan
-from threadkeep.context.tokens import TokenCounter, counter_for
+from threadkeep.context.tokens import DEFAULT_WINDOW, TokenCounter, counter_for, input_budget, known_window
 from threadkeep.context.window import Limits
 from threadkeep.errors import BudgetTooSmall, InvalidInput, InvalidSettings
 from threadkeep.history.compression import Compression

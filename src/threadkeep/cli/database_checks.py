@@ -15,10 +15,10 @@ from threadkeep.errors import InvalidSettings, SchemaTooNew, SessionDamaged, Sto
 from threadkeep.graph_store.items import TableItems
 from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
 from threadkeep.graph_store.reading import ConversationReader
-from threadkeep.history.memory_options import utc_now
 from threadkeep.settings import Settings
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.backend import check_location
+from threadkeep.store.codec import utc_now
 from threadkeep.store.condition import (
     Condition,
     Integrity,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, get_args
 
 from threadkeep.context.tokens import TokenCounter, estimate
@@ -14,16 +14,12 @@ from threadkeep.history.retention import RetentionOptions
 from threadkeep.history.run_retention import RunRetention
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.store.address import DatabaseAddress, TranscriptLocation
+from threadkeep.store.codec import utc_now
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.runs.trace import TraceLimits
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
-
-
-def utc_now() -> datetime:
-    """Return the current time in UTC."""
-    return datetime.now(UTC)
 
 
 @dataclass(frozen=True)

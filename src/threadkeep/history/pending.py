@@ -246,12 +246,14 @@ class PendingTurns:
                     raise TurnInMemoryOnly(session_id)
 
     def _in_memory_only(self, session_id: str, message_id: str) -> bool:
-        return self._files.on_disk and any(
-            entry.file is None
+        lost = [
+            entry
+            for entry in self._turns
+            if entry.file is None
             and entry.turn.session_id == session_id
             and message_id in [m.id for m in entry.turn.messages]
-            for entry in self._turns
-        )
+        ]
+        return bool(lost) and self._files.on_disk
 
     async def damaged(self) -> list[DamagedTurn]:
         """Return the lines of pending files that cannot be read, kept until a person repairs or drops them."""

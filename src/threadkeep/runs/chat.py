@@ -214,7 +214,7 @@ class Chat:
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
         """Follow a run to its end; return its outcome if the database cannot record the end."""
         stream = submitted.stream
-        ending = asyncio.create_task(_ended(runs, submitted.run_id, turn.request.user_id))
+        ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 
         async def cancel() -> None:
             with contextlib.suppress(RunNotFound, StoreError):
@@ -331,10 +331,6 @@ class Chat:
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             yield
-
-
-async def _ended(runs: RunService, run_id: str, user_id: str | None) -> Run:
-    return (await runs.result(run_id, user_id=user_id)).run
 
 
 @dataclass(frozen=True)

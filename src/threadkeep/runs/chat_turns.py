@@ -353,9 +353,9 @@ class ChatAnswers:
             confidence=known.get("confidence"),
             escalated=bool(known.get("escalated")),
             usage=ChatUsage(
-                input_tokens=sum(each.input_tokens for each in usage),
-                output_tokens=sum(each.output_tokens for each in usage),
-                estimated=any(each.estimated for each in usage),
+                input_tokens=sum([each.input_tokens for each in usage]),
+                output_tokens=sum([each.output_tokens for each in usage]),
+                estimated=True in [each.estimated for each in usage],
             ),
             context=ChatContext(**known.get("context", {})),
         )

@@ -93,7 +93,10 @@ class RunExecution:
         self._begins = begins
         self._chat = _chat_of(workflow, dependencies.resources) if run_hold.get() is not None else None
         self._graph = dependencies.compiler.compiled(workflow)
-        self._silent_nodes = _silent_nodes(workflow)
+        # The nodes whose model output is not part of the run's answer.
+        self._silent_nodes = {
+            name for name, node in workflow.nodes.items() if not (isinstance(node, SpeakingNode) and node.answers)
+        }
         self._state: object = {}
         self._interrupts: dict[str, Interrupt] = {}
         self._memory = dependencies.resources.memory
@@ -276,7 +279,9 @@ class RunExecution:
         elif part["type"] == "tasks":
             self._note_task(data)
         elif isinstance(data, Mapping) and data.get("kind") == "agent_messages":
-            self._notes.note("agent_messages", str(data.get("node")), _without_empty(_map(jsonable(data.get("data")))))
+            value = jsonable(data.get("data"))
+            messages = value if isinstance(value, Mapping) else {"value": value}
+            self._notes.note("agent_messages", str(data.get("node")), _without_empty(messages))
         else:
             self._notes.note("custom", data={"value": jsonable(data)})
 
@@ -380,16 +385,6 @@ def _chat_of(workflow: Workflow, resources: Resources) -> tuple[str, ChatNode] |
     if len(nodes) == 1 and isinstance(nodes[0][1], ChatNode) and not nodes[0][1].needs_agent(resources):
         return nodes[0][0], nodes[0][1]
     return None
-
-
-def _silent_nodes(workflow: Workflow) -> frozenset[str]:
-    """Return the nodes whose model output is not part of the run's answer."""
-    nodes = workflow.nodes.items()
-    return frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers))
-
-
-def _map(value: Json) -> Mapping[str, Json]:
-    return value if isinstance(value, Mapping) else {"value": value}
 
 
 def _without_empty(data: Mapping[str, Json]) -> dict[str, Json]:

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
-from threadkeep.context.budget import continues, names_of
+from threadkeep.context.tokens import continues, names_of
 from threadkeep.errors import InvalidInput, InvalidSettings
 from threadkeep.history.run_retention import RunRetention
 from threadkeep.records.runs import DoubleTexting

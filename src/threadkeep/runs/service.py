@@ -75,7 +75,11 @@ class RunService:
         Raises:
             RunNotFound: there is none that the user may see.
         """
-        return RunResult.of(await self._following.end_of(run_id, user_id))
+        return RunResult.of(await self.end_of(run_id, user_id=user_id))
+
+    async def end_of(self, run_id: str, *, user_id: str | None = None) -> Run:
+        """Return a run when it is over or waits for a person; see `result`."""
+        return await self._following.end_of(run_id, user_id)
 
     def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncIterator[Followed]:
         """Yield the events of a run after a number, and the tokens of its answer; the run itself comes last.

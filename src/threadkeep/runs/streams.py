@@ -171,7 +171,8 @@ class InFlightMessages:
 
     def has_answered(self, run: Run) -> bool:
         """Return whether all messages of a run were answered without it."""
-        return bool(run.inputs) and all((run.session_id, one.message_id) in self._answered for one in run.inputs)
+        asked = {(run.session_id, one.message_id) for one in run.inputs}
+        return bool(asked) and asked <= self._answered.keys()
 
     async def wait_for(self, run: Run) -> None:
         """Wait until no message of a run is being answered without it."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from operator import not_
 from typing import cast
 
 from pydantic import BaseModel, Field, JsonValue
 
-from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunBudget, RunEvent, RunResult, RunStatus, RunTrigger, TokenUsage
 
 ESTIMATED = Field(
     False,
     description="True if a provider did not report all tokens; absent otherwise.",
-    exclude_if=lambda told: not told,
+    exclude_if=not_,
 )
 
 
@@ -127,7 +127,7 @@ class RunBody(RunSummary):
         return cls(
             **summary,
             text=result.text,
-            output=_json(result.output),
+            output=cast("JsonValue", result.output),
             answer_id=result.message_id,
             confidence=result.confidence,
             escalated=result.escalated,
@@ -149,7 +149,3 @@ class RunEventBody(BaseModel):
     def of(cls, event: RunEvent) -> RunEventBody:
         """Return the schema of an event."""
         return cls.model_validate(event, from_attributes=True)
-
-
-def _json(value: Json) -> JsonValue:
-    return cast("JsonValue", value)  # mappings and sequences of the record are JSON values

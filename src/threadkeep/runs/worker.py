@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
 from threadkeep.agent.holding import run_hold
@@ -123,7 +123,15 @@ class Worker:
             for failures in range(1, options.max_attempts + 1):
                 # No other code retries the run while this process owns it.
                 with ErrorBoundary(lambda error: self.report(type(error).__name__)):
-                    return await self._acquire_and_execute(run_id)
+                    run, begun = self._begun.pop(run_id, (None, None))
+                    begins = run is not None
+                    if run is None and (run := await retry_until_available(lambda: self.acquire(run_id))) is None:
+                        return
+                    if begins or run.attempts <= options.max_attempts:
+                        await self.execute_owned(run, begins=begins, begun=begun)
+                    else:
+                        await self._set_aside(run)
+                    return
                 await asyncio.sleep(options.pause_seconds * 2 ** (failures - 1))
             if (run := await retry_until_available(lambda: self.acquire(run_id))) is not None:
                 await self._set_aside(run)
@@ -131,17 +139,6 @@ class Worker:
             stream.started = False
             self._started.pop(run_id, None)
             stream.end()
-
-    async def _acquire_and_execute(self, run_id: str) -> None:
-        run, begun = self._begun.pop(run_id, (None, None))
-        if run is not None:
-            await self.execute_owned(run, begins=True, begun=begun)
-        elif (run := await retry_until_available(lambda: self.acquire(run_id))) is None:
-            return
-        elif run.attempts > self.dependencies.options.max_attempts:
-            await self._set_aside(run)
-        else:
-            await self.execute_owned(run)
 
     async def end_stopped(self, run_id: str) -> None:
         """End a run that is to be stopped before it begins; if other turns are before it, it ends after them."""
@@ -175,7 +172,8 @@ class Worker:
             )
         started, outcome, unstored = time.perf_counter(), None, False
         try:
-            with self._known_to_saver(active):
+            saver = self.dependencies.saver
+            with nullcontext() if saver is None else saver.knowing(run.run_id, active.progress):
                 outcome = await self._execute(active)
         finally:
             # A second cancellation must not skip the clean-up.
@@ -236,10 +234,6 @@ class Worker:
             active.stream.usage = ledger.usages
         active.stream.end(active.over)
         return await active.progress.leave()
-
-    def _known_to_saver(self, active: ActiveRun) -> AbstractContextManager[None]:
-        saver = self.dependencies.saver
-        return nullcontext() if saver is None else saver.knowing(active.run.run_id, active.progress)
 
     async def _execute(self, active: ActiveRun) -> Outcome | None:
         run, dependencies = active.run, self.dependencies

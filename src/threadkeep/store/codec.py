@@ -18,6 +18,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNIT = timedelta(microseconds=1)
 
 
+def utc_now() -> datetime:
+    """Return the current time in UTC."""
+    return datetime.now(UTC)
+
+
 def time_of(value: Any) -> Any:
     """Return the datetime of a value from either engine: a datetime, text, or microseconds; None stays None."""
     if isinstance(value, str):

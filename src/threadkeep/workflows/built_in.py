@@ -16,7 +16,7 @@ from langgraph.runtime import Runtime
 
 from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.callbacks import PartialAnswer, with_callback
-from threadkeep.agent.nodes import identify
+from threadkeep.agent.conversion import identify
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.agent.turns import OpenTurn, Speaker

@@ -176,13 +176,8 @@ class Compiler:
 
     def __init__(self, *, checkpointer: Checkpointer, store: BaseStore | None) -> None:
         self._checkpointer = checkpointer
-        self._store = store
+        self.store = store
         self._compiled: dict[Workflow, CompiledWorkflow] = {}
-
-    @property
-    def store(self) -> BaseStore | None:
-        """The graph store."""
-        return self._store
 
     def compiled(self, workflow: Workflow) -> CompiledWorkflow:
         """Return the compiled graph of a workflow.
@@ -199,10 +194,10 @@ class Compiler:
 
     def without_checkpoints(self) -> Compiler:
         """Return a compiler with the same store and without a checkpointer."""
-        return Compiler(checkpointer=False, store=self._store)
+        return Compiler(checkpointer=False, store=self.store)
 
     def _compile(self, workflow: Workflow) -> CompiledWorkflow:
         try:
-            return workflow.builder.compile(checkpointer=self._checkpointer, store=self._store, name=workflow.name)
+            return workflow.builder.compile(checkpointer=self._checkpointer, store=self.store, name=workflow.name)
         except ValueError as error:
             raise InvalidWorkflow(f"The graph of workflow {workflow.name!r} cannot be compiled: {error}") from error

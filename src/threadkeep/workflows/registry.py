@@ -14,7 +14,7 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.agent.conversion import text_of
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.context.budget import input_budget
+from threadkeep.context.tokens import input_budget
 from threadkeep.errors import BudgetTooSmall, InvalidWorkflow, WorkflowNotFound, WorkflowProblem
 from threadkeep.records import Json
 from threadkeep.records.runs import OWN_NAMES

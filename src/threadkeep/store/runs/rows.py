@@ -148,10 +148,12 @@ def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunI
     """Return the inputs in a column; a text is None if the transcript has it under the `message_id`."""
     entries: Sequence[Mapping[str, Any]] = json_of(stored) or ()
     return tuple(
-        RunInput({"text": None, **entry.get("values", {})}, message_id)
-        if entry.get("said")
-        else RunInput(entry["values"], entry.get("message_id"))
-        for entry in entries
+        [
+            RunInput({"text": None, **entry.get("values", {})}, message_id)
+            if entry.get("said")
+            else RunInput(entry["values"], entry.get("message_id"))
+            for entry in entries
+        ]
     )
 
 

@@ -176,7 +176,7 @@ class Runs:
 
         It does not check the owner: the caller must know that no process executes the run.
         """
-        return await self._change("set_aside", {"run_id": run_id, "error": error, "now": self._now()}) > 0
+        return await self._change("set_aside", {"run_id": run_id, "error": error, "now": time_text(self._clock())}) > 0
 
     async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
         """Let a run wait for a person's answer to `interrupt`; other runs of its session continue meanwhile.
@@ -231,7 +231,7 @@ class Runs:
         A run that no process executes is cancelled at once. An active run stays `running` until its owner has released
         it. `reason` is one word that explains the stop later.
         """
-        parameters = {"run_id": run_id, "reason": reason, "now": self._now()}
+        parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             roots = await connection.fetch(self._sql["root"], parameters)
             if not roots:
@@ -246,7 +246,7 @@ class Runs:
             await self._locks.hold_orders_of(connection, str(parameters["run_id"]))
             changed = await connection.execute(self._sql[statement], parameters) > 0
             if changed:
-                again = {"run_id": parameters["run_id"], "now": self._now()}
+                again = {"run_id": parameters["run_id"], "now": time_text(self._clock())}
                 await connection.execute(self._sql["arrive_again"], {"run_id": parameters["run_id"]})
                 await connection.execute(self._sql["owe_again"], again)
         return changed
@@ -262,12 +262,9 @@ class Runs:
             "set_aside": ending.set_aside,
             "attempt": ending.asked.attempts if ending.asked is not None else None,
             "rolled_back": ROLLED_BACK,
-            "now": self._now(),
+            "now": time_text(self._clock()),
         }
 
     async def _change(self, statement: str, parameters: Parameters) -> int:
         async with self._driver.writing() as connection:
             return await connection.execute(self._sql[statement], parameters)
-
-    def _now(self) -> str:
-        return time_text(self._clock())

@@ -19,7 +19,7 @@ from threadkeep.agent.questions import question_before
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.turn_options import ModelFacts, NodeTurnOptions, TurnOptions, facts_of
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.context.budget import context_window, input_budget
+from threadkeep.context.tokens import context_window, input_budget
 from threadkeep.errors import BudgetTooSmall, InvalidInput
 from threadkeep.history.compression import Compression, Summarizer, read_size
 from threadkeep.history.keys import channel_of
