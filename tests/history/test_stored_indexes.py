@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import psycopg
 import pytest
 
 from tests.databases import execute, query
 from tests.history.test_older_turns import ROOM, found, say
+from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimits, open_memory
 from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.context.recall.packing import Packed, pack
+from threadkeep.errors import StoreUnavailable
 from threadkeep.history import older_turns
 from threadkeep.history.conversation_index import ConversationIndex, index_version
 from threadkeep.history.older_turns import OlderTurns, Search
+from threadkeep.observe import RecallIndexNotStored
+from threadkeep.store.address import parse_address
+from threadkeep.store.contexts import RecallIndexRows
 
 VAULT = "The vault opens with 4711."
 ROWS = f"SELECT last_seq FROM chat_recall_indexes WHERE session_id = '{ROOM}'"
@@ -73,7 +79,6 @@ async def test_the_next_process_indexes_only_what_is_new(
         await memory.session(ROOM).append([Message("user", "The bees are on the roof.")])
         assert (await found(memory, "bees"))[0] == "The bees are on the roof."
         assert indexed == [14]
-        assert query(shared_url, ROWS) == [(13,)]
         await say(memory, 4)
         await found(memory)
         await stored(memory.older_turns)
@@ -131,7 +136,7 @@ async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
             data, extent = pack(index.dump()), index.extent_of(session_id)
             packing.set()
             await go_on.wait()
-            await memory.recall_indexes.save(session_id, index_version(), data, extent)
+            await memory.recall_indexes.save(session_id, index_version(), data, *extent)
 
         await say(memory, 4)
         with monkeypatch.context() as patched:
@@ -149,6 +154,44 @@ async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
             await storing
         assert query(shared_url, ROWS) == []
         assert "Zanzibar" not in await found(memory, "Zanzibar")
+
+
+async def test_an_index_that_waited_for_the_session_is_stored_only_if_it_is_as_it_was(
+    shared_url: str, memory_options: MemoryOptions
+) -> None:
+    """Of a session that another transaction locks, and changes in the end."""
+    if not shared_url.startswith("postgres"):
+        pytest.skip("On SQLite a transaction locks the file.")
+    options = replace(memory_options, background=False)
+    async with open_memory(shared_url, options=options) as memory:
+        await fill(memory)
+        index = memory.older_turns.index("session", ROOM)
+        assert index is not None
+        execute(shared_url, "DELETE FROM chat_recall_indexes")
+        extent = index.extent_of(ROOM)
+        for change, rows in (("active = active", [(13,)]), ("revision = revision + 1", [])):
+            with psycopg.connect(parse_address(shared_url).dsn or "") as other:
+                other.execute(f"UPDATE chat_sessions SET {change} WHERE session_id = '{ROOM}'".encode())
+                saving = asyncio.create_task(memory.recall_indexes.save(ROOM, index_version(), b"data", *extent))
+                waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
+                while not query(shared_url, waiting):
+                    await asyncio.sleep(0.01)
+            await saving
+            assert query(shared_url, ROWS) == rows
+            execute(shared_url, "DELETE FROM chat_recall_indexes")
+
+
+async def test_an_index_that_cannot_be_stored_is_reported(
+    memory: Memory, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, by the kind of the error; the search finds the same."""
+
+    async def refuse(*_: object) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(RecallIndexRows, "save", refuse)
+    await fill(memory)
+    assert [(event.session_id, event.error) for event in events.of(RecallIndexNotStored)] == [(ROOM, "StoreUnavailable")]
 
 
 async def test_a_stored_index_goes_with_messages_of_the_session(shared_url: str, memory_options: MemoryOptions) -> None:

@@ -18,7 +18,7 @@ from typing import Self
 from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.context.recall.packing import Packed, analysis_version
 from threadkeep.records import SPEAKERS, TAKEN_BACK, Message, SessionInfo, Summary
-from threadkeep.store.contexts import StoredExtent
+from threadkeep.store.contexts import IndexedState
 from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
@@ -39,20 +39,6 @@ def index_version() -> str:
     """Return a name of the form of stored indexes: it changes with the analysis of texts, and with this module."""
     own = (files("threadkeep.history") / "conversation_index.py").read_bytes()
     return sha256(analysis_version().encode() + own).hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """The state of a session when it was indexed."""
-
-    created_at: datetime
-    begin: int
-    revision: int
-
-    @property
-    def begins(self) -> tuple[datetime, int]:
-        """When the session began, and its first message that may be indexed."""
-        return self.created_at, self.begin
 
 
 @dataclass(eq=False)
@@ -101,7 +87,7 @@ class ConversationIndex:
     refusals: Refusals = field(default_factory=Refusals)
     newest: ConversationIndex | None = None
     has_newest: asyncio.Event = field(default_factory=asyncio.Event)
-    _marks: dict[str, _Mark] = field(default_factory=dict)
+    _marks: dict[str, IndexedState] = field(default_factory=dict)
     _unpaused: int = 0
 
     @classmethod
@@ -196,7 +182,7 @@ class ConversationIndex:
         """Take over the stored state of a session; return False if it is not of the same messages."""
         about, session_id = state.values, info.session_id
         created_at, begin, revision = about["marks"][session_id]
-        mark = _Mark(datetime.fromisoformat(created_at), begin, revision)
+        mark = IndexedState(datetime.fromisoformat(created_at), begin, revision)
         if mark.begins != _mark_of(info).begins or info.last_seq - about["first"][session_id] > 2 * MOST_TURNS:
             return False
         found: list[Summary] = []
@@ -221,10 +207,9 @@ class ConversationIndex:
         self.superseded, self.taken_back = other.superseded, other.taken_back
         self.stored_turns, self.newest = len(other.tokens), None
 
-    def extent_of(self, session_id: str) -> StoredExtent:
-        """Return which messages of a session are indexed, and in which state of the session."""
-        mark = self._marks[session_id]
-        return StoredExtent(self.read[session_id], mark.created_at, mark.begin, mark.revision)
+    def extent_of(self, session_id: str) -> tuple[int, IndexedState]:
+        """Return the last indexed `seq` of a session, and the state of the session when it was indexed."""
+        return self.read[session_id], self._marks[session_id]
 
     async def _pause(self, characters: int) -> None:
         """Let other tasks run after every few thousand characters."""
@@ -261,8 +246,8 @@ def position_of(turn_id: str) -> tuple[str, int]:
     return session_id, int(seq)
 
 
-def _mark_of(info: SessionInfo) -> _Mark:
-    return _Mark(info.created_at, max(info.reset_seq, info.archived_seq, info.deleted_seq) + 1, info.revision)
+def _mark_of(info: SessionInfo) -> IndexedState:
+    return IndexedState(info.created_at, max(info.reset_seq, info.archived_seq, info.deleted_seq) + 1, info.revision)
 
 
 def messages_of(info: SessionInfo) -> int:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from threadkeep.context.recall import Passage, passage_of, select
 from threadkeep.context.recall.embedding import Embedder
 from threadkeep.context.recall.packing import pack, unpack
-from threadkeep.errors import SessionDamaged
+from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.history.conversation_index import (
     MOST_TURNS,
     ConversationIndex,
@@ -31,7 +31,7 @@ from threadkeep.history.conversation_index import (
     position_of,
 )
 from threadkeep.history.turn_vectors import TurnVectors
-from threadkeep.observe import Observer
+from threadkeep.observe import Observer, RecallIndexNotStored
 from threadkeep.records import Message, SessionInfo, Summary
 from threadkeep.store.contexts import EmbeddingRows, RecallIndexRows
 from threadkeep.store.summaries import Summaries
@@ -107,6 +107,7 @@ class OlderTurns:
         self._transcripts = transcripts
         self._summaries = summaries
         self._stored = stored
+        self._observer = observer
         self._vectors = TurnVectors(transcripts, embeddings, observer)
         self._indexes: OrderedDict[tuple[RecallScope, str], ConversationIndex] = OrderedDict()
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
@@ -243,8 +244,11 @@ class OlderTurns:
 
     async def _store(self, stored: RecallIndexRows, index: ConversationIndex, session_id: str) -> None:
         """Store the index of a session; after a failure it is stored when it has grown again."""
-        state, about = index.dump(), index.extent_of(session_id)
-        await stored.save(session_id, index_version(), await asyncio.to_thread(pack, state), about)
+        state, extent = index.dump(), index.extent_of(session_id)
+        try:
+            await stored.save(session_id, index_version(), await asyncio.to_thread(pack, state), *extent)
+        except StoreError as error:
+            self._observer.notify(RecallIndexNotStored(error=type(error).__name__, session_id=session_id))
 
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]

@@ -295,6 +295,12 @@ class EmbeddingsSkipped(SessionEvent):
     error: str
 
 
+class RecallIndexNotStored(SessionEvent):
+    """The recall index of a session could not be stored; it is stored when it has grown again."""
+
+    error: str
+
+
 class ModelFailed(SessionEvent):
     """A model call raised an error."""
 

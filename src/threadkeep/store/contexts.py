@@ -149,16 +149,20 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
 
 
 @dataclass(frozen=True)
-class StoredExtent:
-    """The messages of an index for recall, `begin` to `last_seq`, and the state of the session when it was made."""
+class IndexedState:
+    """The state of a session when it was indexed for recall."""
 
-    last_seq: int
     created_at: datetime
     begin: int
     revision: int
 
+    @property
+    def begins(self) -> tuple[datetime, int]:
+        """When the session began, and its first message that may be indexed."""
+        return self.created_at, self.begin
 
-class RecallIndexRows(Tables, sql=("recall_indexes.sql", "{backend}/sessions.sql")):
+
+class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql")):
     """The table `chat_recall_indexes`; an index is bytes in the format of the caller."""
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
@@ -167,12 +171,11 @@ class RecallIndexRows(Tables, sql=("recall_indexes.sql", "{backend}/sessions.sql
         rows = await self._driver.fetch(self._sql["index_of"], parameters)
         return bytes(rows[0][0]) if rows else None
 
-    async def save(self, session_id: str, version: str, data: bytes, extent: StoredExtent) -> None:
-        """Store the index of a session in place of its former one, unless the session has changed meanwhile."""
-        row = {"session_id": session_id, "version": version, "data": data, **asdict(extent)}
-        async with self._driver.writing() as connection:
-            await connection.fetch(self._sql["hold_session"], {"session_id": session_id})
-            await connection.execute(self._sql["save_index"], {**row, "created_at": time_text(extent.created_at)})
+    async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
+        """Store the index of a session up to `last_seq` in place of its former one, unless the session has changed."""
+        row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
+        # One statement: the server has all of the data when it locks the session.
+        await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])
 
 
 @dataclass(frozen=True)

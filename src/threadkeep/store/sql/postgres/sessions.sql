@@ -8,6 +8,10 @@ SELECT created_at FROM chat_sessions WHERE session_id = :session_id FOR KEY SHAR
 -- The same for a run.
 SELECT run_id FROM chat_runs WHERE run_id = :run_id FOR KEY SHARE
 
+-- name: hold_s
+-- Included by other statements: the same as `hold_session`, for a table `s`.
+FOR NO KEY UPDATE OF s
+
 -- name: hold_session
 -- Lock a session against appends, resets and other locks until the transaction ends.
 SELECT reset_seq, archived_seq, last_seq, revision FROM chat_sessions WHERE session_id = :session_id FOR NO KEY UPDATE

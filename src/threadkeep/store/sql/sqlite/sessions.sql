@@ -8,6 +8,9 @@ SELECT created_at FROM chat_sessions WHERE session_id = :session_id
 -- The same for a run.
 SELECT run_id FROM chat_runs WHERE run_id = :run_id
 
+-- name: hold_s
+-- Included by other statements; nothing is needed.
+
 -- name: hold_session
 -- Lock against appends, resets and other locks until the transaction ends.
 SELECT reset_seq, archived_seq, last_seq, revision FROM chat_sessions WHERE session_id = :session_id
