@@ -11,6 +11,7 @@ import pytest
 from tests.databases import execute, query
 from tests.history.test_older_turns import ROOM, found, say
 from tests.recorded_events import RecordedEvents
+from tests.web.services import until
 from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimits, open_memory
 from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.context.recall.packing import Packed, pack
@@ -24,6 +25,8 @@ from threadkeep.store.contexts import RecallIndexRows
 
 VAULT = "The vault opens with 4711."
 ROWS = f"SELECT last_seq FROM chat_recall_indexes WHERE session_id = '{ROOM}'"
+
+WAITING = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
 
 
 @pytest.fixture(autouse=True)
@@ -173,9 +176,7 @@ async def test_an_index_that_waited_for_the_session_is_stored_only_if_it_is_as_i
             with psycopg.connect(parse_address(shared_url).dsn or "") as other:
                 other.execute(f"UPDATE chat_sessions SET {change} WHERE session_id = '{ROOM}'".encode())
                 saving = asyncio.create_task(memory.recall_indexes.save(ROOM, index_version(), b"data", *extent))
-                waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
-                while not query(shared_url, waiting):
-                    await asyncio.sleep(0.01)
+                await until(lambda: bool(query(shared_url, WAITING)))
             await saving
             assert query(shared_url, ROWS) == rows
             execute(shared_url, "DELETE FROM chat_recall_indexes")
@@ -191,7 +192,9 @@ async def test_an_index_that_cannot_be_stored_is_reported(
 
     monkeypatch.setattr(RecallIndexRows, "save", refuse)
     await fill(memory)
-    assert [(event.session_id, event.error) for event in events.of(RecallIndexNotStored)] == [(ROOM, "StoreUnavailable")]
+    assert [(event.session_id, event.error) for event in events.of(RecallIndexNotStored)] == [
+        (ROOM, "StoreUnavailable")
+    ]
 
 
 async def test_a_stored_index_goes_with_messages_of_the_session(shared_url: str, memory_options: MemoryOptions) -> None:

@@ -13,6 +13,7 @@ from tests.workflows.desk import Desk
 from threadkeep import InvalidWorkflow, Procedure, Scope
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import ExtraNotFound, WriteFailed
+from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.testing import ScriptedModel, SettableClock
 from threadkeep.workflows.loading import read_workflow
 
@@ -174,6 +175,16 @@ async def test_an_agent_has_the_tools_of_the_kinds_that_it_names(desk: Desk) -> 
     context = desk.context("one", session_id="room:1", user_id="ada", resources=resources)
     await desk.run("one", "We are on the gold plan", context=context)
     assert [fact.value for fact in await desk.memory.knowledge.facts(Scope("workspace", "shop"))] == ["gold"]
+
+
+@pytest.mark.parametrize("named", [None, "garage"])
+async def test_nodes_use_the_workspace_of_the_memory_if_the_run_names_none(desk: Desk, named: str | None) -> None:
+    """As the tools of agents do."""
+    desk.memory.graphiti.options = GraphitiOptions(endpoint="http://graph:8000", workspace="shop")
+    desk.use(REMEMBER.replace("home_city", "plan, about: workspace"))
+    resources = replace(desk.resources, workspace=named)
+    await desk.run("note", "gold", context=desk.context("note", session_id="room:1", resources=resources))
+    assert len(await desk.memory.knowledge.facts(Scope("workspace", named or "shop"))) == 1
 
 
 async def test_an_agent_without_a_session_uses_the_memory_of_its_user(desk: Desk) -> None:

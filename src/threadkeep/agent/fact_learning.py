@@ -13,7 +13,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.knowledge_tools import ALL_SCOPES
+from threadkeep.agent.knowledge_tools import ALL_SCOPES, default_workspace, scopes_of
 from threadkeep.agent.turn_options import facts_of
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
@@ -21,7 +21,7 @@ from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest, Rec
 from threadkeep.knowledge.proposals import LearnerKind, Proposed
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
-from threadkeep.records.knowledge import FACT_KINDS, FactKind, NewFact, Scope, ScopeKind
+from threadkeep.records.knowledge import FACT_KINDS, FactKind, NewFact, ScopeKind
 
 INSTRUCTIONS = """\
 You look for facts that a person says about themselves or their work, and that will matter in later conversations.
@@ -89,9 +89,8 @@ class FactLearning:
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
         """Queue a session after the end of a turn; `model` is that of the agent."""
         memory = self._memory.made[0]
-        workspace = session.workspace or self._workspace or memory.graphiti.workspace
-        owners = {"session": session.session_id, "workspace": workspace, "user": session.user_id}
-        scopes = {kind: Scope(kind, owner) for kind in ALL_SCOPES if (owner := owners[kind])}
+        workspace = session.workspace or default_workspace(memory, self._workspace)
+        scopes = scopes_of(session.session_id, workspace, session.user_id)
         if self._directives:
             memory.learning.enqueue(LearningRequest(session.session_id, DirectiveLearner(), scopes, accept_from=1.0))
         learns = self._model or model

@@ -59,6 +59,17 @@ def _described(method: Callable[..., Coroutine[Any, Any, str]]) -> BaseTool:
 ALL_SCOPES: tuple[ScopeKind, ...] = ("session", "workspace", "user")
 
 
+def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str | None:
+    """Return the workspace of runs that name none: the given one, else that of the memory's Graphiti options."""
+    return given or memory.graphiti.workspace
+
+
+def scopes_of(session_id: str | None, workspace: str | None, user_id: str | None) -> dict[ScopeKind, Scope]:
+    """Return the scopes of a run by their kinds, the most specific first."""
+    owners = zip(ALL_SCOPES, (session_id, workspace, user_id), strict=True)
+    return {kind: Scope(kind, owner) for kind, owner in owners if owner}
+
+
 class RunScopes:
     """The scopes of runs: session, workspace and user, if the run has them.
 
@@ -83,7 +94,7 @@ class RunScopes:
             raise InvalidInput(f"scopes names one or more of {', '.join(SCOPE_KINDS)}.")
         self._memory = memory
         self._kinds = kinds
-        self._workspace = workspace or memory.graphiti.workspace
+        self._workspace: str | IdOf | None = default_workspace(memory, workspace)
         self._options = TurnOptions(session_id=session_id, user_id=user_id)
 
     def session(self, config: RunnableConfig) -> Session:
@@ -92,12 +103,8 @@ class RunScopes:
 
     def of(self, session: Session, config: RunnableConfig) -> dict[ScopeKind, Scope]:
         """Return the scopes of a run in a session, by their kinds, the most specific first."""
-        owners = {
-            "session": session.session_id,
-            "workspace": workspace_in(config, self._workspace),
-            "user": session.user_id,
-        }
-        return {kind: Scope(kind, owner) for kind in ALL_SCOPES if kind in self._kinds and (owner := owners[kind])}
+        scopes = scopes_of(session.session_id, workspace_in(config, self._workspace), session.user_id)
+        return {kind: scope for kind, scope in scopes.items() if kind in self._kinds}
 
 
 type MemoryKind = Literal["facts", "episodes", "procedures"]

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from threadkeep.agent.conversion import id_of, text_of
 from threadkeep.agent.invocation import workspace_in
-from threadkeep.agent.knowledge_tools import MemoryKind
+from threadkeep.agent.knowledge_tools import MemoryKind, default_workspace, scopes_of
 from threadkeep.agent.questions import question_before
 from threadkeep.context.quotation import quoted_episode, quoted_fact, quoted_procedure
 from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
@@ -195,14 +195,10 @@ class RecallNode(KnowledgeNode):
 
 
 def _scopes_of(step: Step) -> dict[ScopeKind, Scope]:
-    """Return the scopes that a run has; there is no shared default."""
+    """Return the scopes that a run has."""
     context = step.context
-    owners: dict[ScopeKind, str | None] = {
-        "session": context.session_id,
-        "workspace": workspace_in(step.config, context.resources.workspace),
-        "user": context.user_id,
-    }
-    return {kind: Scope(kind, owner) for kind, owner in owners.items() if owner}
+    given = default_workspace(context.resources.memory, context.resources.workspace)
+    return scopes_of(context.session_id, workspace_in(step.config, given), context.user_id)
 
 
 def _question(state: WorkflowState) -> str:
