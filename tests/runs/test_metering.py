@@ -32,7 +32,7 @@ class Taken:
         if len(self.usages) >= self._room:
             raise Spent
 
-    async def add(self, usage: TokenUsage) -> None:
+    async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
         """Take a call down."""
         self.usages.append(usage)
 

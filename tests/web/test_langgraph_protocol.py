@@ -33,6 +33,20 @@ graph.add_node("ask", lambda state: {"messages": [AIMessage(f"You said {interrup
 graph.add_edge(START, "ask")
 """
 
+JUDGED = """
+from langgraph.graph import START, MessagesState, StateGraph
+from threadkeep.testing import ScriptedModel
+
+async def answer(state):
+    reply = await ScriptedModel(["It is teal."]).ainvoke(state["messages"])
+    await ScriptedModel(["fine"]).ainvoke([reply], {"tags": ["nostream"]})
+    return {"messages": [reply]}
+
+graph = StateGraph(MessagesState)
+graph.add_node("answer", answer)
+graph.add_edge(START, "answer")
+"""
+
 
 @asynccontextmanager
 async def sdk(
@@ -146,6 +160,18 @@ def _shape(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             found.pop()
         found.append(named)
     return found
+
+
+async def test_a_message_has_the_usage_of_its_own_model_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another model is called before the message is complete."""
+    (tmp_path / "judged.py").write_text(JUDGED)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with sdk(tmp_path, ScriptedModel([]), workflows="judged=judged:graph") as (_, client):
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "judged", "input": asks("Which?")}}
+        await client.post("/threads/t1/commands", json=command)
+        found = await _events(client, {"channels": ["lifecycle", "messages"]})
+    [usage] = [each["params"]["data"]["usage"] for each in found if "usage" in each["params"]["data"]]
+    assert usage == {"input_tokens": 1, "output_tokens": 3, "total_tokens": 4}
 
 
 async def test_a_run_that_fails_fails_the_output(tmp_path: Path) -> None:

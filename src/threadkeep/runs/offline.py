@@ -124,7 +124,7 @@ class OfflineLedger:
         """Return the budget that the calls so far exceeded; None if they exceeded none."""
         return spent_budget(self._run, self.usages, crossed=True)
 
-    async def add(self, usage: TokenUsage) -> None:
+    async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
         """Add the usage of a call."""
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens

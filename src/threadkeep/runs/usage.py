@@ -69,8 +69,8 @@ class RunLedger:
                 return crossed
         return None
 
-    async def add(self, usage: TokenUsage) -> None:
-        """Add the usage of a call."""
+    async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
+        """Add the usage of a call, and the id of the message that the model has returned."""
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
         self.cache_read_tokens += usage.cache_read_tokens
@@ -86,6 +86,7 @@ class RunLedger:
                 "cache_read_tokens": usage.cache_read_tokens,
                 "cost": usage.cost,
                 **({"estimated": True} if usage.estimated else {}),
+                **({"message_id": message_id} if message_id else {}),
             },
         )
 
@@ -113,8 +114,8 @@ class Ledger(Protocol):
     async def check(self) -> None:
         """Raise if the run, or a run above it, has used its budget."""
 
-    async def add(self, usage: TokenUsage) -> None:
-        """Add the usage of a call."""
+    async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
+        """Add the usage of a call, and the id of the message that the model has returned."""
 
 
 class Account(Ledger, Protocol):
@@ -162,7 +163,8 @@ class Meter(AsyncCallbackHandler):
         name, asked = self._asked.pop(run_id, (UNNAMED, []))
         generation = response.generations[0][0] if response.generations and response.generations[0] else None
         if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
-            await self._ledger.add(self.usage(name, asked, generation.message))
+            message = generation.message
+            await self._ledger.add(self.usage(name, asked, message), message.id)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Forget a call that failed: no usage was reported, and none is guessed."""

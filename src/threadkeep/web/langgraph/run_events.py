@@ -62,7 +62,7 @@ class RunEvents:
         self._stream_id = uuid4().hex
         self._after = 0
         self._message: _OpenMessage | None = None
-        self._usage: dict[str, int] = {}
+        self._usages: dict[object, dict[str, int]] = {}
         self._spoken: set[str] = set()
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{run.run_id}")
@@ -133,7 +133,7 @@ class RunEvents:
             return
         content = {"type": "text", "text": self._message.text}
         self._add("messages", {"event": "content-block-finish", "index": 0, "content": content})
-        usage, self._usage = self._usage, {}
+        usage = self._usages.pop(self._message.message_id, None)
         self._add("messages", {"event": "message-finish", **({"usage": usage} if usage else {})})
         self._spoken.add(self._message.message_id)
         self._message = None
@@ -156,7 +156,7 @@ class RunEvents:
                 self._add("custom", {"payload": data.get("value")}, node)
             case "model_called":
                 used = {name: int(str(data.get(name) or 0)) for name in ("input_tokens", "output_tokens")}
-                self._usage = {**used, "total_tokens": sum(used.values())}
+                self._usages[data.get("message_id")] = {**used, "total_tokens": sum(used.values())}
             case "message":
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
