@@ -354,6 +354,21 @@ async def test_the_first_name_of_a_chat_stays(memory: Memory) -> None:
     assert await state.value("telegram:1", "chat:-100") == "-5"
 
 
+async def test_of_values_stored_at_once_the_first_stays_until_it_expires(memory: Memory, clock: SettableClock) -> None:
+    """Then another one takes its place, whatever has not been deleted yet."""
+    state, names = memory.channels.state, [f"t{number}" for number in range(105)]
+    soon, later = clock() + timedelta(seconds=60), clock() + timedelta(seconds=120)
+    for name in names:
+        assert await state.keep_first("threads", name, "old", expires_at=soon)
+    stored = await asyncio.gather(*(state.keep_first("threads", "t", str(each), expires_at=later) for each in range(4)))
+    assert sorted(stored) == [False, False, False, True]
+    clock.advance(60)
+    assert await state.keep_first("threads", names[-1], "new", expires_at=later)
+    assert await state.value("threads", names[-1]) == "new"
+    clock.advance(-60)
+    assert len(await state.values_of("threads", "t")) == 6  # a hundred that had expired are deleted at once
+
+
 async def test_a_refused_token_is_forgotten_unless_there_is_a_new_one(memory: Memory) -> None:
     """Two processes were refused at one time: the second keeps what the first one fetched."""
     state = memory.channels.state

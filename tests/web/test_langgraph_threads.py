@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,22 @@ async def test_a_thread_is_there_before_its_first_run(tmp_path: Path) -> None:
     assert changed["created_at"] == created["created_at"]
     assert begun["metadata"]["title"] == "New"
     assert texts(begun["values"]) == [("human", "first"), ("ai", "a")]
+
+
+@pytest.mark.parametrize("user", [{}, ANN])
+async def test_of_two_creations_at_once_one_creates_the_thread(tmp_path: Path, user: dict[str, str]) -> None:
+    """The other one gets a conflict, or the thread that is there, and its metadata are dropped."""
+    async with sdk(tmp_path, ScriptedModel([])) as (langgraph, _):
+        for thread_id, if_exists in (("t1", None), ("t2", "do_nothing")):
+            options: Any = {"thread_id": thread_id, "params": user, "if_exists": if_exists}
+            creations = [langgraph.threads.create(metadata={f"by{each}": each}, **options) for each in range(4)]
+            told: list[Any] = await asyncio.gather(*creations, return_exceptions=True)
+            created: Any = await langgraph.threads.get(thread_id, params=user)
+            given = {name: value for name, value in created["metadata"].items() if name.startswith("by")}
+            assert len(given) == 1
+            refused = [one for one in told if isinstance(one, ConflictError)]
+            assert len(refused) == (3 if if_exists is None else 0)
+            assert all(one["metadata"].items() >= given.items() for one in told if one not in refused)
 
 
 async def test_a_created_thread_ends_when_its_session_begins(tmp_path: Path) -> None:

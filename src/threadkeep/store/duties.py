@@ -73,20 +73,25 @@ class ChannelState(ClockedTables, sql=("channel_state.sql",)):
         return {str(name): str(value) for name, value in rows}
 
     async def keep(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> None:
-        """Store a value, replacing the previous one; with `expires_at`, also delete the scope's expired values."""
-        statements = [self.keep_statement(scope, name, value, expires_at=expires_at)]
-        if expires_at is not None:
-            statements.insert(0, (self._sql["forget_expired"], {"scope": scope, "now": time_text(self._clock())}))
-        await self._driver.write(statements)
+        """Store a value, replacing the previous one; with `expires_at`, also delete expired values of the scope."""
+        await self._keep(self.keep_statement(scope, name, value, expires_at=expires_at))
 
     def keep_statement(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> Statement:
         """Return the statement of `keep`, for a transaction of the caller."""
         expiry = None if expires_at is None else time_text(expires_at)
         return self._sql["keep"], {"scope": scope, "name": name, "value": value, "expires_at": expiry}
 
-    async def keep_first(self, scope: str, name: str, value: str) -> None:
-        """Store a value unless there is one."""
-        await self._execute("keep_first", {"scope": scope, "name": name, "value": value})
+    async def keep_first(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> bool:
+        """Store a value unless there is one that has not expired; return False if there is."""
+        _, parameters = self.keep_statement(scope, name, value, expires_at=expires_at)
+        return await self._keep((self._sql["keep_first"], {**parameters, "now": time_text(self._clock())}))
+
+    async def _keep(self, statement: Statement) -> bool:
+        statements, parameters = [statement], statement[1]
+        if parameters["expires_at"] is not None:
+            forgotten = {"scope": parameters["scope"], "now": time_text(self._clock())}
+            statements.append((self._sql["forget_expired"], forgotten))
+        return bool((await self._driver.write(statements))[0])
 
     async def keep_for_duty(self, scope: str, name: str, value: str, *, duty: str, owner: str) -> bool:
         """Store a value for the owner of a duty; return False if another process has the duty."""

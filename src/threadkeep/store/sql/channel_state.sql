@@ -14,8 +14,10 @@ INSERT INTO chat_channel_state (scope, name, value, expires_at) VALUES (:scope, 
 ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value, expires_at = excluded.expires_at
 
 -- name: keep_first
-INSERT INTO chat_channel_state (scope, name, value) VALUES (:scope, :name, :value)
-ON CONFLICT (scope, name) DO NOTHING
+INSERT INTO chat_channel_state (scope, name, value, expires_at) VALUES (:scope, :name, :value, :expires_at)
+ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value, expires_at = excluded.expires_at
+WHERE chat_channel_state.expires_at <= :now
+RETURNING name
 
 -- name: keep_for_duty
 -- Only while the owner has the duty.
@@ -31,4 +33,7 @@ WHERE scope = :scope AND name = :name AND value = :old
 DELETE FROM chat_channel_state WHERE scope = :scope AND name = :name AND value = :value
 
 -- name: forget_expired
-DELETE FROM chat_channel_state WHERE scope = :scope AND expires_at <= :now
+-- Those that expired first, by an index.
+DELETE FROM chat_channel_state WHERE (scope, name) IN (
+    SELECT scope, name FROM chat_channel_state WHERE scope = :scope AND expires_at <= :now ORDER BY expires_at LIMIT 100
+)

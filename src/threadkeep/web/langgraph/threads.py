@@ -75,8 +75,8 @@ class CreatedThread:
         kept = None if self._session.user_id is not None else await self._kept()
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
-    async def keep(self, metadata: Mapping[str, Json]) -> ThreadBody:
-        """Keep metadata for the first run, for 30 days."""
+    async def keep(self, metadata: Mapping[str, Json]) -> tuple[ThreadBody, bool]:
+        """Keep metadata for the first run, for 30 days; return the thread, and whether it was there before."""
         now = self._clock()
         thread = ThreadBody(
             thread_id=self._session.session_id,
@@ -86,8 +86,9 @@ class CreatedThread:
             status="idle",
         )
         name, value = self._session.session_id, thread.model_dump_json()
-        await self._state.keep(_CREATED, name, value, expires_at=now + _KEPT_FOR)
-        return thread
+        if await self._state.keep_first(_CREATED, name, value, expires_at=now + _KEPT_FOR):
+            return thread, False
+        return await self.thread() or thread, True
 
     async def change(self, metadata: Mapping[str, Json]) -> ThreadBody | None:
         """Add to the metadata; return None if nothing is kept, also if it went meanwhile."""
@@ -100,28 +101,26 @@ class CreatedThread:
         changed = await self._state.replace(_CREATED, name, kept, value, expires_at=now + _KEPT_FOR)
         return thread if changed else None
 
-    async def begin(self) -> None:
+    async def begin(self, new: Mapping[str, Json] | None = None) -> bool:
         """Store the thread for the session's user with the metadata that is kept, if there is any.
 
-        Raises:
-            WrongUser: there is such a session of another user.
-        """
-        kept = await self._kept()
-        if kept is None:
-            return
-        if metadata := ThreadBody.model_validate_json(kept).metadata:
-            await self.store(metadata)
-        await self._state.forget(_CREATED, self._session.session_id, kept)
-
-    async def store(self, metadata: Mapping[str, Json]) -> None:
-        """Store the thread for the session's user; metadata that the session has wins.
+        With `new` metadata it is stored in any case. Metadata that the session has wins. Return whether this call
+        stored it.
 
         Raises:
             WrongUser: there is such a session of another user.
         """
-        await self._session.append([item_message(CREATION, {}, role=None, text="[thread]", message_id=_CREATION_ID)])
-        info = await self._session.info()
-        await self._session.update(metadata={**metadata, **info.metadata})
+        kept, stored = await self._kept(), False
+        metadata = {} if kept is None else ThreadBody.model_validate_json(kept).metadata
+        if metadata or new is not None:
+            creation = item_message(CREATION, {}, role=None, text="[thread]", message_id=_CREATION_ID)
+            stored = not (await self._session.append([creation])).duplicates
+            if added := {**((new or {}) if stored else {}), **metadata}:
+                info = await self._session.info()
+                await self._session.update(metadata={**added, **info.metadata})
+        if kept is not None:
+            await self._state.forget(_CREATED, self._session.session_id, kept)
+        return stored
 
     async def forget(self) -> bool:
         """Delete what is kept; return False if nothing is, or not for this user."""
@@ -149,12 +148,11 @@ async def create_thread(
     try:
         found, there = thread_body(await find_thread(app, thread_id, user_id=user_id)), True
     except SessionNotFound:
-        if user_id is not None:
-            await created.begin()
-            await created.store(body.metadata or {})
-            return thread_body(await find_thread(app, thread_id, user_id=user_id))
-        kept = await created.thread()
-        found, there = kept or await created.keep(body.metadata or {}), kept is not None
+        if user_id is None:
+            found, there = await created.keep(body.metadata or {})
+        else:
+            there = not await created.begin(body.metadata or {})
+            found = thread_body(await find_thread(app, thread_id, user_id=user_id))
     if there and body.if_exists != "do_nothing":
         sentence = "There is such a thread; send if_exists: do_nothing to get it, or another thread_id."
         raise ProblemRaised(make_problem(409, "thread-exists", sentence))
