@@ -93,6 +93,14 @@ async def test_what_is_known_stands_before_the_talk(memory: Memory, clock: Setta
     assert before.prefix.messages == 2
 
 
+async def test_the_record_names_a_section_without_room(memory: Memory) -> None:
+    """A prompt so small that no fact would fit has none, and says so."""
+    await memory.knowledge.remember(ANN, "diet", "vegan")
+    talk = Talk(memory, max_tokens=200)
+    assert await talk.facts("Hello!") == []
+    assert (await talk.manifest()).notes == ("no_room_for_facts",)
+
+
 async def test_the_record_names_the_facts_and_where_they_come_from(memory: Memory) -> None:
     """Not a word of them; and the call can be rebuilt after they have changed and were forgotten."""
     fact = await memory.knowledge.remember(ANN, "diet", "vegan", evidence=Evidence("room:9", 17, "run-1"))

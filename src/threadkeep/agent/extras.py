@@ -38,7 +38,7 @@ class ExtraRequest:
 
     `earlier` are the messages before the input, oldest first; `known_ids` are in the prompt already; `question_seq` is
     the `seq` of the input, None before it has one. A source that queries Graphiti adds the outcome to `graph`,
-    and a source of facts those that it leaves out to `facts_left_out`.
+    and a source of facts those that it leaves out to `facts_left_out`. `notes` name the sections that had no room.
     """
 
     session: Session
@@ -50,6 +50,7 @@ class ExtraRequest:
     now: datetime
     graph: list[ScopeRecall] = field(default_factory=list)
     facts_left_out: list[FactsLeftOut] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -86,8 +87,11 @@ async def find_all(
     """Return what the sources find within their budgets; a failure is reported, and its section is left out."""
 
     async def found_by(source: ExtraSource) -> Extra | None:
+        if not request.text.strip():
+            return None
         room = rooms.get(source.section, 0)
-        if room < _LEAST_ROOM or not request.text.strip():
+        if room < _LEAST_ROOM:
+            request.notes.append(f"no_room_for_{source.section}")
             return None
         # The agent answers without the section.
         with ErrorBoundary(raising=(StoreClosed,)) as attempt:

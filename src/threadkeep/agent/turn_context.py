@@ -19,7 +19,7 @@ from threadkeep.agent.questions import digest_for, in_order, known_messages
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.context.compression import WindowRoom
-from threadkeep.context.manifest import ContextManifest, Exclusion, FactsLeftOut, ScopeRecall, Section
+from threadkeep.context.manifest import ContextManifest, Exclusion, Section
 from threadkeep.context.tokens import name_of
 from threadkeep.context.window import Limits
 from threadkeep.errors import StoreClosed, StoreError
@@ -64,8 +64,7 @@ class TurnContext:
         self._assembler: Assembler | None = None
         self._recollection = Recollection(())
         self._extras: list[Extra] | None = None
-        self._graph: tuple[ScopeRecall, ...] = ()
-        self._facts_left_out: tuple[FactsLeftOut, ...] = ()
+        self._searched: ExtraRequest | None = None
         self._use = ModelUse()
         self._budget: int | None = None
         self._room: WindowRoom | None = None
@@ -326,7 +325,7 @@ class TurnContext:
             self._extras = []
             return assembler.draft(call)
         draft = assembler.draft(call, wanted=[source.section for source in sources])
-        request = ExtraRequest(
+        request = self._searched = ExtraRequest(
             session=self._session,
             question=self._question,
             earlier=self._recollection.messages,
@@ -336,7 +335,6 @@ class TurnContext:
             now=self._memory.clock(),
         )
         self._extras = await find_all(sources, request, draft.rooms, self._memory.observers)
-        self._graph, self._facts_left_out = tuple(request.graph), tuple(request.facts_left_out)
         return replace(draft, extras=tuple(self._extras))
 
     def _wants(self, section: Section) -> bool:
@@ -356,6 +354,7 @@ class TurnContext:
 
     def _manifest(self, sent: Assembled, measure: CallMeasure, run_id: str) -> ContextManifest:
         place = self._place or CallPlace(run_id, "", self._session.session_id)
+        searched, failed = self._searched, self._recollection.failed
         return ContextManifest(
             session_id=place.session_id,
             run_id=place.run_id,
@@ -376,9 +375,9 @@ class TurnContext:
             tools=measure.tools,
             prefix=sent.prefix,
             digest=sent.digest,
-            notes=("history_unavailable",) if self._recollection.failed else (),
-            graph=self._graph,
-            facts_left_out=self._facts_left_out,
+            notes=(*(["history_unavailable"] if failed else []), *(searched.notes if searched else ())),
+            graph=tuple(searched.graph if searched else ()),
+            facts_left_out=tuple(searched.facts_left_out if searched else ()),
         )
 
     def _tell(self, sent: Assembled, run_id: str) -> None:

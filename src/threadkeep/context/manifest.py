@@ -295,7 +295,7 @@ class ContextManifest:
     reported: ReportedUsage | None = None
     """Absent if the provider reported nothing."""
     notes: tuple[str, ...] = ()
-    """Missing parts: `history_unavailable`."""
+    """Missing parts: `history_unavailable`, `no_room_for_facts`, `no_room_for_snippets`, `no_room_for_selected`."""
     graph: tuple[ScopeRecall, ...] = ()
     """The outcomes of Graphiti queries; absent if there were none."""
     facts_left_out: tuple[FactsLeftOut, ...] = ()
