@@ -118,8 +118,11 @@ def test_facts_move_to_another_database(any_cli: CommandLine, sqlite_url: str) -
     assert cli("facts", "export", "--database", other).out.encode() == exported
 
 
-def test_a_fact_that_changes_during_an_export_is_in_it(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its value at that time or a later one; each value once."""
+@pytest.mark.parametrize("late", [False, True])
+def test_a_fact_that_changes_during_an_export_is_in_it(
+    any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """With its value at that time and the later one; each value once, and an import ends the earlier one."""
     cli = any_cli
     for key in "abc":
         cli("facts", "add", key, "old", *ANN)
@@ -128,15 +131,20 @@ def test_a_fact_that_changes_during_an_export_is_in_it(any_cli: CommandLine, mon
 
     async def changing(self: Knowledge, query: FactQuery) -> Any:
         page = await read(self, query)
-        if not changed:
+        if not changed and (page[1] is None or not late):
             changed.append((await self.remember(Scope("user", "ann"), "a", "new")).id)
         return page
 
     monkeypatch.setattr("threadkeep.cli.transfer._PAGE", 1)
     monkeypatch.setattr(Knowledge, "facts_page", changing)
-    lines = [json.loads(line) for line in cli("facts", "export").out.splitlines()]
+    exported = cli("facts", "export").out
+    lines = [json.loads(line) for line in exported.splitlines()]
     found = sorted((one["key"], one["value"]) for one in lines)
     assert found == [("a", "new"), ("a", "old"), ("b", "old"), ("c", "old")]
+    other = f"sqlite:///{cli.folder}/other.db"
+    cli("facts", "import", "-", "--database", other, given=exported.encode())
+    listed = cli("facts", "list", "--database", other, "--json").json["facts"]
+    assert sorted((one["key"], one["value"]) for one in listed) == [("a", "new"), ("b", "old"), ("c", "old")]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,32 @@ async def test_a_person_is_gone_and_others_stay(kept: Memory) -> None:
     assert CANARY not in str(info)
 
 
+async def test_messages_that_wait_for_their_runs_go_with_their_person_or_session(memory: Memory) -> None:
+    """The outbox has their words until the answer is ready, also of sessions that are not stored yet."""
+    await memory.persons.resolve(ANN)
+    await memory.persons.resolve("telegram:ann2")
+    await memory.persons.merge("telegram:ann2", into=ANN)
+    await memory.session("telegram:1", user_id=ANN).append([said("hi")])
+    outbox = memory.channels.outbox
+    for session_id, user_id, about in (
+        ("telegram:1", ANN, ANN),
+        ("telegram:2", "telegram:ann2", "telegram:ann2"),
+        ("telegram:group", None, ANN),
+        ("telegram:group", None, BOB),
+        ("telegram:3", None, None),
+        ("telegram:30", None, None),
+    ):
+        message = f'{{"text": "{CANARY}"}}'
+        address = {"chat_id": session_id}
+        await outbox.add("one", session_id, f"m{about}", address=address, user_id=user_id, about=about, message=message)
+    assert (await memory.erase(user_id=ANN)).complete
+    assert [one.session_id for one in await outbox.entries()] == ["telegram:group", "telegram:3", "telegram:30"]
+    assert (await memory.erase(session_id="telegram:3")).complete
+    assert [one.session_id for one in await outbox.entries()] == ["telegram:group", "telegram:30"]
+    assert await outbox.recipient("telegram:2") is None
+    assert await outbox.recipient("telegram:3") is None
+
+
 async def test_only_text_and_integers_name_a_sender(kept: Memory) -> None:
     """Other values in a message's metadata are no person, and stop no erase and no export."""
     senders: tuple[Any, ...] = ([ANN], {"id": ANN}, None, True, 7, "7")

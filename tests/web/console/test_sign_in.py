@@ -13,6 +13,8 @@ from tests.web.console.pages import FORM, opened, page_of, sent
 from tests.web.services import check_problem, client_of, opened_app, settings_for
 from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
+from threadkeep.knowledge.proposals import Proposed, Reading
+from threadkeep.records.knowledge import Scope
 
 BROWSER = {"accept": "text/html"}
 PAGES = ["/", "/console/runs", "/console/known", "/console/health", "/console/sessions/s", "/console/nothing"]
@@ -133,7 +135,11 @@ async def test_a_key_of_one_user_sees_that_user_alone(guarded_app: App, browser:
     assert "I am ana." in page.words
     assert "I am ben." not in page.words
     assert not {"/console/health", "/console/channels"} & {*page.links}
-    for shown in (page, await opened(browser, "/console/sessions/ana")):
+    proposed = [Proposed(Scope("user", "ana"), "home_city", "Lisbon", 1)]
+    await guarded_app.memory.proposals.add(Reading("ana", "model", "small-model", 0, 1), proposed)
+    knowledge = await opened(browser, "/console/knowledge")
+    assert "home_city" in knowledge.words
+    for shown in (page, knowledge, await opened(browser, "/console/sessions/ana")):
         assert {form.action for form in shown.forms if form.method == "post"} == {"/console/sign-out"}
     assert (await browser.get("/console/sessions/ben")).status_code == 404
     assert "This key speaks for one user" in (await opened(browser, "/console/health", status=403)).words

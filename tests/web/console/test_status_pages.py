@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import httpx2
 
-from tests.web.console.pages import opened
+from tests.web.console.pages import opened, sent
 from tests.web.console.test_sessions import said
 from threadkeep.app import App
+from threadkeep.knowledge.proposals import Proposed, Reading
+from threadkeep.records.knowledge import ProposalQuery, Scope
 
 
 async def test_facts_are_shown_with_their_evidence(client: httpx2.AsyncClient) -> None:
@@ -20,6 +22,22 @@ async def test_facts_are_shown_with_their_evidence(client: httpx2.AsyncClient) -
     assert "home_city" not in (await opened(client, "/console/knowledge?user=ben")).words
     everything = (await opened(client, "/console/knowledge")).words
     assert "Graphiti is off: nothing goes there." in everything
+
+
+async def test_proposed_facts_are_accepted_and_rejected(client: httpx2.AsyncClient, app: App) -> None:
+    """By the caller; a decided one is not shown any more, and a user sees those about them alone."""
+    await said(client, "s", "I live in Lisbon.")
+    named = [Proposed(Scope("user", "ana"), key, "Lisbon", 1, confidence=0.6) for key in ("home_city", "office")]
+    await app.memory.proposals.add(Reading("s", "model", "small-model", 0, 1), named)
+    assert "Proposed facts" not in (await opened(client, "/console/knowledge?user=ben")).words
+    page = await opened(client, "/console/knowledge?user=ana")
+    assert "/console/sessions/s?user=ana&before=21#m1" in page.links
+    for decision in ("/accept", "/reject"):
+        page = await sent(client, page.form(decision))
+    assert "Proposed facts" not in page.words
+    decided, _ = await app.memory.proposals.page(ProposalQuery())
+    assert {(one.status, one.decided_by) for one in decided} == {("accepted", "local"), ("rejected", "local")}
+    assert len(await app.memory.knowledge.facts(Scope("user", "ana"))) == 1
 
 
 async def test_open_answers_of_bots_are_shown(client: httpx2.AsyncClient, app: App) -> None:

@@ -171,6 +171,11 @@ def run_address(run_id: str, *rest: str, user_id: str | None = None, **query: ob
     return _address("/console/runs", run_id, *rest, user=user_id, **query)
 
 
+def knowledge_address(*rest: str, user_id: str | None = None) -> str:
+    """Return the address of the page of knowledge, or of an address below it."""
+    return _address("/console/knowledge", *rest, user=user_id)
+
+
 def _address(start: str, *segments: object, **query: object) -> str:
     path = "/".join([start, *(quote(str(segment), safe="", errors="surrogateescape") for segment in segments)])
     given = {name: value for name, value in query.items() if value not in (None, "")}
@@ -265,6 +270,7 @@ _environment.globals |= {
     "in_words_of_recall": recall_in_words,
     "in_words_of_left_out": left_out_in_words,
     "run_address": run_address,
+    "knowledge_address": knowledge_address,
     "session_address": session_address,
     "stacked_columns": stacked_columns,
 }

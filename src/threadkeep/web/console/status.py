@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.app import App
-from threadkeep.records.knowledge import FactQuery
+from threadkeep.knowledge.views import DecisionInput
+from threadkeep.records.knowledge import FactQuery, ProposalQuery
 from threadkeep.records.messages import OutboxStatus
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.store.codec import clean_text
 from threadkeep.store.outbox import Outgoing
+from threadkeep.web.api.facts import FactId, decide_proposal
 from threadkeep.web.api.parameters import AppInUse, read_cursor, write_cursor
-from threadkeep.web.console.forms import SeenAs
-from threadkeep.web.console.rendering import Column, ConsoleRoute, page
+from threadkeep.web.callers import CallerInUse
+from threadkeep.web.console.forms import Form, SeenAs
+from threadkeep.web.console.rendering import Column, ConsoleRoute, knowledge_address, page, redirect
 
 _RUNS = 500
 _COLUMNS = 24
@@ -158,10 +161,11 @@ async def show_knowledge(
     past: Annotated[bool, Query()] = False,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> Response:
-    """Show facts, most recently changed first; without a user also the deliveries to Graphiti."""
+    """Show open proposals and facts, most recently changed first; without a user also the deliveries to Graphiti."""
     words = clean_text(q.strip()) if q and q.strip() else None
     query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor(cursor))
     facts, following = await app.memory.knowledge.facts_page(query)
+    proposals, _ = await app.memory.proposals.page(ProposalQuery("open", user_id=user, limit=_PAGE))
     graphiti = app.memory.graphiti
     # Deliveries and consent are about all users.
     status = await graphiti.status() if user is None else None
@@ -169,6 +173,7 @@ async def show_knowledge(
         request,
         "knowledge.html",
         facts=facts,
+        proposals=proposals,
         q=words or "",
         user=user or "",
         past=past,
@@ -177,3 +182,18 @@ async def show_knowledge(
         consents=await graphiti.consents.decisions() if user is None else [],
         dead=await graphiti.deliveries(status="dead", limit=_DEAD) if user is None else [],
     )
+
+
+@router.post("/knowledge/proposals/{proposal_id}/{decision}")
+async def decide(
+    *,
+    proposal_id: FactId,
+    decision: Literal["accept", "reject"],
+    form: Form,
+    app: AppInUse,
+    caller: CallerInUse,
+    user: SeenAs = None,
+) -> Response:
+    """Accept or reject a proposed fact in the name of the caller."""
+    await decide_proposal(proposal_id, DecisionInput(decision=decision, by=caller.name), app, user)
+    return redirect(knowledge_address(user_id=user))
