@@ -40,7 +40,6 @@ async def list_persons(
     cursor: CursorOption = None,
 ) -> None:
     """List persons, the last seen first."""
-    from threadkeep.knowledge.views import PersonView
     from threadkeep.records.knowledge import PersonQuery
 
     query = PersonQuery(text, limit, read_cursor(cursor))
@@ -53,7 +52,7 @@ async def list_persons(
         for person in persons
     ]
     terminal.listing(
-        {"persons": [PersonView.of(person) for person in persons], "next_cursor": next_cursor},
+        {"persons": persons, "next_cursor": next_cursor},
         ["person", "names", "also", "last seen"],
         rows,
         nothing="No such person is known.",
@@ -129,9 +128,7 @@ async def _read(file: BinaryIO) -> AsyncIterator[str]:
 
 
 def _show(person: Person) -> None:
-    from threadkeep.knowledge.views import PersonView
-
-    terminal.result(PersonView.of(person), f"{person.id} is known as {', '.join(person.aliases)}.")
+    terminal.result(person, f"{person.id} is known as {', '.join(person.aliases)}.")
 
 
 @erase_commands.command("user")

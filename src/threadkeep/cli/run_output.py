@@ -67,7 +67,7 @@ def show_tree(runs: Sequence[Run], usages: Mapping[str, Sequence[TokenUsage]], *
         for run in runs:
             estimated = {"estimated": True} if any(usage.estimated for usage in usages[run.run_id]) else {}
             tokens = sum(usage.tokens for usage in usages[run.run_id])
-            rows.append({**RunSummary.of(run).model_dump(), "tokens": tokens, **estimated})
+            rows.append({**RunSummary.model_validate(run).model_dump(), "tokens": tokens, **estimated})
         terminal.json({"root_run_id": runs[0].root_run_id, "runs": rows})
         return
     from rich.tree import Tree

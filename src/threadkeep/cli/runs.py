@@ -78,7 +78,10 @@ async def list_runs(
         found, following = await memory.runs.records.runs(query)
     chosen = status or workflow or session or user or set_aside
     terminal.listing(
-        {"runs": [RunSummary.of(run).model_dump() for run in found], "next_cursor": write_cursor(following)},
+        {
+            "runs": [RunSummary.model_validate(run).model_dump() for run in found],
+            "next_cursor": write_cursor(following),
+        },
         RUN_COLUMNS,
         [run_row(run) for run in found],
         right=["took"],
@@ -129,7 +132,7 @@ async def show_trace(
         events = await memory.runs.trace.events(run_id, after=after, limit=limit)
     following = events[-1].number if len(events) == limit else None
     if terminal.as_json:
-        values = [RunEventBody.of(event).model_dump() for event in events]
+        values = [RunEventBody.model_validate(event).model_dump() for event in events]
         terminal.json({"run_id": run_id, "events": values, "next_after": following})
         return
     run_output.show_trace(found, events)

@@ -231,28 +231,10 @@ class ProcedureList(BaseModel):
     next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
 
 
-class PersonView(BaseModel):
-    """A person with one or more ids."""
-
-    id: str = Field(description="The id under which facts are kept.")
-    aliases: list[str] = Field(description="All ids, `id` first.")
-    names: list[str] = Field(description="What channels call the person, the last seen first.")
-    merged: dict[str, str] = Field({}, description="Which id was merged into which.")
-    preferences: dict[str, JsonValue] = Field({}, description="The valid facts of that kind, by key.")
-    first_seen_at: datetime
-    last_seen_at: datetime = Field(description="Exact to an hour.")
-    new: bool = Field(False, description="Whether nobody had heard of the person before.")
-
-    @classmethod
-    def of(cls, person: Person) -> Self:
-        """Return the view of a person."""
-        return cls.model_validate(person, from_attributes=True)
-
-
 class PersonList(BaseModel):
     """Some persons, the last seen first."""
 
-    persons: list[PersonView]
+    persons: list[Person]
     next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
 
 

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from pydantic_core import to_jsonable_python
+
 from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
 from threadkeep.history.archive_lines import message_line, session_line, summary_line
 from threadkeep.history.erase import Eraser, belongs
@@ -19,7 +21,7 @@ from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.persons import Persons
 from threadkeep.knowledge.procedures import Procedures
 from threadkeep.knowledge.proposals import Proposals
-from threadkeep.knowledge.views import FactView, PersonView, ProcedureView, ProposalView
+from threadkeep.knowledge.views import FactView, ProcedureView, ProposalView
 from threadkeep.records.knowledge import FactQuery, ProcedureQuery, ProposalQuery, Scope
 from threadkeep.records.runs import RunQuery
 from threadkeep.store.erasing import Erasable
@@ -134,7 +136,7 @@ class PersonExport:
     async def _person(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         values = {"format": FORMAT, "begun_at": self._memory.clock(), "ids": person.wanted.ids, "left_out": LEFT_OUT}
         try:
-            known = PersonView.of(await self._persons.get(person.wanted.ids[0])).model_dump(mode="json")
+            known = to_jsonable_python(await self._persons.get(person.wanted.ids[0]))
         except KnowledgeNotFound:
             known = {}
         yield (1,), [_line("person", {**known, **values})]

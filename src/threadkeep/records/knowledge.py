@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
 from threadkeep.errors import InvalidInput, InvalidMessage
-from threadkeep.records.json_values import Json, as_json, dump_json
+from threadkeep.records.json_values import DESCRIBED, Json, as_json, dump_json
 
 type ScopeKind = Literal["session", "workspace", "user"]
 type FactKind = Literal[
@@ -260,21 +260,25 @@ class ProcedureQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Person:
-    """A person known under one or more ids: a `user_id`, or a channel's sender such as `telegram:123`.
+    """A person known under one or more ids: a `user_id`, or a channel's sender such as `telegram:123`."""
 
-    Facts are stored under `id`; `aliases` are all ids, `id` first. `merged` maps each merged id to its target.
-    `names` are sorted by the time they were last seen, newest first. `preferences` are the valid facts of that kind.
-    `new` is true if this call created the person.
-    """
+    __pydantic_config__ = DESCRIBED
 
     id: str
+    """The id under which facts are kept."""
     aliases: tuple[str, ...]
+    """All ids, `id` first."""
     names: tuple[str, ...]
+    """What channels call the person, the last seen first."""
     merged: Mapping[str, str] = field(default_factory=dict)
+    """Which id was merged into which."""
     preferences: Mapping[str, Json] = field(default_factory=dict)
+    """The valid facts of that kind, by key."""
     first_seen_at: datetime
     last_seen_at: datetime
+    """Exact to an hour."""
     new: bool = False
+    """Whether this call created the person."""
 
 
 @dataclass(frozen=True, kw_only=True)

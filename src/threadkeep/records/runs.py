@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from threadkeep.errors import InvalidInput
-from threadkeep.records.json_values import Json
+from threadkeep.records.json_values import DESCRIBED, Json
 
 type RunStatus = Literal["queued", "running", "waiting", "done", "failed", "cancelled", "interrupted"]
 type RunEnd = Literal["done", "failed", "cancelled", "interrupted"]
@@ -247,19 +247,20 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """The usage of one model.
+    """The usage of one model."""
 
-    `input_tokens` include `cache_read_tokens`. `estimated_calls` counts calls whose usage the provider did not
-    report. `cost` is None if the model has no price.
-    """
+    __pydantic_config__ = DESCRIBED
 
     model: str
     calls: int = 1
     input_tokens: int = 0
     output_tokens: int = 0
     cache_read_tokens: int = 0
+    """Input tokens from the provider's prompt cache."""
     estimated_calls: int = 0
+    """Calls without a report of the provider."""
     cost: float | None = None
+    """In the unit of THREADKEEP_PRICES; null if the model has no price."""
 
     @property
     def tokens(self) -> int:

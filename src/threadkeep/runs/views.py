@@ -9,7 +9,7 @@ from typing import cast
 
 from pydantic import BaseModel, Field, JsonValue
 
-from threadkeep.records.runs import Run, RunBudget, RunEvent, RunResult, RunStatus, RunTrigger, TokenUsage
+from threadkeep.records.runs import Run, RunBudget, RunResult, RunStatus, RunTrigger, TokenUsage
 
 ESTIMATED = Field(
     False,
@@ -31,23 +31,6 @@ class BudgetBody(BaseModel, extra="forbid", from_attributes=True):
         return RunBudget(self.max_tokens, self.max_cost)
 
 
-class ModelUsageBody(BaseModel):
-    """The usage of one model."""
-
-    model: str
-    calls: int
-    input_tokens: int
-    output_tokens: int
-    cache_read_tokens: int = Field(description="Input tokens from the provider's prompt cache.")
-    estimated_calls: int = Field(description="Calls without a report of the provider.")
-    cost: float | None = Field(description="In the unit of THREADKEEP_PRICES; null if the model has no price.")
-
-    @classmethod
-    def of(cls, usage: TokenUsage) -> ModelUsageBody:
-        """Return the schema of a usage record."""
-        return cls.model_validate(usage, from_attributes=True)
-
-
 class RunUsageBody(BaseModel):
     """The usage of a run with all its children; no token is counted twice."""
 
@@ -55,7 +38,7 @@ class RunUsageBody(BaseModel):
     output_tokens: int
     estimated: bool = ESTIMATED
     cost: float | None = Field(description="The cost of models that have a price.")
-    models: list[ModelUsageBody]
+    models: list[TokenUsage]
 
     @classmethod
     def of(cls, usages: Sequence[TokenUsage]) -> RunUsageBody:
@@ -66,7 +49,7 @@ class RunUsageBody(BaseModel):
             output_tokens=sum(usage.output_tokens for usage in usages),
             estimated=any(usage.estimated for usage in usages),
             cost=sum(costs) if costs else None,
-            models=[ModelUsageBody.of(usage) for usage in usages],
+            models=list(usages),
         )
 
 
@@ -77,7 +60,7 @@ class QuestionBody(BaseModel):
     value: JsonValue
 
 
-class RunSummary(BaseModel):
+class RunSummary(BaseModel, from_attributes=True):
     """An execution of a workflow."""
 
     run_id: str
@@ -102,11 +85,6 @@ class RunSummary(BaseModel):
     cancel_requested_at: datetime | None
     budget: BudgetBody = Field(description="The limits of the run and its children; null means no limit.")
 
-    @classmethod
-    def of(cls, run: Run) -> RunSummary:
-        """Return the schema of a run."""
-        return cls.model_validate(run, from_attributes=True)
-
 
 class RunBody(RunSummary):
     """An execution of a workflow, with its result and its usage."""
@@ -123,7 +101,7 @@ class RunBody(RunSummary):
     def whole(cls, run: Run, usages: Sequence[TokenUsage]) -> RunBody:
         """Return the schema of a run and its usage."""
         result = RunResult.of(run)
-        summary = RunSummary.of(run).model_dump()
+        summary = RunSummary.model_validate(run).model_dump()
         return cls(
             **summary,
             text=result.text,
@@ -136,7 +114,7 @@ class RunBody(RunSummary):
         )
 
 
-class RunEventBody(BaseModel):
+class RunEventBody(BaseModel, from_attributes=True):
     """An event of a run."""
 
     number: int = Field(description="The number of the event in its run: 1, 2, 3, …")
@@ -144,8 +122,3 @@ class RunEventBody(BaseModel):
     node: str | None
     data: dict[str, JsonValue]
     created_at: datetime
-
-    @classmethod
-    def of(cls, event: RunEvent) -> RunEventBody:
-        """Return the schema of an event."""
-        return cls.model_validate(event, from_attributes=True)

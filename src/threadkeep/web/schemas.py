@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue
 
-from threadkeep.records import Message, Role, SearchHit, SessionInfo, Status, dump_json
+from threadkeep.records import Message, Role, SearchHit, Status, dump_json
 from threadkeep.records.json_values import example
 from threadkeep.runs.views import ESTIMATED
 from threadkeep.store.codec import clean_text
@@ -45,6 +45,11 @@ CleanText = Annotated[str, BeforeValidator(_cleaned)]
 GivenId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS), AfterValidator(_printable)]
 Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
 Tag = Annotated[CleanText, Field(min_length=1, max_length=100)]
+
+
+def _if_any(default: object = None, *, description: str) -> Any:
+    """Return a field that is absent in JSON while it has its default value."""
+    return Field(default, description=description, exclude_if=lambda value: value == default)
 
 
 class ChatRequestBody(
@@ -125,35 +130,32 @@ class HistoryMessage(BaseModel):
     role: Role
     content: str
     timestamp: datetime = Field(description="The time given by the sender; else when it was stored.")
-    confidence: float | None = Field(None, description="Assistant messages only; absent if unknown.")
-    escalated: bool | None = Field(None, description="Assistant messages only.")
-    author: str | None = Field(None, description="The name of its writer, a person or an agent; absent if unknown.")
+    confidence: float | None = _if_any(description="Assistant messages only; absent if unknown.")
+    escalated: bool | None = _if_any(description="Assistant messages only.")
+    author: str | None = _if_any(description="The name of its writer, a person or an agent; absent if unknown.")
     status: Status = Field(
         description="`interrupted` and `failed` broke off, `erased` is an empty row; `complete` all others."
     )
-    superseded_at: datetime | None = Field(None, description="When it was superseded; absent while it is active.")
-    superseded_by: str | None = Field(None, description="The id of its new version; absent if there is none.")
+    superseded_at: datetime | None = _if_any(description="When it was superseded; absent while it is active.")
+    superseded_by: str | None = _if_any(description="The id of its new version; absent if there is none.")
 
     @classmethod
     def of(cls, message: Message) -> Self:
-        """Return the schema of a stored message; fields that do not apply are not sent."""
-        values: dict[str, object] = {
-            "seq": message.seq,
-            "id": message.id or "",
-            "role": message.role,
-            "content": message.content,
-            "timestamp": message.sent_at or message.created_at,
-            "status": message.status,
-        }
-        if message.author is not None:
-            values["author"] = message.author
-        if message.role == "assistant":
-            values["escalated"] = message.escalated
-            if message.confidence is not None:
-                values["confidence"] = message.confidence
-        marks = {"superseded_at": message.superseded_at, "superseded_by": message.superseded_by}
-        values |= {name: value for name, value in marks.items() if value is not None}
-        return cls.model_validate(values)
+        """Return the schema of a stored message."""
+        is_answer = message.role == "assistant"
+        return cls(
+            seq=message.seq or 0,
+            id=message.id or "",
+            role=message.role,
+            content=message.content,
+            timestamp=message.sent_at or message.created_at,  # type: ignore[arg-type]  # a stored one has a time
+            confidence=message.confidence if is_answer else None,
+            escalated=message.escalated if is_answer else None,
+            author=message.author,
+            status=message.status,
+            superseded_at=message.superseded_at,
+            superseded_by=message.superseded_by,
+        )
 
 
 class History(BaseModel):
@@ -179,18 +181,20 @@ class SessionBody(BaseModel, from_attributes=True):
     metadata: dict[str, JsonValue]
     created_at: datetime
     updated_at: datetime
-    revision: int = Field(0, description="Incremented when messages are superseded; absent if none ever was.")
-    parent_session_id: str | None = Field(None, description="Of a branch: the session that it was made from.")
-    parent_seq: int | None = Field(None, description="Of a branch: its last position from the parent.")
-    namespace: tuple[str, ...] = Field(
+    revision: int = _if_any(0, description="Incremented when messages are superseded; absent if none ever was.")
+    parent_session_id: str | None = _if_any(description="Of a branch: the session that it was made from.")
+    parent_seq: int | None = _if_any(description="Of a branch: its last position from the parent.")
+    namespace: tuple[str, ...] = _if_any(
         (),
-        description="Where in the graph store a conversation is that an agent keeps by itself; absent for a session.",
+        description="The place in the graph store of a conversation that an agent keeps itself; absent for a session.",
     )
 
-    @classmethod
-    def of(cls, info: SessionInfo) -> Self:
-        """Return the schema of a session's metadata."""
-        return cls.model_validate(info)
+
+_DAMAGED = _if_any(
+    (),
+    description="Sessions that were passed over, since an item of them in the graph store cannot be read; absent when "
+    "there are none.",
+)
 
 
 class SessionList(BaseModel):
@@ -198,11 +202,7 @@ class SessionList(BaseModel):
 
     sessions: list[SessionBody]
     next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
-    damaged: tuple[str, ...] = Field(
-        (),
-        description="Sessions that were passed over, since an item of them in the graph store cannot be read; absent "
-        "when there are none.",
-    )
+    damaged: tuple[str, ...] = _DAMAGED
 
 
 class SessionPatch(BaseModel, extra="forbid", json_schema_extra=example(title="Refund of order 17", tags=["refund"])):
@@ -290,11 +290,7 @@ class SearchResult(BaseModel):
         description="Messages that were not looked at, since they are not in the search index yet: 0 but for a while "
         "after an upgrade or an import."
     )
-    damaged: tuple[str, ...] = Field(
-        (),
-        description="Sessions that were passed over, since an item of them in the graph store cannot be read; absent "
-        "when there are none.",
-    )
+    damaged: tuple[str, ...] = _DAMAGED
 
 
 class Health(BaseModel):

@@ -75,12 +75,7 @@ async def stream(body: ChatRequestBody, app: AppInUse, caller: CallerInUse, requ
     )
 
 
-@router.get(
-    "/history/{session_id}",
-    summary="Read what was said",
-    responses=documented(404, 409, 422, 503),
-    response_model_exclude_unset=True,
-)
+@router.get("/history/{session_id}", summary="Read what was said", responses=documented(404, 409, 422, 503))
 async def history(
     session_id: SessionId,
     app: AppInUse,

@@ -11,10 +11,10 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from threadkeep.errors import InvalidInput, KnowledgeNotFound
-from threadkeep.knowledge.views import MergeInput, PersonInput, PersonList, PersonView
+from threadkeep.knowledge.views import MergeInput, PersonInput, PersonList
 from threadkeep.memory import Memory
 from threadkeep.memory.person_archive import archive
-from threadkeep.records.erasure import ErasedKind, EraseReceipt
+from threadkeep.records.erasure import ErasedKind
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Person, PersonQuery
 from threadkeep.web.api.parameters import (
     DEFAULT_LIMIT,
@@ -62,22 +62,22 @@ async def list_persons(
         except KnowledgeNotFound:
             return PersonList(persons=[], next_cursor=None)
         known = any((q or "").lower() in text.lower() for text in (*person.aliases, *person.names))
-        return PersonList(persons=[PersonView.of(person)] if known else [], next_cursor=None)
+        return PersonList(persons=[person] if known else [], next_cursor=None)
     found, following = await persons.page(PersonQuery(q, limit, read_cursor(cursor)))
     next_cursor = write_cursor(following)
-    return PersonList(persons=[PersonView.of(person) for person in found], next_cursor=next_cursor)
+    return PersonList(persons=found, next_cursor=next_cursor)
 
 
 @router.put("", summary="Resolve a person", responses=_WRITING)
-async def resolve_person(known: PersonInput, app: AppInUse) -> PersonView:
+async def resolve_person(known: PersonInput, app: AppInUse) -> Person:
     """Return the person with an id; create the person if the id is new."""
-    return PersonView.of(await app.memory.persons.resolve(known.id, name=known.name))
+    return await app.memory.persons.resolve(known.id, name=known.name)
 
 
 @router.get("/{person_id}", summary="See a person", responses=_FAILURES)
-async def get_person(person_id: PersonId, app: AppInUse, user_id: KnowledgeUser = None) -> PersonView:
+async def get_person(person_id: PersonId, app: AppInUse, user_id: KnowledgeUser = None) -> Person:
     """Return all ids, names and preferences of a person."""
-    return PersonView.of(await _seen(app.memory, person_id, user_id))
+    return await _seen(app.memory, person_id, user_id)
 
 
 @router.delete("/{person_id}", summary="Forget a person", status_code=204, responses=_FAILURES)
@@ -88,15 +88,15 @@ async def forget_person(person_id: PersonId, app: AppInUse, user_id: KnowledgeUs
 
 
 @router.post("/{person_id}/merge", summary="Merge two persons", responses=_WRITING)
-async def merge_persons(person_id: PersonId, merge: MergeInput, app: AppInUse) -> PersonView:
+async def merge_persons(person_id: PersonId, merge: MergeInput, app: AppInUse) -> Person:
     """Merge two persons; the result has the id of the second. No data moves, so the merge can be undone."""
-    return PersonView.of(await app.memory.persons.merge(person_id, merge.into))
+    return await app.memory.persons.merge(person_id, merge.into)
 
 
 @router.post("/{person_id}/unmerge", summary="Undo a merge", responses=_FAILURES)
-async def unmerge_person(person_id: PersonId, app: AppInUse) -> PersonView:
+async def unmerge_person(person_id: PersonId, app: AppInUse) -> Person:
     """Undo the merge of an id into another. Facts remembered since then stay with the other."""
-    return PersonView.of(await app.memory.persons.unmerge(person_id))
+    return await app.memory.persons.unmerge(person_id)
 
 
 async def _seen(memory: Memory, person_id: str, user_id: str | None) -> Person:
@@ -111,7 +111,7 @@ async def _seen(memory: Memory, person_id: str, user_id: str | None) -> Person:
     return person
 
 
-class ErasedStoreView(BaseModel):
+class ErasedStoreView(BaseModel, from_attributes=True):
     """The rows, items or turns of one store."""
 
     name: str
@@ -119,7 +119,7 @@ class ErasedStoreView(BaseModel):
     after: int = Field(description="Read back after the erase.")
 
 
-class EraseView(BaseModel):
+class EraseView(BaseModel, from_attributes=True):
     """The receipt of an erase: no text and no id of the person."""
 
     kind: ErasedKind
@@ -135,11 +135,6 @@ class EraseView(BaseModel):
     stores: list[ErasedStoreView]
     not_reached: list[str] = Field(description="Copies that remain, such as backups.")
     signature: str
-
-    @classmethod
-    def of(cls, receipt: EraseReceipt) -> EraseView:
-        """Return the view of a receipt."""
-        return cls.model_validate({**receipt.to_dict(), "complete": receipt.complete})
 
 
 users_router = APIRouter(prefix="/api/v1/users", tags=["users"], route_class=EncodedPathRoute)
@@ -212,4 +207,4 @@ async def erase_user(
     Sessions of the person are deleted whole, messages in sessions of others become empty rows. `complete` is false if
     the person wrote meanwhile: repeat it.
     """
-    return EraseView.of(await app.memory.erase(user_id=user_id, dry_run=dry_run))
+    return EraseView.model_validate(await app.memory.erase(user_id=user_id, dry_run=dry_run))

@@ -186,7 +186,7 @@ def _stream(runs: RunService, events: AsyncGenerator[Followed | RunStartBody | N
             case RunPiece():
                 yield json_event({"node": event.node, "message_id": event.message_id, "text": event.text}, "token")
             case RunEvent():
-                yield _encoded_event(event.kind, RunEventBody.of(event), str(event.number))
+                yield _encoded_event(event.kind, RunEventBody.model_validate(event), str(event.number))
             case Run():
                 yield _encoded_event("end", RunBody.whole(event, await runs.usage(event.run_id)))
 
@@ -268,7 +268,7 @@ async def list_runs(
     )
     found, following = await (await app.runs.service()).list(query)
     next_cursor = write_cursor(following)
-    return RunList(runs=[RunSummary.of(run) for run in found], next_cursor=next_cursor)
+    return RunList(runs=[RunSummary.model_validate(run) for run in found], next_cursor=next_cursor)
 
 
 @router.get("/runs/{run_id}", summary="See a run", responses=_FAILURES)
@@ -281,7 +281,7 @@ async def get_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunBo
 async def get_tree(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunTree:
     """Return all runs of its tree, parents before their children."""
     found = await (await app.runs.service()).tree(run_id, user_id=user_id)
-    return RunTree(root_run_id=found[0].root_run_id, runs=[RunSummary.of(run) for run in found])
+    return RunTree(root_run_id=found[0].root_run_id, runs=[RunSummary.model_validate(run) for run in found])
 
 
 @router.get("/runs/{run_id}/trace", summary="See what happened in a run", responses=_FAILURES)
@@ -294,7 +294,7 @@ async def get_trace(
 ) -> RunTraceBody:
     """Return nodes, model calls, tools, children and messages, in order. The trace contains messages' text."""
     found = await (await app.runs.service()).trace(run_id, after=after, limit=limit, user_id=user_id)
-    events = [RunEventBody.of(event) for event in found]
+    events = [RunEventBody.model_validate(event) for event in found]
     return RunTraceBody(run_id=run_id, events=events, next_after=events[-1].number if len(events) == limit else None)
 
 

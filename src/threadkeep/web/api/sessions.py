@@ -56,7 +56,7 @@ search_router = APIRouter(prefix="/api/v1/search", tags=["search"])
 _FAILURES = documented(404, 409, 422, 503)
 
 
-@router.get("", summary="List sessions", responses=documented(422, 503), response_model_exclude_defaults=True)
+@router.get("", summary="List sessions", responses=documented(422, 503))
 async def list_sessions(
     *,
     app: AppInUse,
@@ -79,26 +79,20 @@ async def list_sessions(
     found, following = await everything.page(SessionQuery(user_id, text, active, limit, position, tag, channel))
     next_cursor = write_cursor(following)
     damaged = damaged_sessions(await everything.damaged(user_id))
-    return SessionList(sessions=[SessionBody.of(info) for info in found], next_cursor=next_cursor, damaged=damaged)
+    return SessionList(
+        sessions=[SessionBody.model_validate(info) for info in found], next_cursor=next_cursor, damaged=damaged
+    )
 
 
-@router.get(
-    "/{session_id}",
-    summary="See what is known of a session",
-    responses=_FAILURES,
-    response_model_exclude_defaults=True,
-)
+@router.get("/{session_id}", summary="See what is known of a session", responses=_FAILURES)
 async def get_session(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionBody:
     """Return a session's title, newest message, number of messages and owner."""
     _, info = await AllSessions(app.memory).find(session_id, user_id=user_id)
-    return SessionBody.of(info)
+    return SessionBody.model_validate(info)
 
 
 @router.patch(
-    "/{session_id}",
-    summary="Change what is known of a session",
-    responses={**_FAILURES, **documented(400, 413)},
-    response_model_exclude_defaults=True,
+    "/{session_id}", summary="Change what is known of a session", responses={**_FAILURES, **documented(400, 413)}
 )
 async def change_session(
     session_id: SessionId, changes: SessionPatch, app: AppInUse, user_id: UserId = None
@@ -108,7 +102,7 @@ async def change_session(
     info = await session.update(
         title=changes.title, tags=changes.tags, metadata=changes.metadata, active=changes.active
     )
-    return SessionBody.of(replace(info, namespace=found.namespace))
+    return SessionBody.model_validate(replace(info, namespace=found.namespace))
 
 
 @router.delete("/{session_id}", summary="Delete a session", status_code=204, responses=_FAILURES)
@@ -120,7 +114,7 @@ async def delete_session(session_id: SessionId, app: AppInUse, user_id: UserId =
     await everything.erase_conversations(session_id, user_id=user_id)
 
 
-@router.post("/{session_id}/reset", summary="Begin anew", responses=_FAILURES, response_model_exclude_defaults=True)
+@router.post("/{session_id}/reset", summary="Begin anew", responses=_FAILURES)
 async def reset_session(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionBody:
     """Hide all earlier messages from the model. The transcript stays. The reset is ordered among the turns."""
     session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
@@ -128,10 +122,10 @@ async def reset_session(session_id: SessionId, app: AppInUse, user_id: UserId = 
         await session.reset()
     else:
         await app.chat.reset(session_id)
-    return SessionBody.of(replace(await session.info(), namespace=found.namespace))
+    return SessionBody.model_validate(replace(await session.info(), namespace=found.namespace))
 
 
-@search_router.get("", summary="Search messages", responses=documented(422, 503), response_model_exclude_unset=True)
+@search_router.get("", summary="Search messages", responses=documented(422, 503))
 async def search(
     app: AppInUse,
     q: Annotated[str, Query(min_length=1, max_length=1000, description="Words; all of them must be there.")],
@@ -141,20 +135,14 @@ async def search(
     """Return messages that contain all words of a query, best first, of one user or of all."""
     found = await AllSessions(app.memory).search(q, user_id=user_id, limit=limit)
     hits = [SearchHitBody.of(hit) for hit in found.hits]
-    damaged = {"damaged": found.damaged} if found.damaged else {}
-    return SearchResult(hits=hits, count=len(hits), unindexed=found.unindexed, **damaged)
+    return SearchResult(hits=hits, count=len(hits), unindexed=found.unindexed, damaged=found.damaged)
 
 
 _CHANGES = documented(400, 404, 413, 422, 503)
 _CHAT_FAILURES = documented(400, 404, 409, 413, 422, 502, 503)
 
 
-@router.post(
-    "/{session_id}/take-back",
-    summary="Take the newest messages back",
-    responses=_CHANGES,
-    response_model_exclude_unset=True,
-)
+@router.post("/{session_id}/take-back", summary="Take the newest messages back", responses=_CHANGES)
 async def take_back(
     session_id: SessionId, app: AppInUse, body: TakeBackBody | None = None, user_id: UserId = None
 ) -> TakenBack:
@@ -168,12 +156,7 @@ async def take_back(
     return TakenBack(session_id=session_id, messages=messages, count=len(messages))
 
 
-@router.post(
-    "/{session_id}/edit",
-    summary="Replace a message",
-    responses={**_CHANGES, **documented(409)},
-    response_model_exclude_unset=True,
-)
+@router.post("/{session_id}/edit", summary="Replace a message", responses={**_CHANGES, **documented(409)})
 async def edit(session_id: SessionId, body: EditBody, app: AppInUse, user_id: UserId = None) -> Edited:
     """Supersede a message and all later ones, and store a new version of it. `regenerate` has it answered."""
     session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
@@ -181,13 +164,7 @@ async def edit(session_id: SessionId, body: EditBody, app: AppInUse, user_id: Us
     return Edited(session_id=session_id, message=HistoryMessage.of(message))
 
 
-@router.post(
-    "/{session_id}/branch",
-    summary="Branch a session",
-    status_code=201,
-    responses=_CHANGES,
-    response_model_exclude_defaults=True,
-)
+@router.post("/{session_id}/branch", summary="Branch a session", status_code=201, responses=_CHANGES)
 async def branch(
     session_id: SessionId, app: AppInUse, body: BranchBody | None = None, user_id: UserId = None
 ) -> SessionBody:
@@ -195,7 +172,7 @@ async def branch(
     session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
     wanted = BranchBody() if body is None else body
     branched = await session.branch(wanted.at, session_id=wanted.session_id)
-    return SessionBody.of(replace(await branched.info(), namespace=found.namespace))
+    return SessionBody.model_validate(replace(await branched.info(), namespace=found.namespace))
 
 
 @router.post("/{session_id}/regenerate", summary="Have a question answered again", responses=_CHAT_FAILURES)

@@ -68,13 +68,14 @@ async def show_run(
     """Show a run with its tree, its questions, its usage and its trace."""
     runs = await app.runs.service()
     run = await runs.run(run_id, user_id=user)
-    events = [RunEventBody.of(event) for event in await runs.trace(run_id, after=after, limit=_EVENTS, user_id=user)]
+    trace = await runs.trace(run_id, after=after, limit=_EVENTS, user_id=user)
+    events = [RunEventBody.model_validate(event) for event in trace]
     return page(
         request,
         "run.html",
         run=RunBody.whole(run, await runs.usage(run_id, user_id=user)),
         took=_seconds(run.started_at, run.ended_at),
-        tree=[RunSummary.of(one) for one in await runs.tree(run_id, user_id=user)],
+        tree=[RunSummary.model_validate(one) for one in await runs.tree(run_id, user_id=user)],
         events=events,
         next_after=events[-1].number if len(events) == _EVENTS else None,
         calls=[call.call for call in await app.memory.manifests.of_run(run_id, user_id=user)],
