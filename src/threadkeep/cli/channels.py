@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import command_settings, opened_memory, run
+from threadkeep.cli.opening import command_settings, opened_memory, synchronous
 from threadkeep.cli.options import Confirmed, verbs
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import relative, terminal
@@ -155,7 +155,8 @@ async def send_text(
 
 
 @outbox_commands.callback()
-def list_outbox(
+@synchronous
+async def list_outbox(
     context: typer.Context,
     status: Annotated[str, typer.Option("--status", help=f"Only those that are {', '.join(OUTBOX_STATUSES)}.")] = "",
 ) -> None:
@@ -164,7 +165,15 @@ def list_outbox(
         return
     if status and status not in OUTBOX_STATUSES:
         raise WrongUse(f"--status is one of {', '.join(OUTBOX_STATUSES)}.")
-    entries = run(_entries([known for known in OUTBOX_STATUSES if status == known or (not status and known in _OPEN)]))
+    entries: list[Outgoing] = []
+    async with opened_memory() as memory:
+        for known in OUTBOX_STATUSES:
+            after = 0 if known == status or (not status and known in _OPEN) else None
+            while after is not None:
+                page = await memory.channels.outbox.entries(status=known, after=after, limit=_PAGE)
+                entries += page
+                after = page[-1].number if page else None
+    entries.sort(key=lambda entry: entry.number)
     rows = [
         (
             str(entry.number),
@@ -191,19 +200,25 @@ def list_outbox(
 
 
 @outbox_commands.command("retry")
-def retry_answer(number: Number) -> None:
+@synchronous
+async def retry_answer(number: Number) -> None:
     """Retry an answer that has failed."""
-    if not run(_retry(number)):
+    async with opened_memory() as memory:
+        found = await memory.channels.outbox.retry(number)
+    if not found:
         raise NotDone("No failed answer has this number; list them with: threadkeep channels outbox --status failed")
     terminal.result({"retried": number}, f"Answer {number} is sent again.")
 
 
 @outbox_commands.command("drop")
-def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
+@synchronous
+async def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
     """Drop an undelivered answer; it stays in the transcript."""
     refusal = "The person never gets a dropped answer; add --yes to drop it without confirmation."
     terminal.confirm(f"Drop answer {number}?", refusal, confirmed=confirmed)
-    if not run(_drop(number)):
+    async with opened_memory() as memory:
+        found = await memory.channels.outbox.drop(number)
+    if not found:
         raise NotDone("No undelivered answer has this number; list them with: threadkeep channels outbox")
     terminal.result({"dropped": number}, f"Answer {number} is dropped.")
 
@@ -294,27 +309,6 @@ def _fields(given: Sequence[str] | None) -> dict[str, Json]:
 
 def _since(moment: object) -> str:
     return relative(moment) if isinstance(moment, datetime) else "-"
-
-
-async def _entries(statuses: Sequence[OutboxStatus]) -> list[Outgoing]:
-    async with opened_memory() as memory:
-        found: list[Outgoing] = []
-        for status in statuses:
-            after = 0
-            while page := await memory.channels.outbox.entries(status=status, after=after, limit=_PAGE):
-                found += page
-                after = page[-1].number
-        return sorted(found, key=lambda entry: entry.number)
-
-
-async def _retry(number: int) -> bool:
-    async with opened_memory() as memory:
-        return await memory.channels.outbox.retry(number)
-
-
-async def _drop(number: int) -> bool:
-    async with opened_memory() as memory:
-        return await memory.channels.outbox.drop(number)
 
 
 async def _send(name: str, session_id: str, text: str, message_id: str) -> str:

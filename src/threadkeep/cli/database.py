@@ -15,7 +15,7 @@ from threadkeep.cli.opening import command_settings
 from threadkeep.cli.options import Confirmed, verbs
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, file_size, relative, terminal
-from threadkeep.errors import SchemaTooNew, StoreError
+from threadkeep.errors import SchemaTooNew
 
 if TYPE_CHECKING:
     from threadkeep.settings import Settings
@@ -133,17 +133,14 @@ async def _fill_index(driver: Driver) -> tuple[int, int]:
     index = SearchIndex(driver)
     total = left = await index.unindexed()
     idle = 0
-    with terminal.progress("Filling the search index", total) as reach:
-        try:
-            while left and idle < _MOST_IDLE_PASSES:
-                complete = await index.catch_up(seconds=_SLICE_SECONDS)
-                before, left = left, 0 if complete else await index.unindexed()
-                idle = 0 if left < before else idle + 1
-                reach(max(total - left, 0), f"{max(total - left, 0):,} of {counted(total, 'message')}")
-        except (StoreError, asyncio.CancelledError):
-            done = f"{max(total - left, 0):,} of {counted(total, 'message')}"
-            terminal.note(f"Broken off: {done} are in the search index. Migrate again to go on; nothing is half done.")
-            raise
+    words = "{:,} of " + counted(total, "message")
+    again = " are in the search index. Migrate again to go on; nothing is half done."
+    with terminal.progress("Filling the search index", total, so_far=words.format(0), again=again) as reach:
+        while left and idle < _MOST_IDLE_PASSES:
+            complete = await index.catch_up(seconds=_SLICE_SECONDS)
+            before, left = left, 0 if complete else await index.unindexed()
+            idle = 0 if left < before else idle + 1
+            reach(max(total - left, 0), words.format(max(total - left, 0)))
     return max(total - left, 0), left
 
 
@@ -301,19 +298,12 @@ async def partition_tables(
 async def _partition(driver: Driver, partitions: int) -> bool:
     from threadkeep.store.partitions import partition
 
-    so_far = counted(0, "message")
-
     def report(done: int, total: int, copied: int) -> None:
-        nonlocal so_far
-        so_far = counted(copied, "message")
-        reach(100 * done // total if total else 100, so_far)
+        reach(100 * done // total if total else 100, counted(copied, "message"))
 
-    try:
-        with terminal.progress("Copying", 100) as reach:
-            return await partition(driver, partitions, report=report)
-    except (StoreError, asyncio.CancelledError):
-        terminal.note(f"Broken off: {so_far} copied. Say the same again to go on; the tables are as they were.")
-        raise
+    again = " copied. Say the same again to go on; the tables are as they were."
+    with terminal.progress("Copying", 100, so_far="0 messages", again=again) as reach:
+        return await partition(driver, partitions, report=report)
 
 
 @pending_commands.command("list")

@@ -135,20 +135,15 @@ def check_summary_model(settings: Settings) -> list[Finding]:
 def check_pending(settings: Settings) -> list[Finding]:
     """Return findings about turns that wait to be written, to this database or to earlier ones."""
     from threadkeep.history.pending import folder_of
+    from threadkeep.history.pending_files import waiting_files
 
     own = folder_of(settings.database, settings.pending_dir)
     try:
-        return _pending_findings(own)
+        elsewhere = sum(len(file.entries) for folder in _siblings(own) for file in waiting_files(folder))
+        found = [_waiting(waiting_files(own)), *_unusable(own), *_unreadable(own)]
     except OSError as error:
         detail = f"The pending turns in {own} cannot be read ({error.strerror})."
         return [Finding("pending writes", "fail", detail, "Correct the owner and the permissions of its files.")]
-
-
-def _pending_findings(own: Path) -> list[Finding]:
-    from threadkeep.history.pending_files import waiting_files
-
-    elsewhere = sum(len(file.entries) for folder in _siblings(own) for file in waiting_files(folder))
-    found = [_waiting(waiting_files(own)), *_unusable(own), *_unreadable(own)]
     if elsewhere:
         detail = f"{counted(elsewhere, 'turn')} to be written to other databases, below {own.parent}."
         cure = "Open those databases once more with this user, or drop the turns there."

@@ -22,7 +22,7 @@ from threadkeep.cli.options import (
 )
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, first_words, relative, terminal
-from threadkeep.records.knowledge import FACT_KINDS, PROPOSAL_STATUSES, Fact, FactKind, Proposal, ProposalQuery, Scope
+from threadkeep.records.knowledge import FACT_KINDS, PROPOSAL_STATUSES, Fact, Proposal, ProposalQuery, Scope
 
 if TYPE_CHECKING:
     from threadkeep.knowledge.proposals import Proposals
@@ -38,7 +38,7 @@ _Key = Annotated[str, typer.Argument(metavar="KEY", help="The key of the fact, s
 _Kind = Annotated[str | None, typer.Option("--kind", help=f"One of {', '.join(FACT_KINDS)}.")]
 
 _Id = Annotated[str, typer.Argument(metavar="PROPOSAL", help="The id of the proposal in the list.")]
-_By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides; by default the login name.")]
+By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides; by default the login name.")]
 
 
 def scope_named(session: str | None, workspace: str | None, user: str | None) -> Scope | None:
@@ -83,7 +83,8 @@ async def list_facts(
     from threadkeep.records.knowledge import FactQuery
 
     scope = scope_named(session, workspace, user)
-    query = FactQuery(scope, None, _kind(kind), None, text, past, limit=limit, cursor=read_cursor(cursor))
+    wanted = one_of("--kind", kind, FACT_KINDS)
+    query = FactQuery(scope, None, wanted, None, text, past, limit=limit, cursor=read_cursor(cursor))
 
     async with opened_memory() as memory:
         facts, following = await memory.knowledge.facts_page(query)
@@ -148,7 +149,7 @@ async def add_fact(
     from threadkeep.knowledge.views import FactView
 
     scope = needed_scope(session, workspace, user)
-    fact_kind = _kind(kind)
+    fact_kind = one_of("--kind", kind, FACT_KINDS)
 
     async with opened_memory() as memory:
         fact = await memory.knowledge.remember(scope, key, json_or_text(value), kind=fact_kind, confidence=confidence)
@@ -192,10 +193,6 @@ async def forget_facts(
             terminal.error(f"Nothing is known under {key}; list what is with: threadkeep facts list")
     if missing:
         raise typer.Exit(1)
-
-
-def _kind(kind: str | None) -> FactKind | None:
-    return one_of("--kind", kind, FACT_KINDS)
 
 
 def _owner(known: Fact | Proposal) -> str:
@@ -259,21 +256,21 @@ async def list_proposals(
 
 
 @commands.command("accept")
-async def accept_proposal(proposal: _Id, by: _By = None) -> None:
+async def accept_proposal(proposal: _Id, by: By = None) -> None:
     """Accept a proposed fact: it is remembered with its message as evidence."""
-    await _decide(lambda proposals: proposals.accept(proposal, by=_name(by)))
+    await _decide(lambda proposals: proposals.accept(proposal, by=decider(by)))
 
 
 @commands.command("reject")
-async def reject_proposal(proposal: _Id, by: _By = None) -> None:
+async def reject_proposal(proposal: _Id, by: By = None) -> None:
     """Reject a proposed fact permanently."""
-    await _decide(lambda proposals: proposals.reject(proposal, by=_name(by)))
+    await _decide(lambda proposals: proposals.reject(proposal, by=decider(by)))
 
 
 @commands.command("undo")
-async def undo_proposal(proposal: _Id, by: _By = None) -> None:
+async def undo_proposal(proposal: _Id, by: By = None) -> None:
     """Undo an accepted proposal: the value before it is valid again."""
-    await _decide(lambda proposals: proposals.undo(proposal, by=_name(by)))
+    await _decide(lambda proposals: proposals.undo(proposal, by=decider(by)))
 
 
 async def _decide(work: Callable[[Proposals], Awaitable[Proposal]]) -> None:
@@ -286,5 +283,6 @@ async def _decide(work: Callable[[Proposals], Awaitable[Proposal]]) -> None:
     )
 
 
-def _name(by: str | None) -> str:
+def decider(by: str | None) -> str:
+    """Return the name of the person who decides."""
     return by or getpass.getuser()

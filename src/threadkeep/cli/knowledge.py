@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.facts import OfSession, OfUser, OfWorkspace, needed_scope
+from threadkeep.cli.facts import By, OfSession, OfUser, OfWorkspace, decider, needed_scope
 from threadkeep.cli.opening import opened_memory
 from threadkeep.cli.options import Confirmed, Limit, one_of, verbs
 from threadkeep.cli.problems import WrongUse
@@ -25,8 +24,6 @@ commands = verbs("Graphiti: consent, messages on their way, tests of the server.
 
 _PAUSE_SECONDS = 1.0
 _SAY_YES = "Say --yes to do it without being asked."
-
-_By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides; by default the user's login.")]
 
 
 @commands.command("status")
@@ -48,7 +45,7 @@ async def decide_consent(
     data: Annotated[
         list[str] | None, typer.Option("--data", help=f"What may go: {', '.join(DATA_CLASSES)}; by default all in use.")
     ] = None,
-    by: _By = None,
+    by: By = None,
     confirmed: Confirmed = False,
 ) -> None:
     """Allow data to go to the Graphiti endpoint, or decline; without options show the decisions."""
@@ -59,9 +56,9 @@ async def decide_consent(
         terminal.confirm(
             "Everything of these kinds that is said from now on goes there. Allow it?", _SAY_YES, confirmed=confirmed
         )
-        consents = [await _with_graphiti(lambda graphiti: _grant(graphiti, classes, _name(by)))]
+        consents = [await _with_graphiti(lambda graphiti: _grant(graphiti, classes, decider(by)))]
     elif decline:
-        consents = [await _with_graphiti(lambda graphiti: graphiti.decline(by=_name(by)))]
+        consents = [await _with_graphiti(lambda graphiti: graphiti.decline(by=decider(by)))]
     else:
         consents = await _with_graphiti(lambda graphiti: graphiti.consents.decisions())
     if terminal.as_json:
@@ -84,13 +81,13 @@ async def trust_workspace(
     ] = None,
     *,
     withdraw: Annotated[bool, typer.Option("--withdraw", help="Trust it no more.")] = False,
-    by: _By = None,
+    by: By = None,
 ) -> None:
     """Trust a workspace: messages of other workspaces never go to Graphiti."""
 
     async def trusting(graphiti: Graphiti) -> list[str | None]:
         name = workspace or graphiti.workspace
-        await (graphiti.consents.distrust(name) if withdraw else graphiti.consents.trust(name, by=_name(by)))
+        await (graphiti.consents.distrust(name) if withdraw else graphiti.consents.trust(name, by=decider(by)))
         return await graphiti.consents.trusted()
 
     trusted = await _with_graphiti(trusting)
@@ -325,7 +322,3 @@ def _classes(data: Sequence[str] | None) -> list[DataClass] | None:
     if unknown := set(data) - set(DATA_CLASSES):
         raise WrongUse(f"{', '.join(sorted(unknown))}: data is one of {', '.join(DATA_CLASSES)}.")
     return [name for name in DATA_CLASSES if name in data]
-
-
-def _name(by: str | None) -> str:
-    return by or getpass.getuser()

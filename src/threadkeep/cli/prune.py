@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,6 @@ from threadkeep.cli.opening import command_settings, opened_memory
 from threadkeep.cli.options import Confirmed, UserId, session_ids
 from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import Reach, counted, relative, terminal
-from threadkeep.errors import StoreError
 from threadkeep.records import Retention, RetentionLimits
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ async def prune_sessions(
             _show_plan(plan, total)
             return
         _confirm_deletion(f"{_amount(total.deleted)}{_whole(total)}", confirmed or not total.deleted.sessions)
-        with _pruning(total.messages, _words(Pruned())) as reach:
+        with _progress(total.messages, _words(Pruned())) as reach:
             done = await retention.prune(
                 rules, session_ids=chosen, user_id=user, report=lambda done: reach(done.messages, _words(done))
             )
@@ -105,7 +103,7 @@ async def prune_runs(
             _show_run_plan(plan, total)
             return
         _confirm_deletion(_run_words(total), confirmed or not plan)
-        with _pruning(total.runs, _run_words(PrunedRuns())) as reach:
+        with _progress(total.runs, _run_words(PrunedRuns())) as reach:
             done = await memory.run_retention.prune(rules, report=lambda done: reach(done.runs, _run_words(done)))
         with terminal.waiting("Removing their checkpoints"):
             await _remove_checkpoints(memory, rules)
@@ -163,22 +161,9 @@ def _confirm_deletion(what: str, confirmed: bool) -> None:
     terminal.confirm(f"Delete {what}, for good?", refusal, confirmed=confirmed)
 
 
-@contextmanager
-def _pruning(total: int, nothing: str) -> Iterator[Reach]:
-    """Show the progress of the pruning in the block, also if it is interrupted; `nothing` replaces empty progress."""
-    so_far = nothing
-
-    def note_progress(done: int, words: str) -> None:
-        nonlocal so_far
-        so_far = words
-        reach(done, words)
-
-    try:
-        with terminal.progress("Pruning", total or None) as reach:
-            yield note_progress
-    except (StoreError, asyncio.CancelledError):
-        terminal.note(f"Broken off: {so_far}. Prune again to go on; nothing is half done.")
-        raise
+def _progress(total: int, nothing: str) -> AbstractContextManager[Reach]:
+    again = ". Prune again to go on; nothing is half done."
+    return terminal.progress("Pruning", total or None, so_far=nothing, again=again)
 
 
 def _total(plan: Sequence[PlannedRemoval]) -> Pruned:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 from threadkeep.cli.problems import WrongUse
+from threadkeep.errors import StoreError
 
 # Importing rich takes a tenth of a second, which pipes and JSON do not need.
 if TYPE_CHECKING:
@@ -168,12 +169,32 @@ class Terminal:
             yield
 
     @contextmanager
-    def progress(self, title: str, total: int | None, *, every: bool = False) -> Iterator[Reach]:
+    def progress(
+        self, title: str, total: int | None, *, every: bool = False, so_far: str = "", again: str = ""
+    ) -> Iterator[Reach]:
         """Show the progress of the work in the block: a bar on a terminal, otherwise lines on stderr.
 
         The lines are some seconds apart, so that a log shows activity without being flooded; with `every` there is one
-        for each report.
+        for each report. If the block is interrupted, a note has the last words, at first `so_far`, and `again`, which
+        says how to go on.
         """
+        import asyncio
+
+        def reach(done: int, words: str) -> None:
+            nonlocal so_far
+            so_far = words
+            show(done, words)
+
+        try:
+            with self._progress(title, total, every=every) as show:
+                yield reach
+        except (StoreError, asyncio.CancelledError):
+            if again:
+                self.note(f"Broken off: {so_far}{again}")
+            raise
+
+    @contextmanager
+    def _progress(self, title: str, total: int | None, *, every: bool) -> Iterator[Reach]:
         if self.as_json:
             yield lambda done, words: None
         elif not sys.stderr.isatty():

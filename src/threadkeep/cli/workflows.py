@@ -170,7 +170,7 @@ def explain_keys(
 
     found = explain_key(_named(workflow), read_payload(payload), by_hand=by_hand)
     if terminal.as_json:
-        terminal.json({"workflow": workflow, "agents": [one.to_dict() for one in found]})
+        terminal.json({"workflow": workflow, "agents": found})
         return
     if not found:
         terminal.say(f"{workflow} has no agent.")

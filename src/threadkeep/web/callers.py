@@ -56,14 +56,6 @@ class RateLimits:
     keys: Buckets = field(default_factory=lambda: Buckets(0))
     users: Buckets = field(default_factory=lambda: Buckets(0))
 
-    def count_key(self, name: str) -> None:
-        """Count a request of a key.
-
-        Raises:
-            ProblemRaised: there were too many (429).
-        """
-        _raise_after(self.keys.take(name), "This key")
-
     def count_user(self, user_id: str) -> None:
         """Count a request of a user.
 
@@ -113,6 +105,16 @@ class Caller:
             )
             raise ProblemRaised(make_problem(404, "user-not-found", sentence))
         return self.user_id
+
+    def count(self) -> None:
+        """Count a request, for the key and for the user that it speaks for.
+
+        Raises:
+            ProblemRaised: there were too many (429).
+        """
+        _raise_after(self.limits.keys.take(self.name), "This key")
+        if self.user_id is not None:
+            self.limits.count_user(self.user_id)
 
     def check(self, routes: Iterable[BaseRoute], scope: Scope) -> None:
         """Check that the caller may reach the route of a request.

@@ -41,9 +41,7 @@ class KeyVerifier:
         caller = await self._caller(token.encode("utf-8", "surrogateescape"))
         if caller is None:
             return None
-        self._limits.count_key(caller.name)
-        if caller.user_id is not None:
-            self._limits.count_user(caller.user_id)
+        caller.count()
         scopes: list[str] = [*KEY_SCOPES[: KEY_SCOPES.index(caller.scope) + 1]]
         return AccessToken(token="", client_id=caller.name, scopes=scopes, subject=caller.user_id)
 

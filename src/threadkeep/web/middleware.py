@@ -74,7 +74,7 @@ class Access:
             if scope["type"] == "http" and not _is_open(scope["path"]):
                 caller = await self._caller(scope)
                 caller.check(self._routes, scope)
-                self._count(caller)
+                caller.count()
                 scope.setdefault("state", {})["caller"] = caller
         except ProblemRaised as refused:
             page = refusal_page(scope, refused)
@@ -99,11 +99,6 @@ class Access:
         if not _is_local(headers, self._origins):
             raise ProblemRaised(make_problem(403, "foreign-host", _FOREIGN_HOST))
         return Caller(_LOCAL, "admin", limits=self._limits)
-
-    def _count(self, caller: Caller) -> None:
-        self._limits.count_key(caller.name)
-        if caller.user_id is not None:
-            self._limits.count_user(caller.user_id)
 
 
 def _is_open(path: str) -> bool:

@@ -67,75 +67,47 @@ _DOCUMENTED: Mapping[int, str] = {
     502: "The model did not answer, or the workflow failed; the message is stored.",
     503: "The database does not answer, or the service stops; try again.",
 }
-# For each error its status and the last part of its type, and a sentence; None if the error provides its own.
-_KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]] = (
-    ((InvalidKey,), 422, "invalid-session-id", None),
-    ((InvalidInput,), 422, "invalid-request", None),
-    (
-        (SessionNotFound, WrongUser),
-        404,
-        "session-not-found",
-        "There is no such session, or not for this user; GET /api/v1/sessions lists what there is.",
-    ),
-    (
-        (WorkflowNotFound,),
-        404,
-        "workflow-not-found",
-        "There is no such workflow; `available` names those there are.",
-    ),
-    (
-        (RunNotFound,),
-        404,
-        "run-not-found",
-        "There is no such run, or not for this user; GET /api/v1/runs lists what there is.",
-    ),
-    ((ChannelNotFound,), 404, "channel-not-found", "There is no channel of that name."),
-    ((KnowledgeNotFound,), 404, "knowledge-not-found", "There is no such thing, or not for this user."),
-    (
-        (SessionBusy,),
-        409,
-        "session-busy",
-        "Another turn of the session goes on, and the workflow takes no message meanwhile; send it when that is over.",
-    ),
-    ((MessageNotFound,), 404, "message-not-found", "The session has no such message; read the ids in its history."),
-    (
-        (MessageSuperseded,),
-        409,
-        "message-superseded",
-        "The message was taken back or replaced before; read the session again, and change an active message.",
-    ),
-    ((GraphitiError,), 502, "graphiti-failed", None),
-    ((GraphitiClosed,), 409, "graphiti-closed", None),
-    ((ModelCallFailed,), 502, "model-failed", None),
-    ((RunFailed,), 502, "run-failed", None),
-    ((RunWaits,), 409, "run-waits", None),
-    ((Interrupted,), 503, "interrupted", None),
-    (
-        (BudgetTooSmall,),
-        500,
-        "context-too-small",
-        (
-            "The message does not fit beside the service's system prompt; whoever runs the service must raise "
-            "THREADKEEP_HISTORY_MAX_TOKENS or shorten THREADKEEP_SYSTEM_PROMPT."
-        ),
-    ),
-    (
-        (SessionDamaged,),
-        409,
-        "session-damaged",
-        (
-            "An item of this session in the graph store cannot be read; other sessions are not affected. Repair the "
-            "item, or DELETE the session."
-        ),
-    ),
-    ((DatabaseFileReplaced,), 503, "database-unavailable", DatabaseFileReplaced.CURE),
-    (
-        (StoreError,),
-        503,
-        "database-unavailable",
-        "The database does not take this call now; try again. GET /readyz tells when it does.",
-    ),
-)
+# For each error its status and the last part of its type, a subclass before its class.
+_KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
+    InvalidKey: (422, "invalid-session-id"),
+    InvalidInput: (422, "invalid-request"),
+    SessionNotFound: (404, "session-not-found"),
+    WrongUser: (404, "session-not-found"),
+    WorkflowNotFound: (404, "workflow-not-found"),
+    RunNotFound: (404, "run-not-found"),
+    ChannelNotFound: (404, "channel-not-found"),
+    KnowledgeNotFound: (404, "knowledge-not-found"),
+    SessionBusy: (409, "session-busy"),
+    MessageNotFound: (404, "message-not-found"),
+    MessageSuperseded: (409, "message-superseded"),
+    GraphitiError: (502, "graphiti-failed"),
+    GraphitiClosed: (409, "graphiti-closed"),
+    ModelCallFailed: (502, "model-failed"),
+    RunFailed: (502, "run-failed"),
+    RunWaits: (409, "run-waits"),
+    Interrupted: (503, "interrupted"),
+    BudgetTooSmall: (500, "context-too-small"),
+    SessionDamaged: (409, "session-damaged"),
+    StoreError: (503, "database-unavailable"),
+}
+# The sentences of the kinds that do not show the error's own.
+_SENTENCES: Mapping[str, str] = {
+    "session-not-found": "There is no such session, or not for this user; GET /api/v1/sessions lists what there is.",
+    "workflow-not-found": "There is no such workflow; `available` names those there are.",
+    "run-not-found": "There is no such run, or not for this user; GET /api/v1/runs lists what there is.",
+    "channel-not-found": "There is no channel of that name.",
+    "knowledge-not-found": "There is no such thing, or not for this user.",
+    "session-busy": "Another turn of the session goes on, and the workflow takes no message meanwhile; send it when "
+    "that is over.",
+    "message-not-found": "The session has no such message; read the ids in its history.",
+    "message-superseded": "The message was taken back or replaced before; read the session again, and change an active "
+    "message.",
+    "context-too-small": "The message does not fit beside the service's system prompt; whoever runs the service must "
+    "raise THREADKEEP_HISTORY_MAX_TOKENS or shorten THREADKEEP_SYSTEM_PROMPT.",
+    "session-damaged": "An item of this session in the graph store cannot be read; other sessions are not affected. "
+    "Repair the item, or DELETE the session.",
+    "database-unavailable": "The database does not take this call now; try again. GET /readyz tells when it does.",
+}
 
 
 class FieldProblem(BaseModel):
@@ -250,10 +222,10 @@ def _place(error: Exception) -> str:
 
 
 def _threadkeep_problem(error: ThreadkeepError) -> Problem:
-    for kinds, status, kind, sentence in _KINDS:
-        if isinstance(error, kinds):
-            problem = make_problem(status, kind, sentence or str(error))
-            return problem.model_copy(update=_members(error))
+    for kind_of_error, (status, kind) in _KINDS.items():
+        if isinstance(error, kind_of_error):
+            sentence = error.CURE if isinstance(error, DatabaseFileReplaced) else _SENTENCES.get(kind, str(error))
+            return make_problem(status, kind, sentence).model_copy(update=_members(error))
     return _http_problem(HTTPException(500))
 
 

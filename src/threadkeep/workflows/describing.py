@@ -15,6 +15,7 @@ from langgraph.graph import END, START
 from threadkeep.errors import InvalidInput
 from threadkeep.history.keys import Refusal
 from threadkeep.records import Json
+from threadkeep.records.json_values import DESCRIBED
 from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.nodes import AgentNode, NodeKind, SubworkflowNode
 
@@ -64,30 +65,23 @@ _SCOPES = ("inputs", "results", "node_outputs", "configurable", "user_context")
 class KeyExplanation:
     """The key that one agent derives from a payload.
 
-    `key` is None if no candidate gives one: the agent would work in memory only. `winner` is the candidate that gave
-    the key; `refused` are the candidates before it, each with its reason. If `uses_store` is false, the agent uses
-    the turns of the run's session, and the key is hypothetical.
+    If `uses_store` is false, the agent uses the turns of the run's session, and the key is hypothetical.
     """
+
+    __pydantic_config__ = DESCRIBED
 
     node: str
     uses_store: bool
+    """Whether the agent's history is in the graph store under this key."""
     namespace: tuple[str, ...]
     key: str | None
+    """null: it would work in memory only."""
     conversation_key: str | None
+    """The text that the winning candidate gave, before the key template."""
     winner: str | None
+    """The candidate that won."""
     refused: tuple[Refusal, ...]
-
-    def to_dict(self) -> dict[str, Json]:
-        """Return the explanation as JSON values."""
-        return {
-            "node": self.node,
-            "uses_store": self.uses_store,
-            "namespace": list(self.namespace),
-            "key": self.key,
-            "conversation_key": self.conversation_key,
-            "winner": self.winner,
-            "refused": [{"candidate": one.candidate, "reason": one.reason} for one in self.refused],
-        }
+    """The candidates before it, in the order of trying."""
 
 
 def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: bool = False) -> list[KeyExplanation]:

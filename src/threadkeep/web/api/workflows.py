@@ -7,13 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field, JsonValue
 
-from threadkeep.history.keys import Reason
 from threadkeep.records.json_values import example
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import PUBLIC, READS
 from threadkeep.web.problems import documented
 from threadkeep.workflows.definition import WorkflowSource
-from threadkeep.workflows.describing import describe, describe_whole, draw_mermaid, explain_key
+from threadkeep.workflows.describing import KeyExplanation, describe, describe_whole, draw_mermaid, explain_key
 
 
 class WorkflowSummary(BaseModel):
@@ -70,30 +69,11 @@ class KeyRequestBody(
     by_hand: bool = Field(False, description="As in a run that a person starts: `thread_id` counts.")
 
 
-class RefusalBody(BaseModel):
-    """A rejected key candidate, in its author's spelling."""
-
-    candidate: str
-    reason: Reason
-
-
-class KeyExplanationBody(BaseModel):
-    """The key that one agent derives from the payload."""
-
-    node: str
-    uses_store: bool = Field(description="Whether the agent's history is in the graph store under this key.")
-    namespace: list[str]
-    key: str | None = Field(description="null: it would work in memory only.")
-    conversation_key: str | None = Field(description="What the winning candidate gave, before the key template.")
-    winner: str | None = Field(description="The candidate that won.")
-    refused: list[RefusalBody] = Field(description="Those before it, in the order of trying.")
-
-
 class ExplainedKeys(BaseModel):
     """The keys of all agents of a workflow."""
 
     workflow: str
-    agents: list[KeyExplanationBody]
+    agents: list[KeyExplanation]
 
 
 router = APIRouter(prefix="/api/v1/workflows", tags=["workflows"])
@@ -126,6 +106,5 @@ async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) 
     Nothing is read or written.
     """
     workflow = app.workflows.get(name)
-    found = explain_key(workflow, body.payload, by_hand=body.by_hand)
-    agents = [KeyExplanationBody.model_validate(one.to_dict()) for one in found]
+    agents = explain_key(workflow, body.payload, by_hand=body.by_hand)
     return ExplainedKeys(workflow=workflow.name, agents=agents)

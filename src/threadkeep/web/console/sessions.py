@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated
@@ -19,7 +19,7 @@ from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.exporting import export, named_sessions
 from threadkeep.history.memory import damaged_sessions
 from threadkeep.history.session import Session
-from threadkeep.records import Message, SessionInfo, Summary
+from threadkeep.records import Message, SessionInfo
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
@@ -91,29 +91,21 @@ async def show_session(
     shown = await session.page(before, _MESSAGES, view="history")
     waiting = [message for message in session.waiting() if message.id not in {one.id for one in shown.messages}]
     summaries = [] if info.namespace else await app.memory.summaries.active(session_id, user_id=user)
+    grouped = groupby(shown.messages, lambda message: message.superseded_at is not None)
     return page(
         request,
         "session.html",
         info=info,
         user=user or "",
-        stretches=_stretches(shown.messages),
+        stretches=[Stretch(superseded, list(some)) for superseded, some in grouped],
         next_before=shown.next_before,
         before=before,
         waiting=waiting if before is None else [],
-        summaries=_by_end(summaries, info),
+        # By the position after which the page shows them.
+        summaries={min(summary.last_seq, info.last_seq): summary for summary in summaries},
         live=None if info.namespace else await _run_to_show(app, session_id),
         workflows=_workflows(app),
     )
-
-
-def _stretches(messages: Sequence[Message]) -> list[Stretch]:
-    grouped = groupby(messages, lambda message: message.superseded_at is not None)
-    return [Stretch(superseded, list(some)) for superseded, some in grouped]
-
-
-def _by_end(summaries: Sequence[Summary], info: SessionInfo) -> dict[int, Summary]:
-    """Return summaries by the position after which the page shows them."""
-    return {min(summary.last_seq, info.last_seq): summary for summary in summaries}
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
