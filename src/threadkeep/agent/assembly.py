@@ -350,7 +350,11 @@ class Assembler:
             message = shortened(message, cut_to, call.counter)
             before, size = before or size, count_message(message, call.counter)
             source = "text"
-        seq = self._seq(call, piece)
+        row, first = self._rows_by_id.get(piece.id), self._recollection.end
+        seq = None if row is None else row.seq
+        if row is None and piece.id is not None and piece.section == "input" and first is not None:
+            asked = [id_of(message) for message in call.question[-self._recollection.questions :]]
+            seq = first + asked.index(piece.id) if piece.id in asked else None
         if piece.section == "summary":
             return message, self._summary_entry(message, Entry("summary", size), draft, texts)
         if source != "text":
@@ -379,17 +383,6 @@ class Assembler:
             return "text" if read.seq in self._recollection.folded else "transcript"
         row = self._rows_by_id.get(piece.id)
         return "transcript" if row is not None and is_stored_as(row, message) else "text"
-
-    def _seq(self, call: Call, piece: Piece) -> int | None:
-        if piece.id is None:
-            return None
-        if (row := self._rows_by_id.get(piece.id)) is not None:
-            return row.seq
-        first = self._recollection.end
-        if piece.section != "input" or first is None:
-            return None
-        asked = [id_of(message) for message in call.question[-self._recollection.questions :]]
-        return first + asked.index(piece.id) if piece.id in asked else None
 
     def _new_begin(self, draft: Draft) -> int | None:
         """Return the seq where the window begins from the next turn on; None if it is unchanged."""

@@ -54,14 +54,23 @@ class TurnSteps:
         self._left = 0
         self._counter: TokenCounter = estimate
 
-    def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
+    def gather(
+        self, messages: Sequence[BaseMessage], question: Sequence[BaseMessage], author: str | None, ordinal: int
+    ) -> None:
         """Take the calls and results that follow the question in the state.
 
         Steps before an answer that existed at the agent's first call belong to other agents.
         """
         self._author, self._ordinal = author or "", ordinal
+        asked = {message.id for message in question}
+        end = max([place for place, message in enumerate(messages, start=1) if message.id in asked], default=0)
+        since_question = messages[end:]
         if self._others is None:
-            answers = [place for place, message in enumerate(since_question, start=1) if _is_answer(message)]
+            answers = [
+                place
+                for place, message in enumerate(since_question, start=1)
+                if isinstance(message, AIMessage) and not message.tool_calls
+            ]
             self._others = max(answers, default=0)
         self._own = []
         called: set[str] = set()
@@ -164,10 +173,6 @@ def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
             asked.append(message.seq)
         following = message
     return asked[:turns][-1] if asked and turns else None
-
-
-def _is_answer(message: BaseMessage) -> bool:
-    return isinstance(message, AIMessage) and not message.tool_calls
 
 
 def _same_run(one: Message, other: Message) -> bool:

@@ -173,7 +173,11 @@ def exclusions(
     draft: Draft, rows: Rows, recollection: Recollection
 ) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
     """Return the excluded positions of the transcript, in order, and the excluded messages of the run's state."""
-    if _nothing_is_out(draft, recollection):
+    call, read, end = draft.call, recollection.messages, recollection.end
+    changed = draft.unsendable or draft.chosen.excluded or call.forgotten or call.superseded
+    partial = recollection.excluded or recollection.begin or end is None or end - 1 != len(read)
+    if not changed and not partial and (not read or read[0].seq == 1):
+        # Most calls have all messages of their session and of the run's state.
         return (), ()
     messages = [
         *draft.unsendable,
@@ -193,16 +197,6 @@ def exclusions(
             places.setdefault(row.seq, reason)
     earlier = tuple(replace(gap, reason="over_budget") if _unsummarised(gap, draft) else gap for gap in earlier)
     return (*earlier, *_ranges(places)), others
-
-
-def _nothing_is_out(draft: Draft, recollection: Recollection) -> bool:
-    """Return whether a call has all messages of its session and of the run's state, as most calls have."""
-    if draft.unsendable or draft.chosen.excluded or draft.call.forgotten or draft.call.superseded:
-        return False
-    rows, end = recollection.messages, recollection.end
-    if recollection.excluded or recollection.begin or end is None or end - 1 != len(rows):
-        return False
-    return not rows or rows[0].seq == 1
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:

@@ -285,13 +285,13 @@ class SessionOrder:
 
         A wait of half a minute is reported once, since a tool whose own thread asks the same session never ends it.
         """
-        run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop()])}
+        run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop.get()])}
         with self._lock:
             holder = self._holders.setdefault(session_id, run)
             queue = self._waiting.setdefault(session_id, {})
             if holder is run:
                 return
-            blocked = blocked_loop()
+            blocked = blocked_loop.get()
             if blocked is not None and any(blocked in other.loops for other in (holder, *queue.values())):
                 return
             turn: _Turn = Future()

@@ -124,7 +124,7 @@ class TurnContext:
         self.keep()
         measure = await self._measuring.of(use)
         self._use, self._budget = use, measure.unscaled(measure.budget)
-        self._steps.gather(messages[self._end(messages) :], author, ordinal)
+        self._steps.gather(messages, self._question, author, ordinal)
         if self._assembler is None:
             recollection = (await self._recall(messages, measure)).without_failures()
             fold = self._options.plan.fold_repeats
@@ -346,11 +346,6 @@ class TurnContext:
         first = self._question[0].id if self._question else None
         ids = [message.id for message in messages]
         return ids.index(first) if first in ids else 0
-
-    def _end(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the index after the question among the run's messages."""
-        asked = {message.id for message in self._question}
-        return max([place for place, message in enumerate(messages, start=1) if message.id in asked], default=0)
 
     def _manifest(self, sent: Assembled, measure: CallMeasure, run_id: str) -> ContextManifest:
         place = self._place or CallPlace(run_id, "", self._session.session_id)

@@ -294,7 +294,9 @@ class ModelFacts:
 
 def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
     """Return the facts of a model; its window is the override, else its profile's, else that of its name."""
-    name = name_of_model(model)
+    named = [getattr(model, attribute, None) for attribute in ("model_name", "model")]
+    names = [one for one in named if isinstance(one, str) and one]
+    name = kept_name(names[0]) if names else None
     profile = getattr(model, "profile", None)
     told = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
     window = known_window(name, override if override is not None else told)
@@ -304,15 +306,6 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
     return ModelFacts(
         name, window or DEFAULT_WINDOW, provider if isinstance(provider, str) else None, known=window is not None
     )
-
-
-def name_of_model(model: BaseChatModel | None) -> str | None:
-    """Return the name that a LangChain chat model gives its provider, in a form that can be stored."""
-    for attribute in ("model_name", "model"):
-        name = getattr(model, attribute, None)
-        if isinstance(name, str) and name:
-            return kept_name(name)
-    return None
 
 
 def kept_name(name: str) -> str:

@@ -261,6 +261,7 @@ def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> Toke
     return counter if factor is None else scaled(counter, factor)
 
 
+@lru_cache(maxsize=256)
 def encoding_of(model: str | None) -> Encoding | None:
     """Return the encoding of an OpenAI model; None for others."""
     for name in names_of(model):
@@ -271,7 +272,7 @@ def encoding_of(model: str | None) -> Encoding | None:
 
 def name_of(counter: TokenCounter) -> str:
     """Return the counter's name, for manifests: a name of `counter_named`, or the function's own name."""
-    if isinstance(counter, ScaledCounter):
+    if isinstance(counter, ScaledCounter | RememberingCounter):
         return counter.name
     known = [name for name, estimating in _ESTIMATES.items() if counter is estimating]
     return known[0] if known else plain_name(counter)
@@ -312,7 +313,9 @@ class RememberedCounts:
             return counter
         if isinstance(counter, ScaledCounter):
             return ScaledCounter(self.remembering(counter.counter), counter.base, counter.hundredths)
-        return self._counters.setdefault(counter, RememberingCounter(counter))
+        if counter not in self._counters:
+            self._counters[counter] = RememberingCounter(counter)
+        return self._counters[counter]
 
 
 def plain_counter(counter: TokenCounter) -> TokenCounter:

@@ -131,7 +131,7 @@ class ScriptedModel(OfflineModel):
         """Record the call and take the next reply, without yielding to another call in between."""
         copies = [message.model_copy(deep=True) for message in messages]
         self._calls.append(copies)
-        self._tools.append(tuple(tool["function"]["name"] for tool in options.get("tools") or ()))
+        self._tools.append(tuple([tool["function"]["name"] for tool in options.get("tools") or ()]))
         try:
             reply = next(self._replies)
         except StopIteration:
@@ -179,7 +179,7 @@ def _result(messages: Sequence[BaseMessage], said: Sequence[str | AIMessage]) ->
         message = said[0].model_copy(deep=True)
     else:
         calls = [call for piece in said if isinstance(piece, AIMessage) for call in piece.tool_calls]
-        text = "".join(piece if isinstance(piece, str) else str(piece.text) for piece in said)
+        text = "".join([piece if isinstance(piece, str) else str(piece.text) for piece in said])
         message = AIMessage(content=text, tool_calls=calls)
     message.usage_metadata = _usage(messages, said)
     return ChatResult(generations=[ChatGeneration(message=message)])
@@ -216,6 +216,6 @@ def _usage(messages: Sequence[BaseMessage], said: Sequence[str | AIMessage]) -> 
     given = [piece.usage_metadata for piece in said if isinstance(piece, AIMessage) and piece.usage_metadata]
     if given:
         return given[-1]
-    words_in = sum(len(str(message.text).split()) for message in messages)
-    words_out = sum(len((piece if isinstance(piece, str) else str(piece.text)).split()) for piece in said)
+    words_in = sum([len(str(message.text).split()) for message in messages])
+    words_out = sum([len((piece if isinstance(piece, str) else str(piece.text)).split()) for piece in said])
     return UsageMetadata(input_tokens=words_in, output_tokens=words_out, total_tokens=words_in + words_out)
