@@ -1,15 +1,12 @@
-"""Runs that this process executes."""
+"""A run that this process executes."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from threadkeep.agent.holding import RunHold
-from threadkeep.errors import StoreError
 from threadkeep.records.runs import Run
 from threadkeep.runs.engine.engine import Stop
 from threadkeep.runs.progress import RunProgress
@@ -49,38 +46,3 @@ class ActiveRun:
             self.hold.lost = stop == "lost"
             if self.task is not None:
                 self.task.cancel()
-
-
-class ActiveRuns:
-    """The runs that this process is executing."""
-
-    def __init__(self) -> None:
-        self._runs: dict[str, ActiveRun] = {}
-
-    def of(self, run_id: str) -> ActiveRun | None:
-        """Return the run with this id; None if it is not executed here."""
-        return self._runs.get(run_id)
-
-    def all(self) -> Sequence[ActiveRun]:
-        """Return a snapshot of all runs."""
-        return tuple(self._runs.values())
-
-    def add(self, active: ActiveRun) -> None:
-        """Add a run."""
-        self._runs[active.run.run_id] = active
-
-    def remove(self, run_id: str) -> None:
-        """Remove a run."""
-        del self._runs[run_id]
-
-    async def flush(self, run_id: str) -> None:
-        """Store the events that a run has noted so far, for a reader; a database that is away changes nothing."""
-        if (active := self.of(run_id)) is not None:
-            with contextlib.suppress(StoreError):
-                await active.tracer.flush()
-
-    async def flush_tree(self, root_run_id: str) -> None:
-        """Store the events that the runs of a tree have noted so far."""
-        for each in self.all():
-            if each.run.root_run_id == root_run_id:
-                await each.tracer.flush()

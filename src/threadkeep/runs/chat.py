@@ -179,7 +179,7 @@ class Chat:
         """
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         # One at a time, so messages enter the session's order as they arrived in this process.
-        async with self._in_turn(turn.order_key):
+        async with self._lock_of(turn.order_key):
             runs = await self._service(session)
             if runs is None:
                 return None
@@ -190,6 +190,10 @@ class Chat:
         if ended.status == "failed" and ended.error == StoreUnavailable.__name__:
             return None
         return await self._answers.of_recorded(turn, ended, runs, submitted)
+
+    def _lock_of(self, key: str) -> asyncio.Lock:
+        """Return the lock that orders operations on one session in this process outside of recorded runs."""
+        return self._locks.setdefault(key, asyncio.Lock())
 
     async def _service(self, session: Session) -> RunService | None:
         """Return the run service when it is ready; None if it is not available now.
@@ -231,7 +235,10 @@ class Chat:
                         await listen(turn, stream, ending)
                 if (outcome := stream.outcome) is None:
                     return await ending
-                ended = await self._recorded(turn, outcome, ending)
+                ended: Run | Outcome = outcome
+                with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
+                    async with self._memory.session(turn.session_id).timeout():
+                        ended = await asyncio.shield(ending)
                 # The outcome of an attempt that the database ended is void if the run continues.
                 if ended is not outcome or stream.outcome is outcome:
                     return ended
@@ -265,16 +272,8 @@ class Chat:
         finally:
             watching.cancel()
 
-    async def _recorded(self, turn: ChatTurn, outcome: Outcome, ending: asyncio.Task[Run]) -> Run | Outcome:
-        """Return the recorded end of a run executed here; return the outcome if there is no record."""
-        try:
-            async with self._memory.session(turn.session_id).timeout():
-                return await asyncio.shield(ending)
-        except (RunNotFound, StoreError, TimeoutError):
-            return outcome
-
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
-        async with self._in_turn(turn.order_key):
+        async with self._lock_of(turn.order_key):
             if turn.stopped:
                 raise Interrupted(STOPPED)
             if (stored := await self._answers.stored(turn)) is not None:
@@ -316,7 +315,7 @@ class Chat:
             RunFailed: the workflow did not succeed.
         """
         runs = await self._runs.service()
-        async with self._in_turn(session_id):
+        async with self._lock_of(session_id):
             submitted = await runs.submit(RunRequest(workflow=workflow, session_id=session_id))
             try:
                 result = await runs.result(submitted.run_id)
@@ -324,13 +323,6 @@ class Chat:
                 return  # the run was deleted with its session
         if result.status != "done":
             raise RunFailed(submitted.run_id, result.run.error or result.status)
-
-    @contextlib.asynccontextmanager
-    async def _in_turn(self, key: str) -> AsyncIterator[None]:
-        """Hold the lock that orders operations on one session in this process outside of recorded runs."""
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:
-            yield
 
 
 @dataclass(frozen=True)

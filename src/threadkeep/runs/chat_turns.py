@@ -171,17 +171,19 @@ class ChatTurn:
     def start(self, task: asyncio.Task[ChatAnswer]) -> None:
         """Set the task that follows the turn to its end."""
         self.task = task
-        task.add_done_callback(lambda _: self._signal())
+        task.add_done_callback(self._signal)
 
     def tell_started(self) -> None:
         """Send the start event to all followers, once."""
         if not self._events:
-            self._tell(ChatStarted(self.session_id, self.run_id, self.message_id))
+            self._events.append(ChatStarted(self.session_id, self.run_id, self.message_id))
+            self._signal()
 
     def tell_piece(self, piece: RunPiece) -> None:
         """Send a token of the answer to all followers."""
         self.tell_started()
-        self._tell(ChatToken(piece.text, piece.message_id))
+        self._events.append(ChatToken(piece.text, piece.message_id))
+        self._signal()
 
     async def answer(self) -> ChatAnswer:
         """Wait for the answer. Cancelling the caller does not stop the turn."""
@@ -217,18 +219,14 @@ class ChatTurn:
         pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
         return not pieces or pieces.endswith(response)
 
-    def _tell(self, event: ChatStarted | ChatToken) -> None:
-        self._events.append(event)
-        self._signal()
-
-    def _signal(self) -> None:
+    def _signal(self, *_: object) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
 
 async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> None:
     """Forward the events of the run's current attempt to the turn until its outcome is known."""
-    work.add_done_callback(lambda _: stream.signal())
+    work.add_done_callback(stream.signal)
     published = stream.first_piece
     while True:
         change = stream.next_change

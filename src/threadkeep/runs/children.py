@@ -43,7 +43,7 @@ class RunChildren:
             BudgetSpent: the child has used the rest of its parent's budget.
         """
         workflow = await self._worker.workflows.newest(request.workflow)
-        parent = self._worker.active.of(request.parent_run_id)
+        parent = self._worker.active.get(request.parent_run_id)
         if parent is None:
             raise ChildFailed(
                 f"{request.workflow!r} was requested by a run that is not active here; start that run first.",

@@ -56,7 +56,7 @@ class RunMaintenance:
 
     async def watch(self) -> None:
         """Cancel runs that were requested to stop, and runs that another process owns."""
-        before = [active for active in self._worker.active.all() if active.stop is None]
+        before = [active for active in self._worker.active.values() if active.stop is None]
         if not before:
             return
         held: dict[str, str | None] = {}
@@ -64,7 +64,7 @@ class RunMaintenance:
             held |= await self._runs.held_by(owner)
         for active in before:
             run_id = active.run.run_id
-            if self._worker.active.of(run_id) is not active:
+            if self._worker.active.get(run_id) is not active:
                 continue
             if run_id not in held:
                 active.cancel("lost")

@@ -69,7 +69,7 @@ class RunFollowing:
         stream.waiting += 1
         stream.followers += 1
         try:
-            await self._worker.active.flush(run_id)
+            await self._worker.flush(run_id)
             async with aclosing(self._followed(stream, after, user_id)) as everything:
                 async for item in everything:
                     yield item

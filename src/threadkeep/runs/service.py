@@ -102,7 +102,7 @@ class RunService:
             return [run_id]
         stopped = await self._runs.request_cancel(run_id)
         for each in stopped:
-            if (active := self._worker.active.of(each)) is not None:
+            if (active := self._worker.active.get(each)) is not None:
                 active.cancel("cancelled")
             else:
                 self._worker.streams.signal(each)
@@ -198,7 +198,7 @@ class RunService:
             RunNotFound: there is none that the user may see.
         """
         await self._following.run(run_id, user_id)
-        await self._worker.active.flush(run_id)
+        await self._worker.flush(run_id)
         return await self._runs.trace.events(run_id, after=after, limit=limit)
 
     async def usage(
@@ -210,7 +210,7 @@ class RunService:
             RunNotFound: there is none that the user may see.
         """
         await self._following.run(run_id, user_id)
-        await self._worker.active.flush(run_id)
+        await self._worker.flush(run_id)
         return await self._runs.trace.usage(run_id, with_children=with_children)
 
     def has(self, run_id: str) -> bool:
@@ -219,7 +219,7 @@ class RunService:
 
     def is_active(self, session_id: str) -> bool:
         """Return whether this process executes a run of a session."""
-        return any(active.run.session_id == session_id for active in self._worker.active.all())
+        return any(active.run.session_id == session_id for active in self._worker.active.values())
 
     async def ready(self) -> None:
         """Prepare the engine, so that the first run does not have to wait for it.

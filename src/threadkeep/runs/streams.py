@@ -93,8 +93,8 @@ class RunStream:
         self.pieces.append(piece)
         self.signal()
 
-    def signal(self) -> None:
-        """Wake all waiters for a change."""
+    def signal(self, *_: object) -> None:
+        """Wake all waiters for a change; it is also a callback of tasks."""
         changed, self.next_change = self.next_change, asyncio.Event()
         changed.set()
 

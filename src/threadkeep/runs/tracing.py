@@ -69,7 +69,7 @@ class RunTracer:
 
     def note(self, kind: str, node: str | None = None, data: Data | None = None) -> None:
         """Note an event."""
-        self._group.events.append(TraceEvent(kind, node, data or {}, self._trace.now()))
+        self._group.events.append(TraceEvent(kind, node, data or {}, self._trace.clock()))
         self._store_soon(times=_START_TIMES if kind in _AT_ITS_START else 1)
 
     def use(self, usage: TokenUsage) -> None:

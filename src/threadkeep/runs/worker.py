@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
 from threadkeep.agent.holding import run_hold
-from threadkeep.boundary import AsyncOnFailure, ErrorBoundary
-from threadkeep.errors import StoreClosed
+from threadkeep.boundary import ErrorBoundary
+from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import BegunTurn
 from threadkeep.observe import RunTakenOver, RunTrouble, RunWork, work_for
 from threadkeep.records.runs import STATUS, Begun, Over, Run
-from threadkeep.runs.active_runs import ActiveRun, ActiveRuns, RunStop
+from threadkeep.runs.active_runs import ActiveRun, RunStop
 from threadkeep.runs.endings import RunEndings, end_orphans, report_run, report_turn
 from threadkeep.runs.engine.engine import Engine
 from threadkeep.runs.execution import Dependencies, RunExecution
@@ -40,7 +41,7 @@ class Worker:
 
     def __init__(self, memory: Memory, workflows: RunWorkflows, checkpoints: RunCheckpoints) -> None:
         self.streams = RunStreams()
-        self.active = ActiveRuns()
+        self.active: dict[str, ActiveRun] = {}
         self.workflows = workflows
         self._memory = memory
         self._runs = memory.runs
@@ -80,12 +81,23 @@ class Worker:
 
     def has(self, run_id: str) -> bool:
         """Return whether a run is executed here or about to be."""
-        return self.active.of(run_id) is not None or run_id in self._begun
+        return run_id in self.active or run_id in self._begun
 
     def holds(self, run_id: str) -> bool:
         """Return whether this process certainly still owns a run."""
-        active = self.active.of(run_id)
+        active = self.active.get(run_id)
         return active is not None and active.stop is None and self.engine.holds(active.run.root_run_id)
+
+    async def flush(self, run_id: str) -> None:
+        """Store the events that a run has noted so far, for a reader; a database that is away changes nothing."""
+        if (active := self.active.get(run_id)) is not None:
+            with suppress(StoreError):
+                await active.tracer.flush()
+
+    async def _flush_tree(self, root_run_id: str) -> None:
+        for each in list(self.active.values()):
+            if each.run.root_run_id == root_run_id:
+                await each.tracer.flush()
 
     async def start(self, run_id: str, run: Run | None = None, begun: BegunTurn | None = None) -> None:
         """Execute a run here, unless it was started already.
@@ -102,15 +114,14 @@ class Worker:
         self._started[run_id] = stream
         if run is not None:
             self._begun[run_id] = run, begun
-
-        async def undo() -> None:
+        try:
+            await self.engine.start(run_id)
+        except (asyncio.CancelledError, Exception):
             stream.started = False
             self._started.pop(run_id, None)
             if run is not None and self._begun.pop(run_id, None) is not None and run.owner is not None:
                 await self._runs.give_back(run_id, run.owner)
-
-        async with AsyncOnFailure(undo):
-            await self.engine.start(run_id)
+            raise
 
     async def execute(self, run_id: str) -> None:
         """Execute a run if it may begin now; otherwise the run before it in the order starts it.
@@ -218,13 +229,13 @@ class Worker:
         # A run that begins here has a caller that waits; a run that is taken over has none.
         active.hold.told = begins
         stream.hold = active.hold
-        self.active.add(active)
+        self.active[run.run_id] = active
         stream.begin()
         return active
 
     async def _leave(self, active: ActiveRun) -> bool:
         """Release a run; return whether it has no checkpoints."""
-        self.active.remove(active.run.run_id)
+        del self.active[active.run.run_id]
         await active.tracer.close()
         for entry in active.hold.manifests:
             # Stored already if the reply to the end of the run was lost.
@@ -267,7 +278,7 @@ class Worker:
             # The answer may wait in the folder of the dead process.
             await self._memory.pending.adopt(run.session_id)
         try:
-            workflow = await retry_until_available(lambda: self._workflow_of(active))
+            workflow = await retry_until_available(partial(self._workflow_of, active))
         except VersionGone as gone:
             return Outcome("interrupted", error=gone.kind)
         active.progress.beside = beside_of(workflow)
@@ -277,9 +288,7 @@ class Worker:
         limited = [run] if run.budget.to_dict() else []
         if run.parent_run_id is not None:
             limited += await retry_until_available(lambda: self._limited_above(run))
-        active.ledger = RunLedger(
-            self._runs.trace, active.tracer, limited, lambda: self.active.flush_tree(run.root_run_id)
-        )
+        active.ledger = RunLedger(self._runs.trace, active.tracer, limited, lambda: self._flush_tree(run.root_run_id))
         execution = RunExecution(
             active.run,
             workflow,
@@ -308,7 +317,7 @@ class Worker:
         found: list[Run] = []
         current: Run | None = run
         while current is not None and (parent_run_id := current.parent_run_id) is not None:
-            above = self.active.of(parent_run_id)
+            above = self.active.get(parent_run_id)
             current = above.run if above is not None else await self._runs.run(parent_run_id)
             if current is not None and current.budget.to_dict():
                 found.append(current)
@@ -316,7 +325,7 @@ class Worker:
 
     def _why_cancelled(self, active: ActiveRun) -> RunStop:
         """Return why the executing task was cancelled from outside: by the engine, or by its parent's task."""
-        above = self.active.of(active.run.parent_run_id or "")
+        above = self.active.get(active.run.parent_run_id or "")
         if above is not None:
             return above.stop if above.stop in ("closing", "lost") else "cancelled"
         return self.engine.stopping(active.run.run_id) or "closing"

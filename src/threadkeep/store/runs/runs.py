@@ -19,17 +19,6 @@ from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
 from threadkeep.store.statements import load_statements
 
 
-def _result_parameters(result: Mapping[str, Json] | None) -> dict[str, object]:
-    short = None if result is None else short_result(result)
-    message_id, text = (None, None) if result is None or short is None else (result["message_id"], result["text"])
-    return {
-        "result": None if result is None else compact(json_text(dict(result))),
-        "short_result": None if short is None else compact(json_text(short)),
-        "message_id": message_id,
-        "text": clean_json(text),
-    }
-
-
 @dataclass(frozen=True)
 class RunEnding:
     """The end of a run; `asked` is the run as its owner began it."""
@@ -252,11 +241,17 @@ class Runs:
         return changed
 
     def _end_parameters(self, run_id: str, owner: str, ending: RunEnding) -> dict[str, object]:
+        result = ending.result
+        short = None if result is None else short_result(result)
+        message_id, text = (None, None) if result is None or short is None else (result["message_id"], result["text"])
         return {
             "run_id": run_id,
             "owner": owner,
             "status": ending.status,
-            **_result_parameters(ending.result),
+            "result": None if result is None else compact(json_text(dict(result))),
+            "short_result": None if short is None else compact(json_text(short)),
+            "message_id": message_id,
+            "text": clean_json(text),
             **short_inputs(ending.inputs(), ending.asked.message_id if ending.asked else None),
             "error": ending.error,
             "set_aside": ending.set_aside,

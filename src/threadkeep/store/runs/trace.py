@@ -165,13 +165,9 @@ class RunTrace:
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], limits: TraceLimits) -> None:
         self._driver = driver
-        self._clock = clock
+        self.clock = clock
         self._limits = limits
         self._sql = load_statements("runs_trace.sql", "runs.sql", f"{driver.backend}/runs.sql")
-
-    def now(self) -> datetime:
-        """Return the time of an event that is noted now."""
-        return self._clock()
 
     async def append(
         self,
@@ -319,7 +315,7 @@ class RunTrace:
 
     async def begin_tool(self, run_id: str, call_id: str, tool: str) -> ToolCall:
         """Record the start of a tool call that must not run twice; only a `fresh` call may run."""
-        place = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self._clock())}
+        place = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self.clock())}
         asked = [(self._sql[name], place) for name in ("keep_run", "begin_tool", "tool_call")]
         kept, fresh, found = await self._driver.write(asked)
         if not kept:
@@ -335,7 +331,7 @@ class RunTrace:
             "run_id": run_id,
             "call_id": call_id,
             "result": json_text(result),
-            "now": time_text(self._clock()),
+            "now": time_text(self.clock()),
         }
         [finished] = await self._driver.write([(self._sql["finish_tool"], parameters)])
         return bool(finished)
@@ -343,7 +339,7 @@ class RunTrace:
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
         """Return the events that fit the limits, and the new extent."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
-        now = self._clock()
+        now = self.clock()
         kept_events: list[StoredEvent] = []
         for event in events:
             moment = time_microseconds(event.at or now)
