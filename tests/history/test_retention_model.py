@@ -14,8 +14,8 @@ from tests.history.retaining import DAY
 from threadkeep import Memory, Message
 from threadkeep.context.window import Extent, Limits, choose
 from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.history.all_sessions import AllRetention
 from threadkeep.history.retention import Amount
-from threadkeep.history.retention_rounds import AllRetention
 from threadkeep.records import Retention, RetentionLimits, Role
 from threadkeep.testing import SettableClock
 

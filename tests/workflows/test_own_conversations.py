@@ -17,8 +17,7 @@ from tests.runs.desk import RunDesk, carried_out
 from tests.workflows.desk import Desk, spoken
 from tests.workflows.test_agent_history import BOT, FailingStore, said_in, telegram
 from threadkeep import Memory, MemoryOptions, Message, RetentionOptions, SessionNotFound, open_memory
-from threadkeep.history.all_sessions import AllSessions
-from threadkeep.history.retention_rounds import AllRetention
+from threadkeep.history.all_sessions import AllRetention, AllSessions
 from threadkeep.observe import MessagesPruned, PendingWrites, WriteDeferred, WriteFailed
 from threadkeep.records import Json, Retention, RetentionLimits
 from threadkeep.runs.requests import RunRequest

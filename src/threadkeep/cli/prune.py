@@ -18,8 +18,8 @@ from threadkeep.records import Retention, RetentionLimits
 if TYPE_CHECKING:
     from threadkeep.history.memory import Memory
     from threadkeep.history.retention import Amount, PlannedRemoval, Pruned
-    from threadkeep.history.run_retention import PrunedRuns, RunRetention
-    from threadkeep.store.runs.retention import FinishedTree
+    from threadkeep.history.run_retention import RunRetention
+    from threadkeep.store.retention import FinishedTree, PrunedRuns
 
 _MOST_SHOWN = 50
 _CHECKPOINTS_AT_ONCE = 50
@@ -47,15 +47,18 @@ async def prune_sessions(
 
     A session with limits of its own uses those. Repeat an interrupted command to continue it.
     """
-    from threadkeep.history.retention import Pruned
-    from threadkeep.history.retention_rounds import AllRetention
+    from threadkeep.history.all_sessions import AllRetention
+    from threadkeep.history.retention import Amount, Pruned
 
     rules = _rules(delete, RetentionLimits(max_age_days, max_messages, max_idle_days))
     async with opened_memory() as memory:
         retention, chosen = AllRetention(memory), tuple(sessions or ())
         with terminal.waiting("Looking for what is beyond the limits"):
             plan = [removal async for removal in retention.plan(rules, session_ids=chosen, user_id=user)]
-        total = _total(plan)
+        amounts = [(one, Amount(1, one.messages, one.tokens)) for one in plan]
+        total = sum(
+            (Pruned.by(one.action, amount, whole_sessions=one.whole_session) for one, amount in amounts), Pruned()
+        )
         if dry_run:
             _show_plan(plan, total)
             return
@@ -92,7 +95,7 @@ async def prune_runs(
 
     A run is deleted together with its child runs, or not at all. Repeat an interrupted command to continue it.
     """
-    from threadkeep.history.run_retention import PrunedRuns
+    from threadkeep.store.retention import PrunedRuns
 
     async with opened_memory() as memory:
         rules = _run_rules(memory.run_retention.rules, older_than, set_aside_older_than)
@@ -164,20 +167,6 @@ def _confirm_deletion(what: str, confirmed: bool) -> None:
 def _progress(total: int, nothing: str) -> AbstractContextManager[Reach]:
     again = ". Prune again to go on; nothing is half done."
     return terminal.progress("Pruning", total or None, so_far=nothing, again=again)
-
-
-def _total(plan: Sequence[PlannedRemoval]) -> Pruned:
-    from threadkeep.history.retention import Amount, Pruned
-
-    total = Pruned()
-    for removal in plan:
-        amount = Amount(1, removal.messages, removal.tokens)
-        if removal.action == "archive":
-            total = replace(total, archived=total.archived + amount)
-        else:
-            whole = total.whole_sessions + removal.whole_session
-            total = replace(total, deleted=total.deleted + amount, whole_sessions=whole)
-    return total
 
 
 def _show_plan(plan: Sequence[PlannedRemoval], total: Pruned) -> None:

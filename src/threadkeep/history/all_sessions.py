@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain, zip_longest
@@ -12,10 +12,12 @@ from threadkeep.context.manifest import ContextManifest, ConversationPlace
 from threadkeep.errors import InvalidInput, SessionDamaged, SessionNotFound
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.graph_conversations import order_name, place_in
+from threadkeep.history.keys import check_session_id
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory
+from threadkeep.history.retention import PlannedRemoval, Pruned, Pruner
 from threadkeep.history.session import LONGEST_PAGE, Session
-from threadkeep.records import SearchResult, SessionInfo
+from threadkeep.records import Retention, SearchResult, SessionInfo
 from threadkeep.store.manifests import Cursor, StoredManifest
 from threadkeep.store.transcripts import SessionQuery
 
@@ -242,3 +244,86 @@ class AllSessions:
 
 def _cursor_of(info: SessionInfo) -> _Cursor:
     return info.updated_at, info.session_id
+
+
+class AllRetention:
+    """A pruner that runs the `Pruner` of each location in turn, for the interfaces and the schedule.
+
+    A session id means every session or conversation with that id.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    async def has_work(self) -> bool:
+        """Return whether there are rules, or sessions with limits of their own."""
+        return await self._memory.retention.has_work()
+
+    async def plan(
+        self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
+    ) -> AsyncIterator[PlannedRemoval]:
+        """Yield the removals that are due now, location by location; nothing is written.
+
+        Raises:
+            SessionNotFound: a named session does not exist, or not for this user.
+        """
+        for pruner, chosen in await self._chosen(session_ids, user_id):
+            async for removal in pruner.plan(rules, session_ids=chosen, user_id=user_id):
+                yield removal
+
+    async def prune(
+        self,
+        rules: Retention | None = None,
+        *,
+        session_ids: Sequence[str] = (),
+        user_id: str | None = None,
+        report: Callable[[Pruned], object] | None = None,
+        may_continue: Callable[[], Awaitable[bool]] | None = None,
+    ) -> Pruned:
+        """Archive and delete messages beyond the limits, as `Pruner.prune` in each location.
+
+        Raises:
+            SessionNotFound: a named session does not exist, or not for this user; nothing was done.
+            StoreError: a database is not available; completed steps stay done.
+        """
+        done = Pruned()
+        for pruner, chosen in await self._chosen(session_ids, user_id):
+
+            def add(here: Pruned, before: Pruned = done) -> None:
+                if report is not None:
+                    report(before + here)
+
+            done += await pruner.prune(
+                rules, session_ids=chosen, user_id=user_id, report=add, may_continue=may_continue
+            )
+        return done
+
+    async def change(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> None:
+        """Set or remove a session's own limits.
+
+        Raises:
+            SessionNotFound: there is no such session, or not for this user.
+            InvalidInput: it is in a location where sessions have no own limits.
+        """
+        for _, memory in await AllSessions(self._memory).locations():
+            with contextlib.suppress(SessionNotFound):
+                return await memory.retention.change(session_id, retention, user_id=user_id)
+        raise SessionNotFound(session_id)
+
+    async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
+        """Return the pruner of each location with the sessions to prune there; all if none is named."""
+        wanted = list(dict.fromkeys(session_ids))
+        for session_id in wanted:
+            check_session_id(session_id)
+        chosen: list[tuple[Pruner, list[str]]] = []
+        for _, memory in await AllSessions(self._memory).locations():
+            there: list[str] = []
+            for session_id in wanted:
+                with contextlib.suppress(SessionNotFound):
+                    await memory.retention.of(session_id, user_id=user_id)
+                    there.append(session_id)
+            if there or not wanted:
+                chosen.append((memory.retention, there))
+        for missing in set(wanted).difference(*(there for _, there in chosen)):
+            raise SessionNotFound(missing)
+        return chosen

@@ -16,6 +16,7 @@ from threadkeep.graph_store.indexed import NOT_AVAILABLE
 from threadkeep.graph_store.items import ConversationChanged
 from threadkeep.graph_store.layout import ConversationLayouts
 from threadkeep.graph_store.opening import open_graph_backend
+from threadkeep.history.all_sessions import AllRetention
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations, Opening
 from threadkeep.history.manifests import Manifests
@@ -25,7 +26,7 @@ from threadkeep.history.memory_parts import Backend, LearnedFactors, MemoryParts
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
-from threadkeep.history.retention_rounds import AllRetention, RetentionSchedule
+from threadkeep.history.retention_rounds import RetentionSchedule
 from threadkeep.history.run_retention import RunPruner
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Backend as BackendLabel

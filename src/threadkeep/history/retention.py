@@ -1,31 +1,31 @@
 """Retention of messages: limits for all sessions or for one, and the removal of messages beyond them.
 
-Removals start at the beginning of a session, so that the rest has no gaps. Work is done in short steps, with an equally
-long pause after each: a concurrent append waits for one step at most. An interrupted round has completed whole steps
-only, and the next round continues from there.
+Removals start at the beginning of a session, so that the rest has no gaps.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from threadkeep.errors import InvalidInput, SessionDamaged, SessionNotFound
+from threadkeep.graph_store.retention import ConversationRetention
 from threadkeep.history.keys import check_session_id
+from threadkeep.history.retention_rounds import Round
 from threadkeep.observe import MessagesPruned, Observer
-from threadkeep.records import Json, Retention, RetentionLimits
+from threadkeep.records import Retention, RetentionLimits
 from threadkeep.store.driver import RowLocked
-from threadkeep.store.retention import STEP_MESSAGES, Action, Prunable, Removal, Retaining
+from threadkeep.store.retention import STEP_MESSAGES, Action, Counts, Prunable, Removal, RetentionRows
 
 if TYPE_CHECKING:
     from threadkeep.history.pending import PendingTurns
 
-_LONGEST_PAUSE_SECONDS = 0.25
+type Retaining = RetentionRows | ConversationRetention
+"""The sessions of one location, as retention needs them; the guarantees are those of `RetentionRows`."""
+
 # A slow or busy database gets shorter steps, because appends wait for them.
 _LONG_STEP_SECONDS = 0.03
 _LEAST_MESSAGES = 25
@@ -47,19 +47,16 @@ class PlannedRemoval:
 
 
 @dataclass(frozen=True)
-class Amount:
+class Amount(Counts):
     """An amount of removed messages: the messages, their tokens, and the number of sessions."""
 
     sessions: int = 0
     messages: int = 0
     tokens: int = 0
 
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.sessions + other.sessions, self.messages + other.messages, self.tokens + other.tokens)
-
 
 @dataclass(frozen=True)
-class Pruned:
+class Pruned(Counts):
     """The result of a round, or of its plan.
 
     `whole_sessions` of the deleted ones were deleted entirely. `busy` sessions were left for the next round: one of
@@ -71,49 +68,17 @@ class Pruned:
     whole_sessions: int = 0
     busy: int = 0
 
-    def __add__(self, other: Pruned) -> Pruned:
-        return Pruned(
-            self.archived + other.archived,
-            self.deleted + other.deleted,
-            self.whole_sessions + other.whole_sessions,
-            self.busy + other.busy,
-        )
+    @classmethod
+    def by(cls, action: Action, amount: Amount, *, whole_sessions: int = 0) -> Pruned:
+        """Return the result of one action."""
+        if action == "archive":
+            return cls(archived=amount)
+        return cls(deleted=amount, whole_sessions=whole_sessions)
 
     @property
     def messages(self) -> int:
         """The number of archived and deleted messages."""
         return self.archived.messages + self.deleted.messages
-
-    def to_dict(self) -> dict[str, Json]:
-        """Return the numbers as JSON values."""
-        return asdict(self)
-
-
-@dataclass
-class Round[R]:
-    """A round of removals in short steps, and its result so far.
-
-    `report` is called with the result after each step. `may_continue` is called before each step; False stops the
-    round.
-    """
-
-    done: R
-    report: Callable[[R], object] | None = None
-    may_continue: Callable[[], Awaitable[bool]] | None = None
-
-    async def continues(self) -> bool:
-        """Return whether the round was not stopped."""
-        return self.may_continue is None or await self.may_continue()
-
-    def count(self, done: R) -> None:
-        """Replace the result by the one after a step, and report it."""
-        self.done = done
-        if self.report is not None:
-            self.report(done)
-
-    async def pause(self, seconds: float) -> None:
-        """Pause for the duration of the last step, so that other writers are not delayed."""
-        await asyncio.sleep(min(seconds, _LONGEST_PAUSE_SECONDS))
 
 
 class MessageRound:
@@ -126,7 +91,7 @@ class MessageRound:
 
     def skip(self) -> None:
         """Count a session that is left for the next round."""
-        self._work.done = replace(self._work.done, busy=self._work.done.busy + 1)
+        self._work.done += Pruned(busy=1)
 
     async def remove(self, removals: Sequence[Removal]) -> None:
         """Remove messages of a session, until it is locked or damaged."""
@@ -139,37 +104,28 @@ class MessageRound:
 
     async def _remove(self, removal: Removal) -> bool:
         """Remove in steps; return False if the session has changed or the round is stopped."""
-        sessions = 1
-        after = removal.after_seq
+        sessions, after = 1, removal.after_seq
         while after < removal.upto_seq:
-            if not await self._work.continues():
+            if not await self._work.begin_step():
                 return False
-            started = time.perf_counter()
             removed = await self._rows.step(replace(removal, after_seq=after), messages=self._messages)
             if removed is None:
                 return False
-            after = removed.upto_seq
-            self._count(removal.action, Amount(sessions, removed.messages, removed.tokens))
-            sessions = 0
-            await self._pause(time.perf_counter() - started)
+            amount = Amount(sessions, removed.messages, removed.tokens)
+            self._adapt(await self._work.end_step(Pruned.by(removal.action, amount)))
+            sessions, after = 0, removed.upto_seq
         if removal.idle_before is not None and removal.whole_session:
             if not await self._rows.delete_session(removal.session_id, idle_before=removal.idle_before):
                 return False
-            self._work.done = replace(self._work.done, whole_sessions=self._work.done.whole_sessions + 1)
-            self._count("delete", Amount(sessions))
+            self._work.count(Pruned(deleted=Amount(sessions), whole_sessions=1))
         return True
 
-    async def _pause(self, seconds: float) -> None:
-        """Pause for as long as a step took, and adapt the size of the next step."""
+    def _adapt(self, seconds: float) -> None:
+        """Adapt the size of the next step to the duration of the last one."""
         if seconds > _LONG_STEP_SECONDS:
             self._messages = max(self._messages // 2, _LEAST_MESSAGES)
         elif seconds < _LONG_STEP_SECONDS / 2:
             self._messages = min(self._messages * 2, STEP_MESSAGES)
-        await self._work.pause(seconds)
-
-    def _count(self, action: Action, amount: Amount) -> None:
-        added = Pruned(archived=amount) if action == "archive" else Pruned(deleted=amount)
-        self._work.count(self._work.done + added)
 
 
 @dataclass(frozen=True)
@@ -290,7 +246,7 @@ class Pruner:
         messages = MessageRound(self._rows, work)
         try:
             async for session in self._sessions(rules, session_ids, user_id):
-                if not await work.continues():
+                if not await work.begin_step():
                     break
                 try:
                     removals = await self._removals(session, rules, now)

@@ -1,126 +1,73 @@
-"""Rounds of retention: over all locations of messages, and scheduled in one of the processes of a database."""
+"""Rounds of retention in short steps, and their schedule.
+
+An equally long pause follows each step: a concurrent append waits for one step at most. An interrupted round has
+completed whole steps only, and the next round continues from there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import SessionNotFound, StoreError
-from threadkeep.history.all_sessions import AllSessions
-from threadkeep.history.keys import check_session_id
-from threadkeep.history.memory import Memory
-from threadkeep.history.retention import PlannedRemoval, Pruned, Pruner
-from threadkeep.history.run_retention import RunPruner
+from threadkeep.errors import StoreError
 from threadkeep.observe import Observer, PruningFailed
-from threadkeep.records import Retention
 from threadkeep.store.duties import Duties
+from threadkeep.store.retention import Counts
 
+_LONGEST_PAUSE_SECONDS = 0.25
 _CLAIM_SECONDS = 60.0
 _LOOK_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """The sessions to prune in one location; all if none is named."""
+@dataclass
+class Round[R: Counts]:
+    """A round of removals in short steps, and its result so far.
 
-    pruner: Pruner
-    session_ids: tuple[str, ...] = ()
-
-
-class AllRetention:
-    """A pruner that runs the `Pruner` of each location in turn, for the interfaces and the schedule.
-
-    A session id means every session or conversation with that id.
+    `report` is called with the result after each step. `may_continue` is called before each step; False stops the
+    round.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+    done: R
+    report: Callable[[R], object] | None = None
+    may_continue: Callable[[], Awaitable[bool]] | None = None
+    _begun: float = 0.0
+
+    async def begin_step(self) -> bool:
+        """Begin a step; return False if the round was stopped."""
+        if self.may_continue is not None and not await self.may_continue():
+            return False
+        self._begun = time.perf_counter()
+        return True
+
+    async def end_step(self, removed: R) -> float:
+        """Count what a step has removed, and pause; return the seconds of the step."""
+        seconds = time.perf_counter() - self._begun
+        self.count(removed)
+        await asyncio.sleep(min(seconds, _LONGEST_PAUSE_SECONDS))
+        return seconds
+
+    def count(self, removed: R) -> None:
+        """Add to the result, and report it."""
+        self.done += removed
+        if self.report is not None:
+            self.report(self.done)
+
+
+class Scheduled(Protocol):
+    """The rounds that a schedule makes."""
 
     async def has_work(self) -> bool:
-        """Return whether there are rules, or sessions with limits of their own."""
-        return await self._memory.retention.has_work()
+        """Return whether there is anything to remove, now or later."""
 
-    async def plan(
-        self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
-    ) -> AsyncIterator[PlannedRemoval]:
-        """Yield the removals that are due now, location by location; nothing is written.
-
-        Raises:
-            SessionNotFound: a named session does not exist, or not for this user.
-        """
-        for chosen in await self._chosen(session_ids, user_id):
-            async for removal in chosen.pruner.plan(rules, session_ids=chosen.session_ids, user_id=user_id):
-                yield removal
-
-    async def prune(
-        self,
-        rules: Retention | None = None,
-        *,
-        session_ids: Sequence[str] = (),
-        user_id: str | None = None,
-        report: Callable[[Pruned], object] | None = None,
-        may_continue: Callable[[], Awaitable[bool]] | None = None,
-    ) -> Pruned:
-        """Archive and delete messages beyond the limits, as `Pruner.prune` in each location.
-
-        Raises:
-            SessionNotFound: a named session does not exist, or not for this user; nothing was done.
-            StoreError: a database is not available; completed steps stay done.
-        """
-        done = Pruned()
-        for chosen in await self._chosen(session_ids, user_id):
-            before = done
-
-            def add(here: Pruned, before: Pruned = before) -> None:
-                if report is not None:
-                    report(before + here)
-
-            done += await chosen.pruner.prune(
-                rules, session_ids=chosen.session_ids, user_id=user_id, report=add, may_continue=may_continue
-            )
-        return done
-
-    async def change(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> None:
-        """Set or remove a session's own limits.
-
-        Raises:
-            SessionNotFound: there is no such session, or not for this user.
-            InvalidInput: it is in a location where sessions have no own limits.
-        """
-        for _, memory in await AllSessions(self._memory).locations():
-            try:
-                await memory.retention.change(session_id, retention, user_id=user_id)
-            except SessionNotFound:
-                continue
-            return
-        raise SessionNotFound(session_id)
-
-    async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[_Chosen]:
-        locations = await AllSessions(self._memory).locations()
-        if not session_ids:
-            return [_Chosen(memory.retention) for _, memory in locations]
-        for session_id in session_ids:
-            check_session_id(session_id)
-        chosen: list[_Chosen] = []
-        missing = dict.fromkeys(session_ids)
-        for _, memory in locations:
-            there: list[str] = []
-            for session_id in dict.fromkeys(session_ids):
-                with contextlib.suppress(SessionNotFound):
-                    await memory.retention.of(session_id, user_id=user_id)
-                    there.append(session_id)
-                    missing.pop(session_id, None)
-            if there:
-                chosen.append(_Chosen(memory.retention, tuple(there)))
-        for session_id in missing:
-            raise SessionNotFound(session_id)
-        return chosen
+    async def prune(self, *, may_continue: Callable[[], Awaitable[bool]] | None = None) -> object:
+        """Make a round; `may_continue` is called before each step, and False stops the round."""
 
 
 class RetentionSchedule:
@@ -128,7 +75,7 @@ class RetentionSchedule:
 
     def __init__(
         self,
-        pruner: AllRetention | RunPruner,
+        pruner: Scheduled,
         duties: Duties,
         *,
         duty: str,

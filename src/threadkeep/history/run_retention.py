@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 
 from threadkeep.errors import InvalidInput
-from threadkeep.history.retention import Round
+from threadkeep.history.retention_rounds import Round
 from threadkeep.observe import Observer, RunsPruned
-from threadkeep.records import Json
 from threadkeep.store.driver import RowLocked
+from threadkeep.store.retention import Cutoffs, FinishedTree, PrunedRuns
 from threadkeep.store.runs import Runs
-from threadkeep.store.runs.retention import Cutoffs, FinishedTree, RemovedRuns
 
 _PAGE_TREES = 200
 _STEP_ROWS = 500
@@ -49,29 +47,8 @@ class RunRetention:
         return Cutoffs(now - timedelta(days=self.keep_days), None if aside is None else now - timedelta(days=aside))
 
 
-@dataclass(frozen=True)
-class PrunedRuns:
-    """The result of a round: deleted trees, runs and events, and deleted versions that no run uses.
-
-    `busy` trees were left for the next round: another transaction locks one of their runs.
-    """
-
-    trees: int = 0
-    runs: int = 0
-    events: int = 0
-    versions: int = 0
-    busy: int = 0
-
-    def to_dict(self) -> dict[str, Json]:
-        """Return the numbers as JSON values."""
-        return asdict(self)
-
-
 class RunPruner:
-    """A service that deletes expired runs, the oldest first; a memory's pruner has the rules of the memory's options.
-
-    Work is done in short steps, with an equally long pause after each: a concurrent write waits for one step at most.
-    """
+    """A service that deletes expired runs, the oldest first; that of a memory has the rules of its options."""
 
     def __init__(self, runs: Runs, rules: RunRetention, *, observer: Observer, clock: Callable[[], datetime]) -> None:
         self.rules = rules
@@ -113,13 +90,12 @@ class RunPruner:
         if cutoffs is None:
             return PrunedRuns()
         work = Round(PrunedRuns(), report, may_continue)
-        trees = _TreeRound(self._runs, cutoffs, work)
         try:
             page = await self._page(cutoffs, None)
-            while page and await trees.remove(page):
+            while page and await self._remove(page, cutoffs, work):
                 page = await self._page(cutoffs, page[-1]) if len(page) == _PAGE_TREES else []
             if not page:
-                await trees.forget_versions()
+                await self._forget_versions(cutoffs, work)
         finally:
             done = work.done
             if done.runs or done.versions:
@@ -130,69 +106,41 @@ class RunPruner:
         after = None if last is None else last.cursor
         return await self._runs.finished.trees(cutoffs, after=after, limit=_PAGE_TREES)
 
-
-class _TreeRound:
-    """The deletions of a round, over groups of trees."""
-
-    def __init__(self, runs: Runs, cutoffs: Cutoffs, work: Round[PrunedRuns]) -> None:
-        self._runs = runs
-        self._cutoffs = cutoffs
-        self._work = work
-
-    async def remove(self, trees: Sequence[FinishedTree]) -> bool:
+    async def _remove(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs, work: Round[PrunedRuns]) -> bool:
         """Delete trees; return False if the round was stopped."""
         for group in _groups(trees):
             try:
-                if not await self._remove_group(group):
+                if not await self._remove_group(group, cutoffs, work):
                     return False
             except RowLocked:
-                self._work.done = replace(self._work.done, busy=self._work.done.busy + len(group))
+                work.done += PrunedRuns(busy=len(group))
         return True
 
-    async def forget_versions(self) -> None:
-        """Delete versions of workflows that no run uses any more."""
-        versions = self._runs.workflows
-        while unused := await versions.unused(self._cutoffs.before):
-            forgotten = await versions.forget(unused)
-            self._count(RemovedRuns(), versions=forgotten)
-            if not forgotten:
-                return
-
-    async def _remove_group(self, group: Sequence[FinishedTree]) -> bool:
+    async def _remove_group(self, group: Sequence[FinishedTree], cutoffs: Cutoffs, work: Round[PrunedRuns]) -> bool:
+        finished = self._runs.finished
         if len(group) == 1:
             (large,) = group
             while large.events > _STEP_ROWS:
-                if not await self._work.continues():
+                if not await work.begin_step():
                     return False
-                started = time.perf_counter()
-                removed = await self._runs.finished.delete_some_events(large, self._cutoffs, limit=_STEP_ROWS)
+                removed = await finished.delete_some_events(large, cutoffs, limit=_STEP_ROWS)
                 large = replace(large, events=max(0, large.events - removed.events))
-                await self._finish_step(removed, started)
+                await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
                     # The rest is in few rows: the events of a run that is over are in one.
                     break
             group = [large]
-        if not await self._work.continues():
+        if not await work.begin_step():
             return False
-        started = time.perf_counter()
-        await self._finish_step(await self._runs.finished.delete(group, self._cutoffs), started)
+        await work.end_step(await finished.delete(group, cutoffs))
         return True
 
-    async def _finish_step(self, removed: RemovedRuns, started: float) -> None:
-        self._count(removed)
-        await self._work.pause(time.perf_counter() - started)
-
-    def _count(self, removed: RemovedRuns, *, versions: int = 0) -> None:
-        done = self._work.done
-        self._work.count(
-            replace(
-                done,
-                trees=done.trees + removed.trees,
-                runs=done.runs + removed.runs,
-                events=done.events + removed.events,
-                versions=done.versions + versions,
-            )
-        )
+    async def _forget_versions(self, cutoffs: Cutoffs, work: Round[PrunedRuns]) -> None:
+        """Delete versions of workflows that no run uses any more."""
+        versions, forgotten = self._runs.workflows, 1
+        while forgotten and (unused := await versions.unused(cutoffs.before)):
+            forgotten = await versions.forget(unused)
+            work.count(PrunedRuns(versions=forgotten))
 
 
 def _groups(trees: Sequence[FinishedTree]) -> list[list[FinishedTree]]:

@@ -19,7 +19,7 @@ from threadkeep.history.session import Session
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunTrigger
 from threadkeep.runs.requests import RunRequest, begin_state, metadata_of
-from threadkeep.store.runs.retention import WorkflowVersions
+from threadkeep.store.runs.runs import WorkflowVersions
 from threadkeep.workflows.built_in import session_workflows
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.loading import restore_workflow

@@ -1,17 +1,18 @@
-"""Retention in the tables, and its interface for other locations of messages."""
+"""Retention in the tables: of the messages of sessions, and of runs that are over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Self
 
-from threadkeep.records import Retention, dump_json
+from threadkeep.records import Json, Retention, dump_json
+from threadkeep.records.runs import RunStatus
 from threadkeep.store.codec import TITLE_CHARACTERS, retention_of, short_time, shorten, time_of, time_text
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
 from threadkeep.store.partitions import index_statements
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import Tables, for_rows, load_statements, row_parameters
 from threadkeep.store.tables import delete_session, deletion_statements
 from threadkeep.store.transcripts import END
 
@@ -26,7 +27,20 @@ STEP_MESSAGES: Final = 200
 """The maximum number of messages in a step."""
 
 _STEP_CHARACTERS = 100_000
+_NEVER = "1970-01-01T00:00:00.000000+00:00"
 _BEGIN: dict[Action, str] = {"archive": "begin_archiving", "delete": "begin_deleting"}
+
+
+class Counts:
+    """A base class of frozen dataclasses of numbers that are added field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        added = vars(other)
+        return type(self)(**{name: number + added[name] for name, number in vars(self).items()})
+
+    def to_dict(self) -> dict[str, Json]:
+        """Return the numbers as JSON values."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True)
@@ -214,16 +228,9 @@ class RetentionRows:
             "manifests_upto": short_time(created_at, self._driver.backend),
             "unused_since": time_text(created_at - _TEXT_RENEWAL),
         }
-        for name in (
-            "remember_ids",
-            "hold_runs",
-            "delete_runs",
-            "forget_answered",
-            "delete_manifests",
-            "delete_context_texts",
-            "delete_superseded",
-            "delete_messages",
-        ):
+        runs = ("remember_ids", "hold_runs", "delete_runs", "forget_answered")
+        records = ("delete_manifests", "delete_context_texts", "delete_superseded", "delete_messages")
+        for name in (*runs, *records):
             if name in self._sql:
                 await connection.execute(self._sql[name], {**place, **times})
         await connection.execute(self._sql["delete"], {**place, "active": active})
@@ -253,60 +260,99 @@ def _of_one_step(rows: list[Row]) -> list[Row]:
 
 
 def _prunable(row: Row) -> Prunable:
-    session_id, *places, updated_at, retention, first_stored_at, first_live_at = row
-    last_seq, last_user_seq, archived_seq, deleted_seq, message_count = places
-    return Prunable(
-        session_id,
-        last_seq,
-        last_user_seq,
-        archived_seq,
-        deleted_seq,
-        message_count,
-        updated_at=time_of(updated_at),
-        retention=retention_of(retention),
-        first_stored_at=first_stored_at and time_of(first_stored_at),
-        first_live_at=first_live_at and time_of(first_live_at),
-    )
+    *numbers, updated_at, retention, first_stored_at, first_live_at = row
+    times = [time_of(moment) for moment in (first_stored_at, first_live_at)]
+    return Prunable(*numbers, *[time_of(updated_at), retention_of(retention)], *times)
 
 
-class Retaining(Protocol):
-    """The sessions of one location for retention; the guarantees are those of `RetentionRows`."""
+@dataclass(frozen=True)
+class Cutoffs:
+    """The times before which a run must have ended; without `set_aside_before` runs set aside are never deleted."""
 
-    @property
-    def archives(self) -> bool:
-        """True if the beginning of a session can be archived; otherwise it can only be deleted."""
+    before: datetime
+    set_aside_before: datetime | None = None
 
-    async def sessions(
-        self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
-    ) -> list[Prunable]:
-        """Return sessions in the order of their ids; `with_own` only sessions with their own limits."""
+    def parameters(self) -> Parameters:
+        """Return the parameters of statements."""
+        aside = self.set_aside_before
+        return {"before": time_text(self.before), "set_aside_before": _NEVER if aside is None else time_text(aside)}
 
-    async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """Return one session; None if it does not exist (or is not this user's)."""
 
-    async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the last `seq` of the messages after `after` that were all stored before a time."""
+@dataclass(frozen=True)
+class FinishedTree:
+    """An expired run with all runs below; `workflow` and the times are those of the run at the top."""
 
-    async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` before the newest active messages; 0 if there are no more than these."""
+    root_run_id: str
+    workflow: str
+    status: RunStatus
+    ended_at: datetime
+    runs: int
+    events: int
+    cursor: tuple[datetime, str]
 
-    async def extent(self, removal: Removal) -> Removed:
-        """Return how much a removal would take now."""
 
-    async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Remove the next messages; return None if the removal is complete or the session has changed."""
+@dataclass(frozen=True)
+class PrunedRuns(Counts):
+    """Deleted trees, runs and events, and deleted versions of workflows that no run uses.
 
-    async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a session whose messages are all deleted, unless new ones have arrived since."""
+    `busy` trees were left for the next round: another transaction locks one of their runs.
+    """
 
-    async def forget_ids(self) -> None:
-        """Forget the ids of deleted messages that their platform no longer sends again."""
+    trees: int = 0
+    runs: int = 0
+    events: int = 0
+    versions: int = 0
+    busy: int = 0
 
-    async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return whether a session exists (for this user), and its own limits."""
 
-    async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Set or remove a session's own limits; return False if it does not exist (or is not this user's)."""
+class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
+    """The tables of runs, as retention needs them.
 
-    async def reclaim_space(self) -> bool:
-        """Return free space to the disk; return False if the database does so by itself."""
+    Guarantees: a tree is deleted entirely or not at all; a tree with a running, waiting or resumed run stays. The
+    record that a message was answered stays as long as the message.
+    """
+
+    async def trees(self, cutoffs: Cutoffs, *, after: tuple[datetime, str] | None, limit: int) -> list[FinishedTree]:
+        """Return expired trees, the oldest first."""
+        created_at, run_id = after or (None, "")
+        place = {"created_at": time_text(created_at) if created_at else _NEVER, "run_id": run_id, "limit": limit}
+        rows = await self._driver.fetch(self._sql["over_for_long"], {**place, **cutoffs.parameters()})
+        return [_tree_of(row) for row in rows]
+
+    async def delete(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs) -> PrunedRuns:
+        """Delete the given trees that are still expired, with their traces and usage.
+
+        Raises:
+            RowLocked: another transaction has locked one of their runs.
+        """
+        sizes = {tree.root_run_id: tree for tree in trees}
+        async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
+            roots = await self._still_over(connection, sorted(sizes), cutoffs)
+            if not roots:
+                return PrunedRuns()
+            rows = [{"root_run_id": root} for root in roots]
+            await connection.execute(for_rows(self._sql["remember"], len(rows)), row_parameters(rows))
+            gone = await connection.fetch(for_rows(self._sql["delete_trees"], len(rows)), row_parameters(rows))
+        return PrunedRuns(len(roots), len(gone), sum(sizes[root].events for root in roots))
+
+    async def delete_some_events(self, tree: FinishedTree, cutoffs: Cutoffs, *, limit: int) -> PrunedRuns:
+        """Delete some events of a large tree before the tree itself; do nothing if the tree is not expired any more."""
+        async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
+            if not await self._still_over(connection, [tree.root_run_id], cutoffs):
+                return PrunedRuns()
+            parameters = {"root_run_id": tree.root_run_id, "limit": limit}
+            return PrunedRuns(events=await connection.execute(self._sql["delete_some_events"], parameters))
+
+    async def _still_over(self, connection: Connection, roots: Sequence[str], cutoffs: Cutoffs) -> list[str]:
+        rows = [{"root_run_id": root} for root in roots]
+        if "hold_trees" in self._sql:
+            await connection.fetch(for_rows(self._sql["hold_trees"], len(rows)), row_parameters(rows))
+        parameters = {**row_parameters(rows), **cutoffs.parameters()}
+        found = await connection.fetch(for_rows(self._sql["still_over"], len(rows)), parameters)
+        return [root for (root,) in found]
+
+
+def _tree_of(row: Row) -> FinishedTree:
+    root_run_id, workflow, status, created_at, run_id, ended_at, runs, events = row
+    cursor = (time_of(created_at), run_id)
+    return FinishedTree(root_run_id, workflow, status, time_of(ended_at), int(runs), int(events), cursor)

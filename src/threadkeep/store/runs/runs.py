@@ -1,22 +1,22 @@
-"""Owners of runs, and the ends of runs."""
+"""Owners of runs, the ends of runs, and the versions of their workflows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from threadkeep.records import Json, Message
-from threadkeep.records.runs import REPLY, ROLLED_BACK, Run, RunBudget, RunEnd, RunInput
-from threadkeep.store.codec import clean_json, json_text, time_text
+from threadkeep.records.runs import REPLY, ROLLED_BACK, Run, RunBudget, RunEnd, RunInput, WorkflowVersion
+from threadkeep.store.codec import clean_json, json_text, time_of, time_text
 from threadkeep.store.compact_json import compact
 from threadkeep.store.driver import Driver, Joined, Parameters, Row, Statement
+from threadkeep.store.retention import FinishedRuns
 from threadkeep.store.runs.conversations import ActiveSessions, RunLocks, RunPlaces
 from threadkeep.store.runs.order import DISOWNED, RunOrder
-from threadkeep.store.runs.retention import FinishedRuns, WorkflowVersions
 from threadkeep.store.runs.rows import RunRecords, fetch_run, json_of, lacks_text, run_of, short_inputs, short_result
 from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import ClockedTables, load_statements
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,62 @@ class RunEnding:
     def inputs(self) -> Sequence[RunInput]:
         """Return the inputs that may be left out if the transcript has them: only for a run that is done."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
+
+
+# A query takes time, and clocks of other processes differ.
+_CLOCKS_DIFFER = timedelta(hours=1)
+
+
+class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
+    """The table `chat_workflows`. A version never changes after it is stored."""
+
+    async def keep(self, name: str, version: str, definition: Mapping[str, Json] | None) -> None:
+        """Store a definition, unless its version exists already."""
+        if await self.version(name, version) is not None:
+            return
+        parameters = {
+            "name": name,
+            "version": version,
+            "definition": None if definition is None else json_text(dict(definition)),
+            "now": time_text(self._clock()),
+        }
+        await self._driver.write([(self._sql["keep_workflow"], parameters)])
+
+    async def version(self, name: str, version: str) -> WorkflowVersion | None:
+        """Return one version of a workflow."""
+        rows = await self._driver.fetch(self._sql["workflow"], {"name": name, "version": version})
+        return _version_of(rows[0]) if rows else None
+
+    async def versions(self, name: str, *, limit: int = 50) -> list[WorkflowVersion]:
+        """Return the versions of a workflow with which runs began, the newest first."""
+        rows = await self._driver.fetch(self._sql["workflow_versions"], {"name": name, "limit": limit})
+        return [_version_of(row) for row in rows]
+
+    async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
+        """Return names and versions that are old and without runs, except the newest version of each workflow."""
+        rows = await self._driver.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})
+        return [(name, version) for name, version in rows]
+
+    async def forget(self, unused: Sequence[tuple[str, str]]) -> int:
+        """Delete versions that were just found unused, except those with which runs have begun since.
+
+        Return the number deleted.
+        """
+        since = time_text(self._clock() - _CLOCKS_DIFFER)
+        async with self._driver.writing() as connection:
+            return sum(
+                [
+                    await connection.execute(
+                        self._sql["forget_workflow"], {"name": name, "version": version, "since": since}
+                    )
+                    for name, version in unused
+                ]
+            )
+
+
+def _version_of(row: Row) -> WorkflowVersion:
+    name, version, definition, first_used_at = row
+    return WorkflowVersion(name, version, json_of(definition), time_of(first_used_at))
 
 
 class Runs:

@@ -1,12 +1,15 @@
--- Archiving and deletion of the beginning of sessions, in atomic steps.
+-- Archiving and deletion of the beginning of sessions in atomic steps, and deletion of runs that are over.
 
--- name: sessions
--- Sessions by id, with the times of the first stored and of the first unarchived message.
+-- name: prunable
+-- Included by other statements: sessions with the times of the first stored and of the first unarchived message.
 SELECT
     s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.message_count, s.updated_at, s.retention,
     (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.deleted_seq ORDER BY m.seq LIMIT 1),
     (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.archived_seq ORDER BY m.seq LIMIT 1)
 FROM chat_sessions s
+
+-- name: sessions
+-- include: prunable
 WHERE s.session_id > :after
     AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
 ORDER BY s.session_id
@@ -14,22 +17,14 @@ LIMIT :limit
 
 -- name: sessions_with_own
 -- Only sessions with their own limits: there is nothing else to do without rules.
-SELECT
-    s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.message_count, s.updated_at, s.retention,
-    (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.deleted_seq ORDER BY m.seq LIMIT 1),
-    (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.archived_seq ORDER BY m.seq LIMIT 1)
-FROM chat_sessions s
+-- include: prunable
 WHERE s.session_id > :after AND s.retention IS NOT NULL
     AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
 ORDER BY s.session_id
 LIMIT :limit
 
 -- name: session
-SELECT
-    s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.message_count, s.updated_at, s.retention,
-    (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.deleted_seq ORDER BY m.seq LIMIT 1),
-    (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.archived_seq ORDER BY m.seq LIMIT 1)
-FROM chat_sessions s
+-- include: prunable
 WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
 
 -- name: first_since
@@ -107,9 +102,9 @@ SELECT m.session_id, m.id, m.seq, m.created_at FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND m.created_at >= :remember_since
 ON CONFLICT (session_id, id) DO NOTHING
 
--- name: delete_runs
--- Runs that answered the messages, or spoke in them before another run answered again, with the runs below them
--- without a session.
+-- name: runs_of_messages
+-- Included by other statements: runs that answered the messages, or spoke in them before another run answered again,
+-- with the runs below them without a session.
 WITH RECURSIVE gone (run_id) AS (
     SELECT r.run_id FROM chat_messages m JOIN chat_runs r ON r.session_id = m.session_id AND r.message_id = m.id
     WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
@@ -123,6 +118,9 @@ WITH RECURSIVE gone (run_id) AS (
     UNION
     SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
 )
+
+-- name: delete_runs
+-- include: runs_of_messages
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: forget_answered
@@ -178,3 +176,100 @@ WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = 
 -- name: set_retention
 UPDATE chat_sessions SET retention = :retention
 WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
+
+-- Deletion of expired runs as whole trees: the runs below are deleted with the root.
+
+-- name: over_for_long
+-- From the cursor (:created_at, :run_id) on: the root of each tree (or the oldest run below a deleted root), with the
+-- numbers of runs and events. A tree stays while any of its runs is active, waits, or ended after :before; and while
+-- any of them is set aside, unless it ended before :set_aside_before.
+SELECT
+    r.root_run_id, r.workflow, r.status, r.created_at, r.run_id, r.ended_at,
+    CASE WHEN r.parent_run_id IS NULL THEN 1 ELSE 0 END
+    + (SELECT count(*) FROM chat_runs t WHERE t.root_run_id = r.root_run_id AND t.parent_run_id IS NOT NULL),
+    coalesce((
+        SELECT e.last_number FROM chat_run_traces e WHERE e.run_id = r.run_id AND r.parent_run_id IS NULL
+    ), 0)
+    + (
+        SELECT CAST(coalesce(sum(e.last_number), 0) AS BIGINT) FROM chat_runs t JOIN chat_run_traces e ON e.run_id = t.run_id
+        WHERE t.root_run_id = r.root_run_id AND t.parent_run_id IS NOT NULL
+    )
+FROM chat_runs r
+WHERE (r.created_at, r.run_id) > (:created_at, :run_id)
+    AND r.created_at < :before AND r.ended_at < :before AND r.status IN ('done', 'failed', 'cancelled', 'interrupted')
+    AND (NOT r.set_aside OR r.ended_at < :set_aside_before)
+    AND (r.parent_run_id IS NULL OR NOT EXISTS (
+        SELECT 1 FROM chat_runs t
+        WHERE t.run_id = r.root_run_id OR (
+            t.root_run_id = r.root_run_id AND t.parent_run_id IS NOT NULL AND (t.created_at, t.run_id) < (r.created_at, r.run_id)
+        )
+    ))
+    AND NOT EXISTS (
+        SELECT 1 FROM chat_runs t
+        WHERE t.root_run_id = r.root_run_id AND t.parent_run_id IS NOT NULL AND (
+            t.ended_at IS NULL OR t.ended_at >= :before
+            OR t.status NOT IN ('done', 'failed', 'cancelled', 'interrupted')
+            OR (t.set_aside AND t.ended_at >= :set_aside_before)
+        )
+    )
+ORDER BY r.created_at, r.run_id
+LIMIT :limit
+
+-- name: still_over
+-- Trees that are unchanged; a person may have retried one.
+WITH wanted (root_run_id) AS (
+VALUES (:root_run_id)
+)
+SELECT w.root_run_id FROM wanted w
+WHERE NOT EXISTS (
+    SELECT 1 FROM chat_runs t
+    WHERE (t.run_id = w.root_run_id OR (t.root_run_id = w.root_run_id AND t.parent_run_id IS NOT NULL)) AND (
+        t.ended_at IS NULL OR t.ended_at >= :before
+        OR t.status NOT IN ('done', 'failed', 'cancelled', 'interrupted')
+        OR (t.set_aside AND t.ended_at >= :set_aside_before)
+    )
+)
+
+-- name: going
+-- Included by other statements: all runs of trees.
+WITH wanted (root_run_id) AS (
+VALUES (:root_run_id)
+), going (run_id) AS (
+    SELECT root_run_id FROM wanted
+    UNION ALL
+    SELECT c.run_id FROM wanted w JOIN chat_runs c ON c.root_run_id = w.root_run_id AND c.parent_run_id IS NOT NULL
+)
+
+-- name: remember
+-- Messages that were answered, or whose run was cancelled; a failed one may be asked again.
+-- include: going
+, answered (message_id, run_id) AS (
+    SELECT r.message_id, r.run_id FROM going g JOIN chat_runs r ON r.run_id = g.run_id WHERE r.message_id IS NOT NULL
+    UNION ALL
+    SELECT j.message_id, j.run_id FROM going g JOIN chat_run_messages j ON j.run_id = g.run_id
+)
+INSERT INTO chat_answered_messages (
+    session_id, message_id, run_id, workflow, status, user_id, trigger, created_at, ended_at
+)
+SELECT r.session_id, a.message_id, r.run_id, r.workflow, r.status, r.user_id, r.trigger, r.created_at, r.ended_at
+FROM answered a JOIN chat_runs r ON r.run_id = a.run_id
+WHERE r.session_id IS NOT NULL AND r.status IN ('done', 'cancelled')
+ON CONFLICT (session_id, message_id) DO UPDATE SET
+    run_id = excluded.run_id, workflow = excluded.workflow, status = excluded.status, user_id = excluded.user_id,
+    trigger = excluded.trigger, created_at = excluded.created_at, ended_at = excluded.ended_at
+
+-- name: delete_some_events
+-- A tree with many events is deleted in steps.
+DELETE FROM chat_run_events WHERE (run_id, number) IN (
+    SELECT e.run_id, e.number FROM (
+        SELECT run_id FROM chat_runs WHERE run_id = :root_run_id
+        UNION ALL
+        SELECT run_id FROM chat_runs WHERE root_run_id = :root_run_id AND parent_run_id IS NOT NULL
+    ) t JOIN chat_run_events e ON e.run_id = t.run_id
+    LIMIT :limit
+)
+
+-- name: delete_trees
+-- include: going
+DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM going)
+RETURNING run_id

@@ -10,9 +10,8 @@ from pydantic import BaseModel, Field
 
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
-from threadkeep.history.all_sessions import AllSessions
+from threadkeep.history.all_sessions import AllRetention, AllSessions
 from threadkeep.history.memory import damaged_sessions
-from threadkeep.history.retention_rounds import AllRetention
 from threadkeep.records import Retention, RetentionLimits, SessionInfo
 from threadkeep.records.json_values import example
 from threadkeep.runs.chat import Again, RegenerationRequest

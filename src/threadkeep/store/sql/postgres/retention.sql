@@ -1,4 +1,4 @@
--- The beginning of a session is removed from PostgreSQL's search index.
+-- Locks of retention, and the removal of the beginning of a session from PostgreSQL's search index.
 
 -- name: hold
 -- Also against transactions that only keep the session from being deleted, such as those that add vectors.
@@ -10,20 +10,13 @@ WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND f.doc
 
 -- name: hold_runs
 -- Lock the runs that are deleted with messages; the same order everywhere prevents deadlocks.
-WITH RECURSIVE gone (run_id) AS (
-    SELECT r.run_id FROM chat_messages m JOIN chat_runs r ON r.session_id = m.session_id AND r.message_id = m.id
-    WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
-    UNION
-    SELECT j.run_id FROM chat_messages m JOIN chat_run_messages j ON j.session_id = m.session_id AND j.message_id = m.id
-    WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
-    UNION
-    SELECT r.run_id FROM chat_messages m JOIN chat_runs r ON r.run_id = m.run_id AND r.session_id = m.session_id
-    WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND r.message_id IS NULL
-        AND r.parent_run_id IS NULL
-    UNION
-    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
-)
+-- include: runs_of_messages
 SELECT 1 FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone) ORDER BY run_id FOR UPDATE
+
+-- name: hold_trees
+-- In the same order as everywhere.
+-- include: going
+SELECT 1 FROM chat_runs WHERE run_id IN (SELECT run_id FROM going) ORDER BY run_id FOR UPDATE
 
 -- name: tables
 -- Those that are partitioned stand for their partitions.

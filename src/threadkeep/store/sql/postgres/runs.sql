@@ -55,14 +55,3 @@ WITH RECURSIVE gone (run_id) AS (
     SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
 )
 SELECT 1 FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone) ORDER BY run_id FOR UPDATE
-
--- name: hold_trees
--- In the same order as everywhere.
-WITH wanted (root_run_id) AS (
-VALUES (:root_run_id)
-), going (run_id) AS (
-    SELECT root_run_id FROM wanted
-    UNION ALL
-    SELECT c.run_id FROM wanted w JOIN chat_runs c ON c.root_run_id = w.root_run_id AND c.parent_run_id IS NOT NULL
-)
-SELECT 1 FROM chat_runs WHERE run_id IN (SELECT run_id FROM going) ORDER BY run_id FOR UPDATE
