@@ -165,10 +165,6 @@ def _seen(parts: ContextParts, entry: Entry) -> SeenMessage:
         return SeenMessage(entry)
 
 
-if TYPE_CHECKING:
-    from threadkeep.history.memory import Memory
-    from threadkeep.store.manifests import StoredManifest
-
 type Departure = (
     ExclusionReason | Literal["found_anew", "turn_over", "other_summary", "other_prompt", "changed", "deleted"]
 )

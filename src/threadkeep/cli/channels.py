@@ -174,26 +174,19 @@ async def list_outbox(
                 entries += page
                 after = page[-1].number if page else None
     entries.sort(key=lambda entry: entry.number)
-    rows = [
-        (
-            str(entry.number),
-            entry.channel,
-            entry.session_id,
-            entry.status,
-            relative(entry.created_at),
-            str(entry.tries),
-            entry.error or "",
-        )
-        for entry in entries
-    ]
+    values = [{name: value for name, value in vars(entry).items() if name not in _NOT_SHOWN} for entry in entries]
     terminal.listing(
+        {"entries": values},
+        entries,
         {
-            "entries": [
-                {name: value for name, value in vars(entry).items() if name not in _NOT_SHOWN} for entry in entries
-            ]
+            "number": lambda entry: str(entry.number),
+            "channel": lambda entry: entry.channel,
+            "session": lambda entry: entry.session_id,
+            "status": lambda entry: entry.status,
+            "since": lambda entry: relative(entry.created_at),
+            "tries": lambda entry: str(entry.tries),
+            "error": lambda entry: entry.error or "",
         },
-        ["number", "channel", "session", "status", "since", "tries", "error"],
-        rows,
         right=["tries"],
         nothing="There are no undelivered answers.",
     )

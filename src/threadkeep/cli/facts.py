@@ -22,7 +22,7 @@ from threadkeep.cli.options import (
 )
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, first_words, relative, terminal
-from threadkeep.records.knowledge import FACT_KINDS, PROPOSAL_STATUSES, Fact, Proposal, ProposalQuery, Scope
+from threadkeep.records.knowledge import FACT_KINDS, PROPOSAL_STATUSES, Fact, FactQuery, Proposal, ProposalQuery, Scope
 
 if TYPE_CHECKING:
     from threadkeep.knowledge.proposals import Proposals
@@ -80,7 +80,6 @@ async def list_facts(
 ) -> None:
     """List facts, the last changed first."""
     from threadkeep.knowledge.views import FactView
-    from threadkeep.records.knowledge import FactQuery
 
     scope = scope_named(session, workspace, user)
     wanted = one_of("--kind", kind, FACT_KINDS)
@@ -88,26 +87,20 @@ async def list_facts(
 
     async with opened_memory() as memory:
         facts, following = await memory.knowledge.facts_page(query)
-    next_cursor = write_cursor(following)
-    rows = [
-        (
-            _owner(fact),
-            fact.key,
-            first_words(fact.text.removeprefix(f"{fact.key}: "), _WORDS),
-            fact.kind,
-            str(fact.confirmed),
-            relative(fact.updated_at) + ("" if fact.valid_to is None else ", past"),
-        )
-        for fact in facts
-    ]
     terminal.listing(
-        {"facts": [FactView.of(fact) for fact in facts], "next_cursor": next_cursor},
-        ["of", "key", "value", "kind", "confirmed", "changed"],
-        rows,
+        {"facts": [FactView.of(fact) for fact in facts], "next_cursor": write_cursor(following)},
+        facts,
+        {
+            "of": _owner,
+            "key": lambda fact: fact.key,
+            "value": lambda fact: first_words(fact.text.removeprefix(f"{fact.key}: "), _WORDS),
+            "kind": lambda fact: fact.kind,
+            "confirmed": lambda fact: str(fact.confirmed),
+            "changed": lambda fact: relative(fact.updated_at) + ("" if fact.valid_to is None else ", past"),
+        },
         right=["confirmed"],
         nothing="No such fact is known.",
         more="threadkeep facts list --cursor",
-        following=next_cursor,
     )
 
 
@@ -230,28 +223,22 @@ async def list_proposals(
     async with opened_memory() as memory:
         query = ProposalQuery(wanted, scope, limit=limit, cursor=read_cursor(cursor))
         found, following = await memory.proposals.page(query)
-    next_cursor = write_cursor(following)
-    rows = [
-        (
-            proposal.id,
-            _owner(proposal),
-            proposal.key,
-            first_words(str(proposal.value), _WORDS),
-            f"{proposal.confidence:.2f}",
-            proposal.status,
-            proposal.origin,
-            relative(proposal.updated_at),
-        )
-        for proposal in found
-    ]
     terminal.listing(
-        {"proposals": [ProposalView.of(proposal) for proposal in found], "next_cursor": next_cursor},
-        ["proposal", "of", "key", "value", "sure", "status", "origin", "changed"],
-        rows,
+        {"proposals": [ProposalView.of(proposal) for proposal in found], "next_cursor": write_cursor(following)},
+        found,
+        {
+            "proposal": lambda proposal: proposal.id,
+            "of": _owner,
+            "key": lambda proposal: proposal.key,
+            "value": lambda proposal: first_words(str(proposal.value), _WORDS),
+            "sure": lambda proposal: f"{proposal.confidence:.2f}",
+            "status": lambda proposal: proposal.status,
+            "origin": lambda proposal: proposal.origin,
+            "changed": lambda proposal: relative(proposal.updated_at),
+        },
         right=["sure"],
         nothing="No fact is proposed; THREADKEEP_LEARNING=true has a model propose facts.",
         more="threadkeep facts proposals --cursor",
-        following=next_cursor,
     )
 
 

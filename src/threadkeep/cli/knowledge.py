@@ -268,27 +268,22 @@ async def _grant(graphiti: Graphiti, classes: Sequence[DataClass] | None, by: st
 async def _list(status: DeliveryStatus | None, after: int, limit: int) -> None:
     found = await _with_graphiti(lambda graphiti: graphiti.deliveries(status=status, after=after, limit=limit))
     following = found[-1].number if len(found) == limit else None
-    rows = [
-        (
-            str(one.number),
-            one.scope,
-            one.session_id or "-",
-            one.role,
-            one.status + (f": {one.reason}" if one.reason else ""),
-            str(one.attempts),
-            str(one.repeats),
-            f"{one.created_at:%Y-%m-%d %H:%M}",
-        )
-        for one in found
-    ]
     terminal.listing(
         {"deliveries": found, "next_after": following},
-        ["number", "scope", "session", "role", "status", "sent", "again", "queued at"],
-        rows,
+        found,
+        {
+            "number": lambda one: str(one.number),
+            "scope": lambda one: one.scope,
+            "session": lambda one: one.session_id or "-",
+            "role": lambda one: one.role,
+            "status": lambda one: one.status + (f": {one.reason}" if one.reason else ""),
+            "sent": lambda one: str(one.attempts),
+            "again": lambda one: str(one.repeats),
+            "queued at": lambda one: f"{one.created_at:%Y-%m-%d %H:%M}",
+        },
         right=["number", "sent", "again"],
         nothing="There are no such messages.",
         more="threadkeep knowledge deliveries --after",
-        following=following,
     )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -16,10 +16,8 @@ from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, relative, terminal
 from threadkeep.cli.transfer import new_file
 from threadkeep.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from threadkeep.records.erasure import EraseReceipt
-    from threadkeep.records.knowledge import Person
+from threadkeep.records.erasure import EraseReceipt
+from threadkeep.records.knowledge import Person, PersonQuery
 
 commands = verbs("List persons, export one, merge two of them, or undo a merge.")
 _Person = Annotated[str, typer.Argument(metavar="PERSON", help="Any id of the person, such as telegram:123.")]
@@ -40,24 +38,21 @@ async def list_persons(
     cursor: CursorOption = None,
 ) -> None:
     """List persons, the last seen first."""
-    from threadkeep.records.knowledge import PersonQuery
-
     query = PersonQuery(text, limit, read_cursor(cursor))
 
     async with opened_memory() as memory:
         persons, following = await memory.persons.page(query)
-    next_cursor = write_cursor(following)
-    rows = [
-        (person.id, ", ".join(person.names), ", ".join(person.aliases[1:]), relative(person.last_seen_at))
-        for person in persons
-    ]
     terminal.listing(
-        {"persons": persons, "next_cursor": next_cursor},
-        ["person", "names", "also", "last seen"],
-        rows,
+        {"persons": persons, "next_cursor": write_cursor(following)},
+        persons,
+        {
+            "person": lambda person: person.id,
+            "names": lambda person: ", ".join(person.names),
+            "also": lambda person: ", ".join(person.aliases[1:]),
+            "last seen": lambda person: relative(person.last_seen_at),
+        },
         nothing="No such person is known.",
         more="threadkeep persons list --cursor",
-        following=next_cursor,
     )
 
 
@@ -170,8 +165,6 @@ async def verify_receipt(
     receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="The file of a receipt.")],
 ) -> None:
     """Check that a receipt is of this database, and that the person or session is still gone."""
-    from threadkeep.records.erasure import EraseReceipt
-
     try:
         values = json.loads(receipt.read_text(encoding="utf-8"))
         values.pop("complete", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -30,20 +30,12 @@ _STYLES: Mapping[RunStatus, str] = {
     "cancelled": "magenta",
     "interrupted": "magenta",
 }
-RUN_COLUMNS = ("run", "workflow", "status", "session", "user", "asked for", "took")
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}
 _CALLS = ("tool_use", "tool_call", "function_call")
 _LABEL = 11
 _KIND = 14
 _ROLE = 9
 _LEAST_WORDS = 20
-
-
-def run_row(run: Run) -> Sequence[Styled]:
-    """Return a row of `RUN_COLUMNS`; a failed run has the kind of its error after the status."""
-    status = run.status + (f" ({run.error})" if run.error else "")
-    about = (run.session_id or "", run.user_id or "", relative(run.created_at), _duration(run))
-    return run.run_id, run.workflow, (status, _STYLES[run.status]), *about
 
 
 def show_run(run: Run, usages: Sequence[TokenUsage]) -> None:
@@ -180,6 +172,17 @@ def _duration(run: Run) -> str:
         return ""
     seconds = max(((run.ended_at or datetime.now(UTC)) - run.started_at).total_seconds(), 0.0)
     return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+RUN_COLUMNS: Mapping[str, Callable[[Run], Styled]] = {
+    "run": lambda run: run.run_id,
+    "workflow": lambda run: run.workflow,
+    "status": lambda run: (run.status + (f" ({run.error})" if run.error else ""), _STYLES[run.status]),
+    "session": lambda run: run.session_id or "",
+    "user": lambda run: run.user_id or "",
+    "asked for": lambda run: relative(run.created_at),
+    "took": _duration,
+}
 
 
 def _facts(run: Run, usages: Sequence[TokenUsage]) -> Iterator[tuple[str, str]]:

@@ -62,7 +62,7 @@ async def list_runs(
     cursor: CursorOption = None,
 ) -> None:
     """List runs, the newest first, children among them."""
-    from threadkeep.cli.run_output import RUN_COLUMNS, run_row
+    from threadkeep.cli.run_output import RUN_COLUMNS
     from threadkeep.runs.views import RunSummary
 
     query = RunQuery(
@@ -82,12 +82,11 @@ async def list_runs(
             "runs": [RunSummary.model_validate(run).model_dump() for run in found],
             "next_cursor": write_cursor(following),
         },
+        found,
         RUN_COLUMNS,
-        [run_row(run) for run in found],
         right=["took"],
         nothing="There are no such runs." if chosen else "There are no runs yet.",
         more="threadkeep runs list --cursor",
-        following=write_cursor(following),
     )
 
 

@@ -244,21 +244,17 @@ async def list_keys() -> None:
         | {name: getattr(key, name) for name in names}
         for key in keys
     ]
-    rows = [
-        (
-            key.name,
-            key.scope,
-            key.user_id or "",
-            "valid" if key.is_valid(now) else "revoked" if key.revoked_at else "expired",
-            relative(key.created_at),
-            "never" if key.last_used_at is None else relative(key.last_used_at),
-        )
-        for key in keys
-    ]
     terminal.listing(
         {"keys": values},
-        ["key", "scope", "user", "state", "created", "last used"],
-        rows,
+        keys,
+        {
+            "key": lambda key: key.name,
+            "scope": lambda key: key.scope,
+            "user": lambda key: key.user_id or "",
+            "state": lambda key: "valid" if key.is_valid(now) else "revoked" if key.revoked_at else "expired",
+            "created": lambda key: relative(key.created_at),
+            "last used": lambda key: "never" if key.last_used_at is None else relative(key.last_used_at),
+        },
         nothing="There is no key; add one with: threadkeep keys add NAME",
     )
 

@@ -63,27 +63,21 @@ async def list_sessions(
             page = await sessions.page(wanted)
             damaged = sorted({error.session_id for error in await sessions.damaged(user)})
     infos, following = page
-    next_cursor = write_cursor(following)
-    rows = [
-        (
-            info.session_id,
-            info.user_id or "",
-            first_words(info.title or "", _WORDS),
-            first_words(info.last_message or "", _WORDS),
-            f"{info.message_count:,}",
-            relative(info.updated_at) + ("" if info.active else ", inactive"),
-        )
-        for info in infos
-    ]
-    values: dict[str, object] = {"sessions": [session_values(info) for info in infos], "next_cursor": next_cursor}
+    values = {"sessions": [session_values(info) for info in infos], "next_cursor": write_cursor(following)}
     terminal.listing(
-        values | ({"damaged": damaged} if damaged else {}),
-        ["session", "user", "title", "last message", "messages", "activity"],
-        rows,
+        {**values, "damaged": damaged} if damaged else values,
+        infos,
+        {
+            "session": lambda info: info.session_id,
+            "user": lambda info: info.user_id or "",
+            "title": lambda info: first_words(info.title or "", _WORDS),
+            "last message": lambda info: first_words(info.last_message or "", _WORDS),
+            "messages": lambda info: f"{info.message_count:,}",
+            "activity": lambda info: relative(info.updated_at) + ("" if info.active else ", inactive"),
+        },
         right=["messages"],
         nothing="There are no such sessions." if user or query or cursor else "There are no sessions yet.",
         more="threadkeep sessions list --cursor",
-        following=next_cursor,
     )
     _name_damaged(damaged)
 
@@ -131,14 +125,16 @@ async def search_messages(
         result = await sessions.search(query, user_id=user, limit=limit)
     found = [{"session_id": key, "score": score, "message": message.to_dict()} for key, message, score in result.hits]
     damaged = {"damaged": result.damaged} if result.damaged else {}
-    rows = [
-        (key, str(message.seq), message.role, _around(message.content, query), relative(message.created_at))
-        for key, message, _ in result.hits
-    ]
     terminal.listing(
         {"hits": found, "unindexed": result.unindexed, **damaged},
-        ["session", "seq", "role", "message", "when"],
-        rows,
+        result.hits,
+        {
+            "session": lambda hit: hit.session_id,
+            "seq": lambda hit: str(hit.message.seq),
+            "role": lambda hit: hit.message.role,
+            "message": lambda hit: _around(hit.message.content, query),
+            "when": lambda hit: relative(hit.message.created_at),
+        },
         right=["seq"],
         nothing="No message has all these words.",
     )

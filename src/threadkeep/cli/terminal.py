@@ -82,27 +82,28 @@ class Terminal:
         else:
             self.say(sentence, style=style)
 
-    def listing(
+    def listing[T](
         self,
-        value: object,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Styled]],
+        value: Mapping[str, object],
+        records: Sequence[T],
+        columns: Mapping[str, Callable[[T], Styled]],
         *,
         nothing: str,
         right: Sequence[str] = (),
         more: str = "",
-        following: object = None,
     ) -> None:
-        """Print a page of a list: the value as JSON, or else a table and the command for the next page.
+        """Print a page of a list: the value as JSON, or else a table of the records, and the command for the next page.
 
-        Without rows it prints a note that says that there is `nothing`.
+        Columns have the text of a record. Without records it prints a note that says that there is `nothing`.
         """
+        following = value.get("next_cursor", value.get("next_after"))
         if self.as_json:
             self.json(value)
-        elif not rows:
+        elif not records:
             self.note(nothing)
         else:
-            self.table(columns, rows, right=right)
+            rows = [[cell(record) for cell in columns.values()] for record in records]
+            self.table([*columns], rows, right=right)
             if following is not None:
                 self.note(f"More: {more} {following}")
 

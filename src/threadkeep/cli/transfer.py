@@ -18,11 +18,11 @@ from threadkeep.cli.options import UserId, ViewOption, session_ids
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, terminal
 from threadkeep.errors import InvalidInput, SessionNotFound
+from threadkeep.records.knowledge import Fact, FactQuery, Scope
 
 if TYPE_CHECKING:
     from threadkeep.history.exporting import Exported
     from threadkeep.memory import Memory
-    from threadkeep.records.knowledge import Fact, Scope
 
 _PAGE = 500
 
@@ -88,8 +88,6 @@ async def export_facts(
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
     """Yield each value once. A value that changes moves to the first page, so pages are read until none is new."""
-    from threadkeep.records.knowledge import FactQuery
-
     seen: set[str] = set()
     since = None
     while True:

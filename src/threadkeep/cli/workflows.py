@@ -35,14 +35,11 @@ def list_workflows() -> None:
 
     with terminal.waiting("Reading workflows"):
         found = _registered().all()
+    if terminal.as_json:
+        terminal.json([describe(workflow) for workflow in found])
+        return
     rows = [[one.name, one.source, one.version, str(len(one.builder.nodes)), one.description] for one in found]
-    terminal.listing(
-        [describe(workflow) for workflow in found],
-        ["workflow", "source", "version", "nodes", "what it is for"],
-        rows,
-        right=["nodes"],
-        nothing="There are no workflows.",
-    )
+    terminal.table(["workflow", "source", "version", "nodes", "what it is for"], rows, right=["nodes"])
 
 
 @commands.command("show")

@@ -99,20 +99,9 @@ class FactView(ScopedView, extra="forbid"):
         """
         if self.valid_to is not None and self.valid_to < self.valid_from:
             raise InvalidInput("A value's valid_to is not before its valid_from.")
-        return Fact(
-            id=self.id,
-            scope=Scope(self.scope, self.owner),
-            key=self.key,
-            value=self.value,
-            kind=self.kind,
-            confidence=self.confidence,
-            confirmed=self.confirmed,
-            contradicted=self.contradicted,
-            valid_from=self.valid_from,
-            valid_to=self.valid_to,
-            updated_at=self.updated_at,
-            evidence=tuple(origin.record() for origin in self.evidence),
-        )
+        values = self.model_dump(exclude={"scope", "owner", "evidence"})
+        evidence = tuple(origin.record() for origin in self.evidence)
+        return Fact(scope=Scope(self.scope, self.owner), evidence=evidence, **values)
 
 
 class FactList(BaseModel):
@@ -201,17 +190,7 @@ class ProcedureInput(
         Raises:
             InvalidInput: names the field that cannot be stored.
         """
-        return Procedure(
-            scope=Scope(self.scope, self.owner),
-            name=self.name,
-            content=self.content,
-            content_type=self.content_type,
-            description=self.description,
-            goal_contains=tuple(self.goal_contains),
-            context_has=tuple(self.context_has),
-            source=self.source,
-            active=self.active,
-        )
+        return Procedure(scope=Scope(self.scope, self.owner), **self.model_dump(exclude={"scope", "owner"}))
 
 
 class ProcedureView(ScopedView, ProcedureInput):

@@ -14,9 +14,10 @@ from typing import Any, Final
 import jwt
 
 from threadkeep.errors import StoreError
+from threadkeep.memory import Memory
 from threadkeep.settings import Settings
 from threadkeep.store.api_keys import ApiKey, ApiKeys, KeyScope, digest_of
-from threadkeep.web.callers import Caller, RateLimits
+from threadkeep.web.callers import Buckets, Caller, RateLimits
 from threadkeep.web.problems import ProblemRaised, make_problem
 
 REFRESH_SECONDS = 5.0
@@ -166,6 +167,18 @@ class UserTokens:
             leeway=_LEEWAY_SECONDS,
             options={"require": ["exp", "iss", "aud", options.user_claim]},
         )
+
+
+def keys_of(settings: Settings, memory: Memory) -> KeyRing:
+    """Return the keys of the settings and of the database."""
+    configured = {name: key.get_secret_value() for name, key in settings.api_keys.items()}
+    return KeyRing(memory.api_keys, configured, clock=memory.clock)
+
+
+def limits_of(settings: Settings) -> RateLimits:
+    """Return the rate limits of the settings."""
+    per_key, per_user = settings.requests_per_minute()
+    return RateLimits(Buckets(per_key), Buckets(per_user))
 
 
 def tokens_of(settings: Settings) -> UserTokens | None:

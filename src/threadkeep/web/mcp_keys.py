@@ -18,8 +18,8 @@ from threadkeep.errors import InvalidSettings
 from threadkeep.memory import Memory
 from threadkeep.settings import Settings
 from threadkeep.store.api_keys import KEY_SCOPES
-from threadkeep.web.callers import Buckets, Caller, RateLimits
-from threadkeep.web.keys import KeyRing, UserTokens, tokens_of
+from threadkeep.web.callers import Caller, RateLimits
+from threadkeep.web.keys import KeyRing, UserTokens, keys_of, limits_of, tokens_of
 from threadkeep.web.problems import ProblemRaised, problem_response
 from threadkeep.web.server import ConnectionLimits, Server
 
@@ -63,16 +63,14 @@ async def keyed_server(memory: Memory, settings: Settings, address: str, *, writ
     Raises:
         InvalidSettings: there are no keys, and no issuer of tokens.
     """
-    configured = {name: key.get_secret_value() for name, key in settings.api_keys.items()}
-    keys = KeyRing(memory.api_keys, configured, clock=memory.clock)
+    keys = keys_of(settings, memory)
     await keys.refresh()
     tokens = tokens_of(settings)
     if not keys.in_use and tokens is None:
         sentence = "Over HTTP each client needs a key; make one with `threadkeep keys add NAME --user ID`."
         raise InvalidSettings(sentence, variable="THREADKEEP_API_KEYS")
     auth = AuthSettings(issuer_url=AnyHttpUrl(address), resource_server_url=None)
-    per_key, per_user = settings.requests_per_minute()
-    verifier = KeyVerifier(keys, tokens, RateLimits(Buckets(per_key), Buckets(per_user)))
+    verifier = KeyVerifier(keys, tokens, limits_of(settings))
     return memory_server(memory, _caller, writes=writes, auth=auth, verifier=verifier)
 
 

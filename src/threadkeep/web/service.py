@@ -30,9 +30,8 @@ from threadkeep.web.api import (
     sessions,
     workflows,
 )
-from threadkeep.web.callers import Buckets, RateLimits
 from threadkeep.web.chat_protocols import ag_ui, ai_sdk, openai
-from threadkeep.web.keys import KeyRing, tokens_of
+from threadkeep.web.keys import keys_of, limits_of, tokens_of
 from threadkeep.web.langgraph import assistants, commands, store, threads
 from threadkeep.web.langgraph import runs as thread_runs
 from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS, Access, BodyLimit, CrossOrigin, SafeHeaders
@@ -88,10 +87,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     A silent stream gets a comment every `heartbeat_seconds`, which keeps its connection open.
     """
     settings = app.settings
-    configured = {name: key.get_secret_value() for name, key in settings.api_keys.items()}
-    keys = KeyRing(app.memory.api_keys, configured, clock=app.memory.clock)
-    per_key, per_user = settings.requests_per_minute()
-    limits = RateLimits(Buckets(per_key), Buckets(per_user))
+    keys = keys_of(settings, app.memory)
     service = Service(
         title="Threadkeep",
         version=__version__,
@@ -124,7 +120,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         keys=keys,
         tokens=tokens_of(settings),
         needed=settings.needs_keys,
-        limits=limits,
+        limits=limits_of(settings),
         routes=service.router.routes,
         origins=settings.cors_origins,
     )

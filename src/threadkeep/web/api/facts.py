@@ -78,8 +78,7 @@ async def list_facts(
         cursor=read_cursor(cursor),
     )
     found, following = await app.memory.knowledge.facts_page(query)
-    next_cursor = write_cursor(following)
-    return FactList(facts=[FactView.of(fact) for fact in found], next_cursor=next_cursor)
+    return FactList(facts=[FactView.of(fact) for fact in found], next_cursor=write_cursor(following))
 
 
 @router.put("", summary="Remember a fact", responses=_WRITING)
@@ -135,8 +134,7 @@ async def list_proposals(
         read_cursor(cursor),
     )
     found, following = await app.memory.proposals.page(query)
-    next_cursor = write_cursor(following)
-    return ProposalList(proposals=[ProposalView.of(one) for one in found], next_cursor=next_cursor)
+    return ProposalList(proposals=[ProposalView.of(one) for one in found], next_cursor=write_cursor(following))
 
 
 @router.get("/proposals/{proposal_id}", summary="See a proposed fact", responses=_FAILURES)
@@ -199,8 +197,7 @@ async def list_procedures(
         cursor=read_cursor(cursor),
     )
     found, following = await app.memory.procedures.page(query)
-    next_cursor = write_cursor(following)
-    return ProcedureList(procedures=[ProcedureView.of(one) for one in found], next_cursor=next_cursor)
+    return ProcedureList(procedures=[ProcedureView.of(one) for one in found], next_cursor=write_cursor(following))
 
 
 @procedures_router.put("", summary="Teach a procedure", responses=_WRITING)

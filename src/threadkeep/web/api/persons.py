@@ -64,8 +64,7 @@ async def list_persons(
         known = any((q or "").lower() in text.lower() for text in (*person.aliases, *person.names))
         return PersonList(persons=[person] if known else [], next_cursor=None)
     found, following = await persons.page(PersonQuery(q, limit, read_cursor(cursor)))
-    next_cursor = write_cursor(following)
-    return PersonList(persons=found, next_cursor=next_cursor)
+    return PersonList(persons=found, next_cursor=write_cursor(following))
 
 
 @router.put("", summary="Resolve a person", responses=_WRITING)

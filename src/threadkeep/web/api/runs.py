@@ -75,20 +75,11 @@ class RunRequestBody(
         return RunRequest(
             workflow=workflow,
             text=self.message,
-            session_id=self.session_id,
-            user_id=self.user_id,
-            message_id=self.message_id,
-            inputs=self.inputs,
-            results=self.results,
-            user_context=self.user_context,
-            metadata=self.metadata,
             # A delivery of a channel that names no session: its sender knows no thread.
             trigger="webhook" if self.results and self.session_id is None else "http",
             budget=self.budget.limits(),
-            deadline_seconds=self.deadline_seconds,
-            sessionless=self.sessionless,
             stream=self.mode == "stream",
-            double_texting=self.double_texting,
+            **self.model_dump(exclude={"message", "budget", "mode"}),
         )
 
 
@@ -148,24 +139,6 @@ EXAMPLE = (
     'event: token\ndata: {"node": "answer", "text": "It comes "}\n\n'
     'event: end\ndata: {"run_id": "0199…", "status": "done", "text": "It comes tomorrow."}\n\n'
 )
-
-
-async def open_run_stream(
-    runs: RunService, run_id: str, *, after: int, user_id: str | None, heartbeat_seconds: float
-) -> EventStream:
-    """Return the stream of an existing run. Errors before its first event are raised, for an HTTP status."""
-    events = with_silences(runs.follow(run_id, after=after, user_id=user_id), heartbeat_seconds)
-    return _stream(runs, begin_with(await anext(events), events))
-
-
-async def open_submitted_stream(
-    runs: RunService, submitted: Submitted, body: RunRequestBody, *, heartbeat_seconds: float
-) -> EventStream:
-    """Return the stream of a newly requested run. Raises RunNotFound if it belongs to another user."""
-    if submitted.outcome != "new":
-        await runs.run(submitted.run_id, user_id=body.user_id)
-    events = with_silences(_with_start(runs, submitted, body), heartbeat_seconds)
-    return _stream(runs, events)
 
 
 async def _with_start(
@@ -235,8 +208,10 @@ async def start_run(
     runs = await app.runs.service()
     submitted = await runs.submit(body.request(name), mode="background" if body.mode == "background" else "wait")
     if body.mode == "stream":
-        heartbeat = request.app.state.heartbeat_seconds
-        return await open_submitted_stream(runs, submitted, body, heartbeat_seconds=heartbeat)
+        if submitted.outcome != "new":
+            await runs.run(submitted.run_id, user_id=body.user_id)  # it may belong to another user
+        events = _with_start(runs, submitted, body)
+        return _stream(runs, with_silences(events, request.app.state.heartbeat_seconds))
     return await _told(runs, submitted.run_id, body.user_id, response, mode=body.mode)
 
 
@@ -267,8 +242,7 @@ async def list_runs(
         cursor=read_cursor(cursor),
     )
     found, following = await (await app.runs.service()).list(query)
-    next_cursor = write_cursor(following)
-    return RunList(runs=[RunSummary.model_validate(run) for run in found], next_cursor=next_cursor)
+    return RunList(runs=[RunSummary.model_validate(run) for run in found], next_cursor=write_cursor(following))
 
 
 @router.get("/runs/{run_id}", summary="See a run", responses=_FAILURES)
@@ -320,8 +294,9 @@ async def get_events(
     known = last_event_id or ""
     after = int(known) if known.isascii() and known.isdigit() and len(known) < 19 else 0
     runs = await app.runs.service()
-    heartbeat = request.app.state.heartbeat_seconds
-    return await open_run_stream(runs, run_id, after=after, user_id=user_id, heartbeat_seconds=heartbeat)
+    followed = runs.follow(run_id, after=after, user_id=user_id)
+    events = with_silences(followed, request.app.state.heartbeat_seconds)
+    return _stream(runs, begin_with(await anext(events), events))  # errors before the first become an HTTP status
 
 
 @router.post("/runs/{run_id}/cancel", summary="Stop a run", responses=_FAILURES)

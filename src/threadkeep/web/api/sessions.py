@@ -76,10 +76,11 @@ async def list_sessions(
     text = clean_text(query) if query else None
     everything = AllSessions(app.memory)
     found, following = await everything.page(SessionQuery(user_id, text, active, limit, position, tag, channel))
-    next_cursor = write_cursor(following)
     damaged = damaged_sessions(await everything.damaged(user_id))
     return SessionList(
-        sessions=[SessionBody.model_validate(info) for info in found], next_cursor=next_cursor, damaged=damaged
+        sessions=[SessionBody.model_validate(info) for info in found],
+        next_cursor=write_cursor(following),
+        damaged=damaged,
     )
 
 

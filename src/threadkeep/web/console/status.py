@@ -78,15 +78,11 @@ def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
         last = index == _COLUMNS - 1
         some = [run for run in runs if begins <= run.created_at and (last or run.created_at < begins + width)]
         failed = sum(run.status != "done" for run in some)
-        label = _label(begins, width)
+        label = f"{begins:%d %b %H:%M}" if width < timedelta(days=1) else f"{begins:%d %b %Y}"
         turns.append(Column(label, {"window": len(some) - failed, "steps": failed}))
         seconds = median([_seconds(run) for run in some]) if some else 0.0
         durations.append(Column(label, {"selected": seconds * 1000}))
     return turns, durations
-
-
-def _label(moment: datetime, width: timedelta) -> str:
-    return f"{moment:%d %b %H:%M}" if width < timedelta(days=1) else f"{moment:%d %b %Y}"
 
 
 def _seconds(run: Run) -> float:
