@@ -7,18 +7,21 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from threadkeep.records.json_values import dump_json
+from threadkeep.records.json_values import DESCRIBED, dump_json
 
 type ErasedKind = Literal["user", "session"]
 
 
 @dataclass(frozen=True)
 class ErasedStore:
-    """The rows, items or turns of a store before the erase, and after it as they were read back."""
+    """The rows, items or turns of a store."""
+
+    __pydantic_config__ = DESCRIBED
 
     name: str
     before: int
     after: int
+    """Read back after the erase."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json
 _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _TEXT = frozenset({str})
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-DESCRIBED = {"use_attribute_docstrings": True}
-"""The `__pydantic_config__` of a record whose JSON schema has the docstrings of its fields."""
+DESCRIBED = {"use_attribute_docstrings": True, "json_schema_serialization_defaults_required": True}
+"""The `__pydantic_config__` of a record that is a response: its JSON schema has the docstrings of its fields."""
 
 _NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
 

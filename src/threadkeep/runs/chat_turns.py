@@ -26,6 +26,7 @@ from threadkeep.errors import (
 )
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json, Message
+from threadkeep.records.json_values import DESCRIBED
 from threadkeep.records.runs import ROLLED_BACK, Run, RunTrigger, TokenUsage
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.retries import RUN_ERRORS
@@ -70,11 +71,16 @@ class ChatUsage:
 
 @dataclass(frozen=True)
 class ChatContext:
-    """The context of the turn's last model call: messages and tokens sent, and earlier messages dropped."""
+    """The context of the turn's last model call."""
+
+    __pydantic_config__ = DESCRIBED
 
     messages: int = 0
+    """Messages that were sent, including the system message and the new one."""
     tokens: int = 0
+    """Tokens that were sent, by Threadkeep's counter."""
     dropped: int = 0
+    """Earlier messages that were left out to keep the limits."""
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from threadkeep.settings import is_loopback
 from threadkeep.web.callers import Caller, RateLimits
 from threadkeep.web.console.forms import is_page, key_in_cookie
-from threadkeep.web.console.sign_in import refusal_page
+from threadkeep.web.console.sign_in import ADDRESS, refusal_page
 from threadkeep.web.keys import KeyRing, UserTokens
-from threadkeep.web.mounts import DOCS, DOCS_FILES, OPEN
 from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, problem_response
 
 CALLBACKS = "/channels/"
-OPEN_PATHS = frozenset({"/healthz", DOCS, *DOCS_FILES, "/openapi.json", *OPEN})
+DOCS = "/docs"
+DOCS_FILES, CONSOLE_FILES = f"{DOCS}/files", "/console/files"
+DOCS_PAGE = tuple(f"{DOCS_FILES}/{name}" for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"))
+"""The script, the style and the icon of the documentation page."""
+_CONSOLE_PAGE = tuple(f"{CONSOLE_FILES}/{name}" for name in ("console.css", "console.js", "icon.svg"))
+OPEN_PATHS = frozenset({"/healthz", DOCS, *DOCS_PAGE, "/openapi.json", ADDRESS, *_CONSOLE_PAGE})
+"""What a browser gets before it has signed in; it contains no data."""
 
 EXPOSED_HEADERS = ("Content-Location", "Location", "Retry-After", "X-Session-Id")
 _PREFLIGHT_SECONDS = 600

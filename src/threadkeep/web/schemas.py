@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValu
 
 from threadkeep.records import Message, Role, SearchHit, Status, dump_json
 from threadkeep.records.json_values import example
+from threadkeep.runs.chat_turns import ChatContext
 from threadkeep.runs.views import ESTIMATED
 from threadkeep.store.codec import clean_text
 
@@ -89,14 +90,6 @@ class Usage(BaseModel):
     estimated: bool = ESTIMATED
 
 
-class Context(BaseModel):
-    """The context of the turn's last model call."""
-
-    messages: int = Field(description="Messages that were sent, including the system message and the new one.")
-    tokens: int = Field(description="Tokens that were sent, by Threadkeep's counter.")
-    dropped: int = Field(description="Earlier messages that were left out to keep the limits.")
-
-
 class ChatResponseBody(
     BaseModel,
     json_schema_extra=example(
@@ -119,7 +112,7 @@ class ChatResponseBody(
     confidence: float | None = Field(description="The confidence of the workflow, if it has one.")
     escalated: bool = Field(description="True if the workflow handed the question to a person.")
     usage: Usage
-    context: Context
+    context: ChatContext
 
 
 class HistoryMessage(BaseModel):

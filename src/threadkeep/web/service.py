@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
 
 from threadkeep.app import App, open_app
 from threadkeep.errors import ThreadkeepError
@@ -20,7 +24,6 @@ from threadkeep.version import __version__
 from threadkeep.web.api import (
     channels,
     chat,
-    chatkit,
     facts,
     health,
     knowledge,
@@ -31,11 +34,24 @@ from threadkeep.web.api import (
     workflows,
 )
 from threadkeep.web.chat_protocols import ag_ui, ai_sdk, openai
+from threadkeep.web.console import calls, known, sign_in, status
+from threadkeep.web.console import runs as console_runs
+from threadkeep.web.console import sessions as console_sessions
 from threadkeep.web.keys import keys_of, limits_of, tokens_of
 from threadkeep.web.langgraph import assistants, commands, store, threads
 from threadkeep.web.langgraph import runs as thread_runs
-from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS, Access, BodyLimit, CrossOrigin, SafeHeaders
-from threadkeep.web.mounts import describe, mount_console
+from threadkeep.web.middleware import (
+    CALLBACKS,
+    CONSOLE_FILES,
+    DOCS,
+    DOCS_FILES,
+    DOCS_PAGE,
+    OPEN_PATHS,
+    Access,
+    BodyLimit,
+    CrossOrigin,
+    SafeHeaders,
+)
 from threadkeep.web.problems import Problem, answer_errors_with_problems, documented
 from threadkeep.web.server import ConnectionLimits, Server, bind
 
@@ -100,9 +116,9 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     service.state.heartbeat_seconds = heartbeat_seconds
     # Used directly: including a router would build each of its routes again, at the first request.
     subjects = (chat, sessions, manifests, workflows, runs, facts, persons)
-    for subject in (*subjects, knowledge, channels, chatkit, health):
+    for subject in (*subjects, knowledge, channels, health):
         service.router.routes.extend(subject.router.routes)
-    for router in (sessions.search_router, facts.procedures_router, persons.users_router):
+    for router in (chat.chatkit_router, sessions.search_router, facts.procedures_router, persons.users_router):
         service.router.routes.extend(router.routes)
     for part in (assistants, threads, commands, thread_runs, store, openai, ai_sdk, ag_ui):
         service.router.routes.extend(part.router.routes)
@@ -110,9 +126,9 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         if isinstance(route, APIRoute):
             # Names of generated clients: FastAPI's own have the whole path in them.
             route.operation_id = route.operation_id or route.name
-    describe(service)
+    _describe(service)
     answer_errors_with_problems(service)
-    mount_console(service)
+    _mount_console(service)
     service.state.keys = keys
     service.add_middleware(BodyLimit, limit=settings.body_limit)
     service.add_middleware(
@@ -129,6 +145,30 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         service.add_middleware(CrossOrigin, origins=settings.cors_origins)
     service.add_middleware(SafeHeaders)
     return service
+
+
+def _describe(service: FastAPI) -> None:
+    """Serve Swagger UI without network access. Only its files come from fastapi-swagger: its routes add other pages."""
+    service.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_swagger", "resources")]))
+    script, style, icon = DOCS_PAGE
+
+    @service.get(DOCS, include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return get_swagger_ui_html(
+            openapi_url=service.openapi_url or "",
+            title=service.title,
+            swagger_js_url=script,
+            swagger_css_url=style,
+            swagger_favicon_url=icon,
+        )
+
+
+def _mount_console(service: FastAPI) -> None:
+    """Serve the console's pages and files, and show browsers a page for an address below it that leads nowhere."""
+    service.mount(CONSOLE_FILES, StaticFiles(packages=[("threadkeep.web.console", "static")]))
+    for pages in (console_sessions, calls, console_runs, known, status, sign_in):
+        service.router.routes.extend(pages.router.routes)
+    service.add_exception_handler(HTTPException, sign_in.respond_to_browsers)
 
 
 async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:

@@ -1,10 +1,12 @@
-"""Chat: a message and its answer, whole or streamed, and the history."""
+"""Chat: a message and its answer, whole or streamed, the history, and the address that ChatKit calls."""
 
 from __future__ import annotations
 
+import json
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
 from threadkeep.app import App
 from threadkeep.errors import Interrupted, ModelCallFailed, RunFailed, RunWaits
@@ -12,7 +14,7 @@ from threadkeep.history.all_sessions import AllSessions
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, EncodedPathRoute, Limit, SessionId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
-from threadkeep.web.problems import ProblemRaised, documented
+from threadkeep.web.problems import ProblemRaised, documented, make_problem
 from threadkeep.web.schemas import ChatRequestBody, ChatResponseBody, History, HistoryMessage
 from threadkeep.web.streams import EXAMPLE, EventStream, TurnParts, open_stream, problem_of_turn
 from threadkeep.workflows.built_in import CHAT
@@ -113,3 +115,42 @@ def _begin(app: App, body: ChatRequestBody, caller: Caller, *, stream: bool) -> 
         ),
         stream=stream,
     )
+
+
+_MISSING = "ChatKit's server is not installed; install it with: pip install 'threadkeep[chatkit]'"
+
+
+chatkit_router = APIRouter(tags=["chat"])
+
+
+@chatkit_router.post(
+    "/chatkit", summary="Serve ChatKit", response_class=Response, responses=documented(404, 413, 422, 503)
+)
+async def serve_chatkit(
+    request: Request,
+    app: AppInUse,
+    user_id: UserId = None,
+    idempotency_key: Annotated[
+        str | None, Header(max_length=200, description="The same key again is the same thread and message.")
+    ] = None,
+) -> Response:
+    """Serve a request of ChatKit's page: threads are sessions, and answers are runs of the chat.
+
+    The thread's metadata may name another `workflow`. With a key that speaks for a user, or a `user_id`, another user's
+    threads are not found. The answer continues if the client disconnects.
+    """
+    if find_spec("chatkit") is None:
+        raise ProblemRaised(make_problem(404, "chatkit-missing", _MISSING))
+    from threadkeep.web.chatkit_server import ChatKitRequest, serve  # it needs the extra `chatkit`
+
+    body = await request.body()
+    context = ChatKitRequest(user_id, idempotency_key, _kind(body) == "threads.retry_after_item")
+    return await serve(app, body, context)
+
+
+def _kind(body: bytes) -> object:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return value.get("type") if isinstance(value, dict) else None

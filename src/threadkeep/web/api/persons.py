@@ -14,7 +14,7 @@ from threadkeep.errors import InvalidInput, KnowledgeNotFound
 from threadkeep.knowledge.views import MergeInput, PersonInput, PersonList
 from threadkeep.memory import Memory
 from threadkeep.memory.person_archive import archive
-from threadkeep.records.erasure import ErasedKind
+from threadkeep.records.erasure import ErasedKind, ErasedStore
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Person, PersonQuery
 from threadkeep.web.api.parameters import (
     DEFAULT_LIMIT,
@@ -110,14 +110,6 @@ async def _seen(memory: Memory, person_id: str, user_id: str | None) -> Person:
     return person
 
 
-class ErasedStoreView(BaseModel, from_attributes=True):
-    """The rows, items or turns of one store."""
-
-    name: str
-    before: int
-    after: int = Field(description="Read back after the erase.")
-
-
 class EraseView(BaseModel, from_attributes=True):
     """The receipt of an erase: no text and no id of the person."""
 
@@ -131,7 +123,7 @@ class EraseView(BaseModel, from_attributes=True):
     sessions: int = Field(description="Sessions that were deleted whole.")
     shared_sessions: int = Field(description="Sessions of others with messages of the person.")
     shared_messages: int = Field(description="Messages there that became empty rows.")
-    stores: list[ErasedStoreView]
+    stores: list[ErasedStore]
     not_reached: list[str] = Field(description="Copies that remain, such as backups.")
     signature: str
 
