@@ -57,10 +57,6 @@ class EvidenceView(BaseModel, extra="forbid", from_attributes=True):
     seq: Annotated[int, Field(ge=1, lt=2**53)] | None = None
     run_id: str | None = None
 
-    def record(self) -> Evidence:
-        """Return the evidence."""
-        return Evidence(self.session_id, self.seq, self.run_id)
-
 
 class ScopedView(BaseModel):
     """A view of a record that belongs to a scope."""
@@ -100,7 +96,7 @@ class FactView(ScopedView, extra="forbid"):
         if self.valid_to is not None and self.valid_to < self.valid_from:
             raise InvalidInput("A value's valid_to is not before its valid_from.")
         values = self.model_dump(exclude={"scope", "owner", "evidence"})
-        evidence = tuple(origin.record() for origin in self.evidence)
+        evidence = tuple(Evidence(**origin.model_dump()) for origin in self.evidence)
         return Fact(scope=Scope(self.scope, self.owner), evidence=evidence, **values)
 
 
@@ -252,16 +248,6 @@ class ForgetFactsInput(
         if (self.ids is not None) == named or (self.ids is not None and self.keys is not None):
             raise ValueError("name either ids, or scope and owner (and keys, if not all)")
         return self
-
-    def named_scope(self) -> Scope:
-        """Return the scope that is named.
-
-        Raises:
-            InvalidInput: there is no scope, or its owner is invalid.
-        """
-        if self.scope is None or self.owner is None:
-            raise InvalidInput("Name scope and owner.")
-        return Scope(self.scope, self.owner)
 
 
 class Forgotten(BaseModel):

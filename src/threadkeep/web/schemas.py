@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue
 
-from threadkeep.records import Message, Role, SearchHit, Status, dump_json
+from threadkeep.records import Message, Role, Status, dump_json
 from threadkeep.records.json_values import example
 from threadkeep.runs.chat_turns import ChatContext
 from threadkeep.runs.views import ESTIMATED
@@ -267,11 +267,6 @@ class SearchHitBody(BaseModel):
     session_id: str
     score: float = Field(description="Higher is better; comparable within one answer only.")
     message: HistoryMessage
-
-    @classmethod
-    def of(cls, hit: SearchHit) -> Self:
-        """Return the schema of a search hit."""
-        return cls(session_id=hit.session_id, score=hit.score, message=HistoryMessage.of(hit.message))
 
 
 class SearchResult(BaseModel):

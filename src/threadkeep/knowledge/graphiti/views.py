@@ -12,7 +12,7 @@ from threadkeep.knowledge.promotion import PromotedKind, Promotion, Relation, Re
 from threadkeep.knowledge.views import FactView, Key, Owner
 from threadkeep.records.graphiti import Consent, DataClass, Delivery
 from threadkeep.records.json_values import example
-from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, Scope, ScopeKind
+from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, ScopeKind
 
 Somebody = Annotated[str, Field(min_length=1, max_length=512, description="Who decides.", examples=["ops@example.com"])]
 
@@ -157,7 +157,3 @@ class PurgeInput(BaseModel, extra="forbid", json_schema_extra=example(scope="use
 
     scope: ScopeKind
     owner: Owner
-
-    def record(self) -> Scope:
-        """Return the scope."""
-        return Scope(self.scope, self.owner)

@@ -22,6 +22,7 @@ from threadkeep.knowledge.views import (
     ProposalView,
 )
 from threadkeep.records.knowledge import (
+    Evidence,
     FactKind,
     FactQuery,
     ProcedureQuery,
@@ -90,7 +91,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: KnowledgeUser =
         fact.value,
         kind=fact.kind,
         confidence=fact.confidence,
-        evidence=None if fact.evidence is None else fact.evidence.record(),
+        evidence=None if fact.evidence is None else Evidence(**fact.evidence.model_dump()),
         user_id=user_id,
     )
     return FactView.of(remembered)
@@ -100,10 +101,10 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: KnowledgeUser =
 async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: KnowledgeUser = None) -> Forgotten:
     """Delete facts by their ids, or those of an owner: each with all values of its key, permanently."""
     knowledge = app.memory.knowledge
-    if what.ids is not None:
-        gone, missing = await knowledge.forget_facts(what.ids, user_id=user_id)
+    if what.scope is None or what.owner is None:
+        gone, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
         return Forgotten(forgotten=gone, not_found=missing)
-    scope = what.named_scope()
+    scope = Scope(what.scope, what.owner)
     if what.keys is None:
         return Forgotten(forgotten=await knowledge.forget_all(scope, user_id=user_id))
     counts = await knowledge.forget_keys(scope, what.keys, user_id=user_id)

@@ -26,6 +26,7 @@ from threadkeep.knowledge.graphiti.views import (
     UndoInput,
 )
 from threadkeep.records.graphiti import Consent, DeliveryStatus
+from threadkeep.records.knowledge import Scope
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit
 from threadkeep.web.callers import ADMINISTERS
 from threadkeep.web.problems import documented
@@ -121,4 +122,4 @@ async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
 @router.post("/purge", summary="Delete a group", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def purge_group(what: PurgeInput, app: AppInUse) -> Purged:
     """Delete the server's data of a scope, and check that it is gone."""
-    return await app.memory.graphiti.purge(what.record())
+    return await app.memory.graphiti.purge(Scope(what.scope, what.owner))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Self
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
@@ -12,7 +12,7 @@ from threadkeep.app import App
 from threadkeep.errors import InvalidInput
 from threadkeep.history.all_sessions import AllRetention, AllSessions
 from threadkeep.history.memory import damaged_sessions
-from threadkeep.records import Retention, RetentionLimits, SessionInfo
+from threadkeep.records import Retention
 from threadkeep.records.json_values import example
 from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.chat_turns import ChatTurn
@@ -134,7 +134,9 @@ async def search(
 ) -> SearchResult:
     """Return messages that contain all words of a query, best first, of one user or of all."""
     found = await AllSessions(app.memory).search(q, user_id=user_id, limit=limit)
-    hits = [SearchHitBody.of(hit) for hit in found.hits]
+    hits = [
+        SearchHitBody(session_id=key, score=score, message=HistoryMessage.of(one)) for key, one, score in found.hits
+    ]
     return SearchResult(hits=hits, count=len(hits), unindexed=found.unindexed, damaged=found.damaged)
 
 
@@ -234,10 +236,6 @@ class RetentionLimitsBody(BaseModel, extra="forbid", from_attributes=True):
     )
     max_idle_days: Days | None = Field(None, description="After so long without a word the session goes as a whole.")
 
-    def limits(self) -> RetentionLimits:
-        """Return the limits as a record."""
-        return RetentionLimits(self.max_age_days, self.max_messages, self.max_idle_days)
-
 
 class RetentionBody(
     BaseModel,
@@ -250,10 +248,6 @@ class RetentionBody(
     archive: RetentionLimitsBody = RetentionLimitsBody()
     delete: RetentionLimitsBody = RetentionLimitsBody()
 
-    def retention(self) -> Retention:
-        """Return the retention as a record."""
-        return Retention(self.archive.limits(), self.delete.limits())
-
 
 class SessionRetention(BaseModel):
     """The retention of a session, and the positions up to which messages are gone."""
@@ -263,17 +257,6 @@ class SessionRetention(BaseModel):
     rules: RetentionBody = Field(description="The service's, for every session without limits of its own.")
     archived_seq: int = Field(description="Messages up to this position are archived; 0 for none.")
     deleted_seq: int = Field(description="Messages up to this position are deleted; 0 for none.")
-
-    @classmethod
-    def of(cls, info: SessionInfo, rules: Retention) -> Self:
-        """Return the schema for a session's metadata and the service's rules."""
-        return cls(
-            session_id=info.session_id,
-            own=None if info.retention is None else RetentionBody.model_validate(info.retention),
-            rules=RetentionBody.model_validate(rules),
-            archived_seq=info.archived_seq,
-            deleted_seq=info.deleted_seq,
-        )
 
 
 @router.get("/{session_id}/retention", summary="See how long the messages of a session stay", responses=_FAILURES)
@@ -294,7 +277,7 @@ async def put_retention(
 
     Messages beyond the limits are removed in the next retention pass.
     """
-    return await _changed(app, session_id, limits.retention(), user_id)
+    return await _changed(app, session_id, Retention.from_dict(limits.model_dump()), user_id)
 
 
 @router.delete("/{session_id}/retention", summary="Take a session's own limits away", responses=_FAILURES)
@@ -310,4 +293,10 @@ async def _changed(app: App, session_id: str, retention: Retention | None, user_
 
 async def _told(app: App, session_id: str, user_id: str | None) -> SessionRetention:
     _, info = await AllSessions(app.memory).find(session_id, user_id=user_id)
-    return SessionRetention.of(info, app.memory.retention.rules)
+    return SessionRetention(
+        session_id=info.session_id,
+        own=None if info.retention is None else RetentionBody.model_validate(info.retention),
+        rules=RetentionBody.model_validate(app.memory.retention.rules),
+        archived_seq=info.archived_seq,
+        deleted_seq=info.deleted_seq,
+    )
