@@ -199,7 +199,17 @@ class Terminal:
         if self.as_json:
             yield lambda done, words: None
         elif not sys.stderr.isatty():
-            yield _ProgressLines(self, title, total, 0 if every else LINE_SECONDS).reach
+            seconds = 0 if every else LINE_SECONDS
+            next_line = time.monotonic() + seconds
+
+            def reach(done: int, words: str) -> None:
+                nonlocal next_line
+                if time.monotonic() >= next_line or done == total:
+                    next_line = time.monotonic() + seconds
+                    share = f" {100 * done // total} %" if total else ""
+                    self.note(f"{title}:{share} {words}".rstrip())
+
+            yield reach
         else:
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -229,24 +239,6 @@ class Terminal:
         if name not in self._consoles or self._consoles[name].file is not stream:
             self._consoles[name] = Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, emoji=False)
         return self._consoles[name]
-
-
-class _ProgressLines:
-    """Lines of progress with a least time between them."""
-
-    def __init__(self, terminal: Terminal, title: str, total: int | None, seconds: float) -> None:
-        self._terminal = terminal
-        self._title = title
-        self._total = total
-        self._seconds = seconds
-        self._next = time.monotonic() + seconds
-
-    def reach(self, done: int, words: str) -> None:
-        if time.monotonic() < self._next and done != self._total:
-            return
-        self._next = time.monotonic() + self._seconds
-        share = f" {100 * done // self._total} %" if self._total else ""
-        self._terminal.note(f"{self._title}:{share} {words}".rstrip())
 
 
 terminal = Terminal()
