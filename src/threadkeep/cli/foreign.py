@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import zipfile
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from threadkeep.cli.problems import WrongUse
 from threadkeep.history.archive_lines import SessionLine
@@ -60,13 +61,15 @@ class Unreadable:
     sentence: str
 
 
-class Source(Protocol):
+class Source(ABC):
     """The conversations of another system. `done` of `total` is the progress; `left_out` counts excluded entries."""
 
-    total: int
-    done: int
-    left_out: Counter[LeftOut]
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.left_out: Counter[LeftOut] = Counter()
 
+    @abstractmethod
     def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the conversations in a stable order, including those without utterances."""
 

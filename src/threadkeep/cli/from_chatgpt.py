@@ -7,14 +7,13 @@ import json
 import os
 import re
 import zipfile
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from threadkeep.cli.foreign import Conversation, LeftOut, Unreadable, chatgpt_members, check_file
+from threadkeep.cli.foreign import Conversation, LeftOut, Source, Unreadable, chatgpt_members, check_file
 from threadkeep.errors import InvalidInput
 from threadkeep.history.archive_lines import SessionLine
 from threadkeep.records import Message, Role, Status
@@ -58,13 +57,11 @@ def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
     return [file], os.fstat(file.fileno()).st_size
 
 
-class ChatGptExport:
+class ChatGptExport(Source):
     """The conversations of an export, in its order; `done` and `total` are bytes."""
 
     def __init__(self, files: list[IO[bytes]], total: int, *, user_id: str | None) -> None:
-        self.total = total
-        self.done = 0
-        self.left_out: Counter[LeftOut] = Counter()
+        super().__init__(total)
         self._files = files
         self._user_id = user_id
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -19,7 +18,7 @@ from threadkeep.adapters.items import openai_role, openai_text
 from threadkeep.agent.conversion import from_langchain, role_of, text_of
 from threadkeep.agent.counting import media_name
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.cli.foreign import Conversation, LeftOut, Unreadable, open_source_database, utc_time
+from threadkeep.cli.foreign import Conversation, LeftOut, Source, Unreadable, open_source_database, utc_time
 from threadkeep.cli.problems import NotDone
 from threadkeep.errors import StoreError
 from threadkeep.graph_store.layout import GraphLayout
@@ -41,13 +40,11 @@ async def open_agent_sessions(source: str, *, branch: str, user_id: str | None) 
         yield AgentSessions(database, await database.rows("agent_sessions"), branch=branch, user_id=user_id)
 
 
-class AgentSessions:
+class AgentSessions(Source):
     """The sessions of a database of the SDK."""
 
     def __init__(self, database: ForeignDatabase, sessions: Sequence[Row], *, branch: str, user_id: str | None) -> None:
-        self.total = len(sessions)
-        self.done = 0
-        self.left_out: Counter[LeftOut] = Counter()
+        super().__init__(len(sessions))
         self._database = database
         self._sessions = sessions
         self._branch = branch
@@ -117,15 +114,13 @@ async def open_histories(source: str, layout: GraphLayout, *, as_sessions: bool)
         yield StoredHistories(database, keys, layout, as_sessions=as_sessions)
 
 
-class StoredHistories:
+class StoredHistories(Source):
     """The histories of a namespace. Other items of the namespace are skipped."""
 
     def __init__(
         self, database: ForeignDatabase, keys: Sequence[str], layout: GraphLayout, *, as_sessions: bool
     ) -> None:
-        self.total = len(keys)
-        self.done = 0
-        self.left_out: Counter[LeftOut] = Counter()
+        super().__init__(len(keys))
         self._database = database
         self._keys = keys
         self._layout = layout
@@ -195,15 +190,13 @@ def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
         raise NotDone(f"`{writes}` is missing or of an older LangGraph; call `setup()` of the current saver once.")
 
 
-class LangGraphThreads:
+class LangGraphThreads(Source):
     """The threads of a checkpointer; `has_channel` is True if any thread read so far has the channel."""
 
     def __init__(
         self, saver: BaseCheckpointSaver[str], threads: Sequence[str], *, channel: str, user_id: str | None
     ) -> None:
-        self.total = len(threads)
-        self.done = 0
-        self.left_out: Counter[LeftOut] = Counter()
+        super().__init__(len(threads))
         self.has_channel = False
         self._saver = saver
         self._threads = threads
