@@ -110,6 +110,8 @@ async def test_runs_whose_process_died_before_a_new_version_came(shared_url: str
             await until(lambda: notes.of("second") >= {"slow-spoken", "slow-steps"}, "both to be at work")
             waiting = await asked("steps", "next")
             children[0].kill()
+    # A caller that waits for a run executes it itself if nobody else has begun it: callers are of the new version too.
+    async with opened(new, ASKING) as (_, service):
         with working(new):
             results = [await service.result(run_id) for run_id in (yaml, python, waiting)]
     assert [(result.status, result.run.version) for result in results[1:]] == [("interrupted", "1"), ("done", "2")]
