@@ -29,16 +29,16 @@ test: with-dev ## run the tests, on SQLite and on a PostgreSQL of their own
 slow: with-dev ## run the tests that take long: processes that are killed, random requests and sessions, benches
 	$(PYTEST) -m slow $(ARGS)
 
-suites: with-dev ## run the suites of the stores once more, on encrypted files and on partitioned tables (ten minutes)
-	$(PYTHON_HERE) -m pytest -m suites $(ARGS)
+suites: with-dev ## run tests once more: stores in memory, on encrypted files, on partitions; agents and commands on PostgreSQL
+	$(PYTEST) -m suites $(ARGS)
 
 # Beside the set `dev`, and only where there is a browser: the driver alone is 130 MB.
 browser: with-dev ## test the console in Chromium, where it is installed: live pages, keys, and no violation that axe finds
-	@if command -v chromium >/dev/null; then sh scripts/browser.sh && $(PYTEST) -m browser $(ARGS) tests/web; \
+	@if command -v chromium >/dev/null; then sh scripts/browser.sh && $(PYTEST) -m browser $(ARGS) tests/web/console; \
 		else echo "no Chromium on this machine (apt-get install chromium): the tests in a browser are skipped."; fi
 
 chaos: with-dev ## run services beside faults for a minute on each database
-	$(PYTEST) -m chaos $(ARGS)
+	$(PYTEST) -m chaos $(ARGS) tests/bench
 
 fuzz: with-dev ## run the tests of properties on many random examples; every other verb takes the same few
 	HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m hypothesis $(ARGS)
@@ -78,7 +78,7 @@ foreign: with-dev ## test beside what needs an environment of its own (deepagent
 	@sh scripts/javascript.sh
 	@sh scripts/published_tests.sh
 	@sh scripts/agent_chat_ui.sh
-	$(PYTHON_HERE) -m pytest -m foreign tests/foreign $(ARGS)
+	$(PYTEST:loadgroup=loadfile) -m foreign tests/foreign $(ARGS)
 
 sbom: with-sbom ## write the list of what the service installs (CycloneDX) into sbom.json
 	@.venv-sbom/bin/cyclonedx-py requirements requirements/server.txt --output-reproducible --output-file sbom.json

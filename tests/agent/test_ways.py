@@ -42,7 +42,8 @@ from threadkeep.testing import Gate, ScriptedModel
 
 PLACES: list[Any] = [(name, "sqlite-memory") for name in WAYS]
 PLACES += [("async", "postgres"), ("sync", "sqlite-file"), ("sync-in-loop", "sqlite-file")]
-PLACES += [pytest.param((name, "postgres"), marks=pytest.mark.slow) for name in WAYS if name != "async"]
+PLACES += [pytest.param(("sync", "postgres"), marks=pytest.mark.slow)]
+PLACES += [pytest.param((name, "postgres"), marks=pytest.mark.suites) for name in WAYS if name not in ("async", "sync")]
 
 
 @pytest.fixture(params=PLACES, ids="-on-".join)

@@ -26,7 +26,7 @@ from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.records.runs import RunQuery
 
 CHATS = (7, 8)
-MESSAGES = int(os.environ.get("CHANNEL_MESSAGES", "40"))
+MESSAGES = int(os.environ.get("CHANNEL_MESSAGES", "10"))
 """Messages of each chat; `python -m bench channels` sends more."""
 FIGURES = os.environ.get("CHANNEL_FIGURES")
 """A file for the figures of each database, a line each."""
@@ -111,6 +111,8 @@ async def test_every_message_is_answered_once_through_kills(
 
 async def _talk(fleet: Fleet, chat: int) -> None:
     for number in range(MESSAGES):
+        if number == MESSAGES // 2:
+            await until(lambda: fleet.kills >= len(fleet.addresses))
         await fleet.deliver(1 + number * len(CHATS) + CHATS.index(chat), chat, f"message {number} of {chat}")
 
 

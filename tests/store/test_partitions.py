@@ -379,6 +379,8 @@ async def test_an_answer_is_unique_in_partitions_too(partitioned_url: str, memor
 
 
 @pytest.mark.suites
+@pytest.mark.timeout(1800)
+@pytest.mark.xdist_group("suites")
 def test_the_suites_of_the_store_run_on_partitions() -> None:
     """All tests that open PostgreSQL in `tests/store`, `tests/graph_store` and `tests/history`, but two.
 

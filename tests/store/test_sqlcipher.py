@@ -59,6 +59,8 @@ def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.suites
+@pytest.mark.timeout(1800)
+@pytest.mark.xdist_group("suites")
 def test_the_suite_of_the_store_runs_on_encrypted_files() -> None:
     """All tests that open SQLite files in `tests/store`, `tests/graph_store` and `tests/history`."""
     run_store_suites("sqlite-file", THREADKEEP_TEST_DATABASE_KEY=KEY)
