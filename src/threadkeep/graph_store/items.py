@@ -124,11 +124,6 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
         super().__init__(driver)
         self._locks = Locks[ItemKey]()
 
-    @property
-    def backend(self) -> Backend:
-        """The engine's name for metrics."""
-        return self._driver.backend
-
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
         async with self._driver.reading() as connection:

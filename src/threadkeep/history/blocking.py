@@ -160,18 +160,34 @@ class Wrapper[W]:
         return self.loop.run(work)
 
 
-class _Verb[W, **P, T]:
+class _Verb[W, **P, R]:
     """A method of a wrapper, made from a method of the wrapped class, with its signature and documentation."""
 
-    def __init__(self, method: Callable[Concatenate[W, P], T]) -> None:
+    def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
         self.__doc__ = method.__doc__
 
-    def _bound(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: Wrapper[W], owner: type) -> Callable[P, R]: ...
+
+    def __get__(self, instance: Wrapper[W] | None, owner: type) -> Self | Callable[P, R]:
+        """Bind the method."""
+        if instance is None:
+            return self
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return self._call(instance, *args, **kwargs)
+
         update_wrapper(call, self._method)
         del call.__wrapped__  # type: ignore[attr-defined]  # its first parameter is self, which is bound here
         call.__signature__ = self._signature  # type: ignore[attr-defined]
         return call
+
+    def _call(self, wrapper: Wrapper[W], *args: P.args, **kwargs: P.kwargs) -> R:
+        raise NotImplementedError
 
     @cached_property
     def _signature(self) -> inspect.Signature:
@@ -179,70 +195,42 @@ class _Verb[W, **P, T]:
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-class Blocking[W, **P, T](_Verb[W, P, Coroutine[Any, Any, T]]):
+class Blocking[W, **P, T](_Verb[W, P, T]):
     """A method that waits for the result of an asynchronous one."""
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
+    def __init__(self, method: Callable[Concatenate[W, P], Coroutine[Any, Any, T]]) -> None:
+        super().__init__(method)
 
-    @overload
-    def __get__(self, instance: Wrapper[W], owner: type) -> Callable[P, T]: ...
-
-    def __get__(self, instance: Wrapper[W] | None, owner: type) -> Self | Callable[P, T]:
-        """Bind the method."""
-        if instance is None:
-            return self
-
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            return instance.wait_for(self._method(instance.asynchronous, *args, **kwargs))
-
-        return self._bound(call)
+    def _call(self, wrapper: Wrapper[W], *args: P.args, **kwargs: P.kwargs) -> T:
+        found: T = wrapper.wait_for(self._method(wrapper.asynchronous, *args, **kwargs))
+        return found
 
 
 class Called[W, **P, T](_Verb[W, P, T]):
     """A method that calls a plain one on the memory's event loop, so that nothing changes concurrently."""
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
+    def __init__(self, method: Callable[Concatenate[W, P], T]) -> None:
+        super().__init__(method)
 
-    @overload
-    def __get__(self, instance: Wrapper[W], owner: type) -> Callable[P, T]: ...
+    def _call(self, wrapper: Wrapper[W], *args: P.args, **kwargs: P.kwargs) -> T:
+        async def work() -> T:
+            found: T = self._method(wrapper.asynchronous, *args, **kwargs)
+            return found
 
-    def __get__(self, instance: Wrapper[W] | None, owner: type) -> Self | Callable[P, T]:
-        """Bind the method."""
-        if instance is None:
-            return self
-
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            async def work() -> T:
-                return self._method(instance.asynchronous, *args, **kwargs)
-
-            return instance.wait_for(work())
-
-        return self._bound(call)
+        return wrapper.wait_for(work())
 
 
-class Iterated[W, **P, T](_Verb[W, P, AsyncIterator[T]]):
+class Iterated[W, **P, T](_Verb[W, P, Iterator[T]]):
     """A generator over the items of an asynchronous iterator."""
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
+    def __init__(self, method: Callable[Concatenate[W, P], AsyncIterator[T]]) -> None:
+        super().__init__(method)
 
-    @overload
-    def __get__(self, instance: Wrapper[W], owner: type) -> Callable[P, Iterator[T]]: ...
-
-    def __get__(self, instance: Wrapper[W] | None, owner: type) -> Self | Callable[P, Iterator[T]]:
-        """Bind the method."""
-        if instance is None:
-            return self
-
-        def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-            items = self._method(instance.asynchronous, *args, **kwargs)
-            # The event loop closes an iterator that was not read to its end, when it is garbage-collected.
-            while found := instance.wait_for(_next(items)):
-                yield found[0]
-
-        return self._bound(call)
+    def _call(self, wrapper: Wrapper[W], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        items = self._method(wrapper.asynchronous, *args, **kwargs)
+        # The event loop closes an iterator that was not read to its end, when it is garbage-collected.
+        while found := wrapper.wait_for(_next(items)):
+            yield found[0]
 
 
 async def _next[T](items: AsyncIterator[T]) -> tuple[T] | None:

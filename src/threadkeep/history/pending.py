@@ -79,7 +79,7 @@ class PendingTurns:
         self, transcripts: Transcripts, options: PendingOptions, *, observer: Observer, clock: Callable[[], datetime]
     ) -> None:
         self._transcripts = transcripts
-        self._options = options
+        self.options = options
         self._observer = observer
         self._clock = clock
         self.database_fails = False
@@ -97,7 +97,7 @@ class PendingTurns:
     @property
     def wait_seconds(self) -> float:
         """Seconds that a reply may wait for the database; fewer while the database is known to fail."""
-        seconds = self._options.write_timeout_seconds
+        seconds = self.options.write_timeout_seconds
         return min(seconds, WAIT_SECONDS_IN_AN_OUTAGE) if self.database_fails else seconds
 
     def of_namespace(
@@ -109,11 +109,6 @@ class PendingTurns:
         self._all.append(other)
         other._all = self._all
         return other
-
-    @property
-    def options(self) -> PendingOptions:
-        """The options of pending turns."""
-        return self._options
 
     @property
     def entries(self) -> tuple[PendingTurn, ...]:
@@ -156,7 +151,7 @@ class PendingTurns:
         """
         for turn in await self._files.of_others(session_id):
             with contextlib.suppress(StoreError, ThreadkeepError, TimeoutError):
-                async with asyncio.timeout(self._options.write_timeout_seconds):
+                async with asyncio.timeout(self.options.write_timeout_seconds):
                     await self._transcripts.append(turn)
 
     async def record(self, turn: Turn) -> Receipt | None:
@@ -184,7 +179,7 @@ class PendingTurns:
         if not isinstance(transcripts, TableTranscripts) or self.database_fails or self._waits(turn.session_id):
             return None
         try:
-            async with asyncio.timeout(self._options.write_timeout_seconds):
+            async with asyncio.timeout(self.options.write_timeout_seconds):
                 return await transcripts.append_joined(turn, join)
         except (StoreClosed, TurnRefused):
             return None
@@ -204,7 +199,7 @@ class PendingTurns:
         )
         if not self.database_fails and not self._waits(turn.session_id):
             try:
-                async with asyncio.timeout(self._options.write_timeout_seconds):
+                async with asyncio.timeout(self.options.write_timeout_seconds):
                     return await self._append_answer(turn, is_new=True)
             except StoreClosed:
                 raise
@@ -349,7 +344,7 @@ class PendingTurns:
         async with self._delivering:
             if entry not in self._turns or entry.turn.session_id in self._withheld:
                 return False
-            async with asyncio.timeout(self._options.write_timeout_seconds):
+            async with asyncio.timeout(self.options.write_timeout_seconds):
                 turn = entry.turn
                 stored = await self._append(turn)
                 if entry.turn is not turn:
@@ -462,11 +457,11 @@ class PendingTurns:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            pause = self._options.first_pause_seconds
+            pause = self.options.first_pause_seconds
             while self._turns:
                 await self._pause(pause * random.uniform(0.5, 1.5))
                 self._wake.clear()
-                pause = min(pause * 2, self._options.longest_pause_seconds)
+                pause = min(pause * 2, self.options.longest_pause_seconds)
                 # The loop outlives a disk that fails; the turns wait.
                 with ErrorBoundary(self._report_failure_of_oldest):
                     await self._deliver_own()

@@ -116,17 +116,15 @@ def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) 
 
 
 class SessionCache:
-    """The rows of the sessions that were used last, limited in bytes; `most_bytes` of 0 turns it off."""
+    """The rows of the sessions that were used last, limited in bytes; `most_bytes` of 0 turns it off.
+
+    `bytes` is the estimated size of all entries.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._bytes = 0
+        self.bytes = 0
         self._entries: OrderedDict[str, tuple[SessionRows, int]] = OrderedDict()
-
-    @property
-    def bytes(self) -> int:
-        """The estimated size of all entries."""
-        return self._bytes
 
     def get(self, session_id: str) -> SessionRows | None:
         """Return the rows of a session that were read last."""
@@ -148,16 +146,16 @@ class SessionCache:
         size += sum(map(_size_of, rows.messages[count:]))
         self.forget(session_id)
         self._entries[session_id] = rows, size
-        self._bytes += size
-        while self._bytes > self._most_bytes:
+        self.bytes += size
+        while self.bytes > self._most_bytes:
             _, (_, dropped) = self._entries.popitem(last=False)
-            self._bytes -= dropped
+            self.bytes -= dropped
 
     def forget(self, session_id: str) -> None:
         """Drop the rows of a session."""
         found = self._entries.pop(session_id, None)
         if found is not None:
-            self._bytes -= found[1]
+            self.bytes -= found[1]
 
 
 def _index(messages: Sequence[Message], seq: int) -> int:

@@ -135,10 +135,6 @@ class TurnEndings:
             for question in begin_state(run).get("messages") or ():
                 await session.take_back_turn(str(question.id))
 
-    async def leave(self, run: Run) -> None:
-        """Discard the partial answer: the run continues in another process."""
-        await self._memory.settle_run(run.run_id, elsewhere=True)
-
     async def _keep_question(self, run: Run, dependencies: Dependencies) -> None:
         """Store the message of a run that did nothing with it, because later turns have to see it."""
         if run.parent_run_id is not None:
@@ -164,10 +160,8 @@ class RunEndings:
     """A recorder that ends runs together with their turns, or leaves them to other processes."""
 
     def __init__(self, memory: Memory, workflows: RunWorkflows) -> None:
+        self._memory = memory
         self._runs = memory.runs
-        self._manifests = memory.manifests
-        self._pending = memory.pending
-        self._observer = memory.observers
         self._turns = TurnEndings(memory, workflows)
 
     async def end(self, active: ActiveRun, outcome: Outcome, dependencies: Dependencies) -> Outcome | None:
@@ -181,7 +175,7 @@ class RunEndings:
                 return outcome
             if active.hold.lost or await self._is_lost(active.run):
                 active.hold.lost = True
-                await self._turns.leave(active.run)
+                await self.leave(active.run)
                 return None
             outcome, noted = _instead(outcome, await active.hold.store()), {}
         else:
@@ -214,7 +208,7 @@ class RunEndings:
         answer, group = hold.answer, await active.tracer.whole()
         if answer is None or group is None:
             return False
-        others = [one for entry in hold.manifests for one in self._manifests.rows.joined(entry)]
+        others = [one for entry in hold.manifests for one in self._memory.manifests.rows.joined(entry)]
         if (anchor := answer.anchor()) is not None:
             others.append(anchor)
         ending = RunEnding("done", outcome.result, asked=run)
@@ -245,7 +239,7 @@ class RunEndings:
 
     async def leave(self, run: Run) -> None:
         """Discard the partial answer: the run belongs to another process."""
-        await self._turns.leave(run)
+        await self._memory.settle_run(run.run_id, elsewhere=True)
 
     async def release(self, active: ActiveRun, dependencies: Dependencies) -> None:
         """Leave a run that is stopped from outside in the state that other processes need.
@@ -261,7 +255,7 @@ class RunEndings:
                 await self._is_kept(active)
                 await self._record(active, Outcome("cancelled"), dependencies)
             else:
-                await self._turns.leave(run)
+                await self.leave(run)
             if active.stop == "closing":
                 await self._is_kept(active)
                 await active.tracer.flush()
@@ -275,7 +269,7 @@ class RunEndings:
     async def _is_lost(self, run: Run) -> bool:
         """Return whether another process has taken the run over; False if the database does not say it soon."""
         with contextlib.suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(self._pending.wait_seconds):
+            async with asyncio.timeout(self._memory.pending.wait_seconds):
                 current = await self._runs.run(run.run_id)
             return current is not None and (current.owner, current.attempts) != (run.owner, run.attempts)
         return False
@@ -291,7 +285,7 @@ class RunEndings:
         run_id, owner = active.run.run_id, active.owner
         if active.run.session_id is not None and isinstance(answer := (outcome.result or {}).get("message_id"), str):
             # A run that is done is not executed again: its answer must be safe first.
-            await self._pending.ensure_kept(active.run.session_id, answer)
+            await self._memory.pending.ensure_kept(active.run.session_id, answer)
         if outcome.status == "waiting":
             await active.tracer.flush()
             if await self._runs.wait(run_id, owner, outcome.interrupt):
@@ -331,7 +325,7 @@ class RunEndings:
         return True
 
     def _notify_unstored(self, error: str) -> None:
-        self._observer.notify(RunTrouble(error=error, work="keeping_progress"))
+        self._memory.observers.notify(RunTrouble(error=error, work="keeping_progress"))
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:

@@ -15,7 +15,6 @@ from threadkeep.store.codec import clean_json, json_text, short_time, time_of, t
 from threadkeep.store.compact_json import compact, expanded, packed, places_of_ids, unpacked, with_ids, without_ids
 from threadkeep.store.driver import (
     GROUP_LOCK_SECONDS,
-    Backend,
     Connection,
     DuplicateRow,
     Parameters,
@@ -100,11 +99,6 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     A text is stored once per session (or run), under its digest, as long as calls use it. Both are deleted with their
     session or run.
     """
-
-    @property
-    def backend(self) -> Backend:
-        """The engine's name for metrics."""
-        return self._driver.backend
 
     async def add(self, entries: Iterable[NotedManifest]) -> int:
         """Store a group in one transaction; return how many of its records are stored now.

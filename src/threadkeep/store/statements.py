@@ -75,6 +75,7 @@ class Tables:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self.backend = driver.backend
         self._sql = load_statements(*(path.format(backend=driver.backend) for path in self._files))
 
 

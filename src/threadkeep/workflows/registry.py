@@ -247,12 +247,7 @@ class InProcessChildren:
     def __init__(self, workflows: Workflows, compiler: Compiler, resources: Resources) -> None:
         self._workflows = workflows
         self._compiler = compiler.without_checkpoints()
-        self._resources = replace(resources, children=self)
-
-    @property
-    def resources(self) -> Resources:
-        """The resources of the parent runs."""
-        return self._resources
+        self.resources = replace(resources, children=self)
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
         """Run a child to its end; a child that would wait for a person fails. Raises `WorkflowNotFound`."""
@@ -278,7 +273,7 @@ class InProcessChildren:
         context = RunContext(
             run_id=run_id,
             workflow=workflow.name,
-            resources=self._resources,
+            resources=self.resources,
             session_id=f"child:{run_id}" if request.with_session else None,
             trigger="child",
             depth=request.depth,
