@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 from langchain_core.embeddings import Embeddings
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.tools import tool
 
-from tests.agent.talking import ROOM, input_of, make_agent
+from tests.agent.talking import ROOM, config_of, input_of, make_agent
 from tests.agent.test_lookup_tools import calling, result_of
 from tests.databases import execute
 from tests.recorded_events import RecordedEvents
@@ -33,6 +34,12 @@ from threadkeep.testing import ScriptedModel, SettableClock
 
 ANN = Scope("user", "ann")
 SHOP = Scope("workspace", "shop")
+
+
+@tool
+def read() -> str:
+    """Return a long text."""
+    return "word " * 1_750
 
 
 class Talk:
@@ -99,6 +106,19 @@ async def test_the_record_names_a_section_without_room(memory: Memory) -> None:
     talk = Talk(memory, max_tokens=200)
     assert await talk.facts("Hello!") == []
     assert (await talk.manifest()).notes == ("no_room_for_facts",)
+
+
+async def test_the_record_names_a_section_that_gave_its_room_to_the_turn(sqlite_memory: Memory) -> None:
+    """A result of a tool needs it in the second call."""
+    for number in range(30):
+        await sqlite_memory.knowledge.remember(ANN, f"fact_{number}", f"what is known under the number {number}")
+    reading = AIMessage("", tool_calls=[{"name": "read", "args": {}, "id": "call-1"}])
+    session_memory = SessionMemory(sqlite_memory, max_tokens=2_000, sources=[KnownFacts(sqlite_memory)])
+    agent = make_agent(ScriptedModel([reading, "Read."]), [session_memory], [read])
+    await agent.ainvoke(input_of("Read it."), config_of(user_id="ann"))
+    calls = [ContextManifest.from_dict(one.manifest) for one in await sqlite_memory.manifests.of_session(ROOM)]
+    assert [one.notes for one in calls] == [("no_room_for_facts",), ()]
+    assert ["facts" in one.sections for one in calls] == [False, True]
 
 
 async def test_the_record_names_the_facts_and_where_they_come_from(memory: Memory) -> None:

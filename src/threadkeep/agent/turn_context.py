@@ -350,6 +350,10 @@ class TurnContext:
     def _manifest(self, sent: Assembled, measure: CallMeasure, run_id: str) -> ContextManifest:
         place = self._place or CallPlace(run_id, "", self._session.session_id)
         searched, failed = self._searched, self._recollection.failed
+        sections = {entry.section for entry in sent.entries}
+        dropped = [
+            f"no_room_for_{one.entry.section}" for one in self._extras or () if one.entry.section not in sections
+        ]
         return ContextManifest(
             session_id=place.session_id,
             run_id=place.run_id,
@@ -370,7 +374,7 @@ class TurnContext:
             tools=measure.tools,
             prefix=sent.prefix,
             digest=sent.digest,
-            notes=(*(["history_unavailable"] if failed else []), *(searched.notes if searched else ())),
+            notes=(*(["history_unavailable"] if failed else []), *(searched.notes if searched else ()), *dropped),
             graph=tuple(searched.graph if searched else ()),
             facts_left_out=tuple(searched.facts_left_out if searched else ()),
         )
