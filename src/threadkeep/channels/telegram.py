@@ -45,7 +45,6 @@ type UpdateKind = Literal[
 type ChatType = Literal["private", "group", "supergroup", "channel"]
 
 UPDATE_KINDS: tuple[UpdateKind, ...] = get_args(UpdateKind.__value__)
-CHAT_TYPES: tuple[ChatType, ...] = get_args(ChatType.__value__)
 MAX_MESSAGE = 4096
 """UTF-16 units of a message after its markup is parsed."""
 

@@ -46,7 +46,6 @@ from threadkeep.records import Json
 from threadkeep.store.codec import time_of
 
 MAX_MESSAGE_BYTES = 2048
-MAX_CURSOR_BYTES = 64
 PARSER = "wecom_cs_sync"
 
 _CUSTOMER, _SERVICER = 3, 5

@@ -132,20 +132,13 @@ class Promotion:
         return "\n".join([*lines, *(f"{one.source} {one.name} {one.target}." for one in self.relations)])
 
 
-def directives_in(text: str) -> list[Promotion]:
-    """Return the directives of a message, such as `preference (user): Keep diffs small`.
+def accepted_directives(text: str) -> tuple[list[Promotion], int]:
+    """Return the directives of a message, such as `preference (user): Keep diffs small`, and the number refused.
 
     The text follows on the line, or on the next lines up to a blank one. Without a scope, statements such as "I prefer"
-    belong to the user, and all others to the workspace.
-
-    Raises:
-        InvalidInput: a directive looks like a secret, or is too long.
+    belong to the user, and all others to the workspace. A directive that looks like a secret, or is too long, is
+    refused.
     """
-    return [Promotion(kind, words, _scope(named, kind, words)) for kind, named, words in _directives(text)]
-
-
-def accepted_directives(text: str) -> tuple[list[Promotion], int]:
-    """Return the directives of a message that can be stored, and the number of refused ones."""
     found: list[Promotion] = []
     refused = 0
     for kind, named, words in _directives(text):

@@ -32,7 +32,6 @@ from threadkeep.workflows.resources import RunOptions
 from threadkeep.workflows.state import WorkflowState
 from threadkeep.workflows.yaml_source import Path, YamlSource
 
-SCHEMA_VERSION = 1
 SCHEMA_ID = "https://github.com/threadkeep/threadkeep/raw/main/src/threadkeep/workflows/workflow.schema.json"
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")

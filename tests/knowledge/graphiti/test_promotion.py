@@ -13,7 +13,7 @@ from threadkeep import Evidence, Memory, Message, SessionMemory, knowledge_tools
 from threadkeep.errors import InvalidInput
 from threadkeep.knowledge.graphiti.turns import fact_episode, group_id_of
 from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest
-from threadkeep.knowledge.promotion import Promotion, RelationOf, directives_in
+from threadkeep.knowledge.promotion import Promotion, RelationOf, accepted_directives
 from threadkeep.records.knowledge import ProposalQuery, Scope
 from threadkeep.testing import FakeGraphiti, ScriptedModel, SettableClock
 from threadkeep.testing.fake_graphiti import Backend
@@ -41,8 +41,8 @@ from threadkeep.testing.fake_graphiti import Backend
 )
 def test_a_directive_says_what_to_keep(text: str, kind: str, scope: str, words: str) -> None:
     """On its line, or on the lines after it up to a blank one."""
-    [found] = directives_in(text)
-    assert (found.kind, found.scope, found.text) == (kind, scope, words)
+    [found], refused = accepted_directives(text)
+    assert (found.kind, found.scope, found.text, refused) == (kind, scope, words, 0)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_directive_says_what_to_keep(text: str, kind: str, scope: str, words: 
 )
 def test_other_words_are_no_directive(text: str) -> None:
     """A directive begins its line."""
-    assert directives_in(text) == []
+    assert accepted_directives(text) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_other_words_are_no_directive(text: str) -> None:
 )
 def test_a_long_message_is_read_in_linear_time(text: str) -> None:
     """Its author waits, and so does everybody else on the event loop: in quadratic time, for hours."""
-    assert directives_in(text) == []
+    assert accepted_directives(text) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,9 @@ def test_a_long_message_is_read_in_linear_time(text: str) -> None:
 )
 def test_what_looks_like_a_secret_is_refused(text: str) -> None:
     """With a word to the person, which does not repeat it."""
+    assert accepted_directives(text) == ([], 1)
     with pytest.raises(InvalidInput, match="looks like a secret") as refused:
-        directives_in(text)
+        Promotion("lesson_learned", text)
     assert "hunter22" not in str(refused.value)
 
 
