@@ -7,16 +7,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jwt
 
 from threadkeep.errors import StoreError
 from threadkeep.memory import Memory
 from threadkeep.settings import Settings
-from threadkeep.store.api_keys import ApiKey, ApiKeys, KeyScope, digest_of
+from threadkeep.store.api_keys import ApiKey, ApiKeys, digest_of
 from threadkeep.web.callers import Buckets, Caller, RateLimits
 from threadkeep.web.problems import ProblemRaised, make_problem
 
@@ -107,27 +106,20 @@ _INVALID = "The token is expired, not for this service, or not signed by its iss
 _KEYS_AWAY = "The keys of the tokens' issuer cannot be read; try again."
 
 
-@dataclass(frozen=True)
-class TokenOptions:
-    """The tokens that are accepted. `key` is the issuer's public key, the address of its keys, or a shared secret."""
-
-    issuer: str
-    audience: str
-    key: str
-    user_claim: str = "sub"
-    scope: KeyScope = "write"
-
-
 class UserTokens:
-    """The check of tokens. Each speaks for one user."""
+    """The check of tokens, each of which speaks for one user.
 
-    def __init__(self, options: TokenOptions) -> None:
-        self._options = options
+    `key` is the issuer's public key, the address of its keys, or a shared secret.
+    """
+
+    def __init__(self, settings: Settings, key: str) -> None:
+        self._settings = settings
+        self._key = key
         self._jwks: jwt.PyJWKClient | None = None
-        if options.key.startswith(("https://", "http://")):
-            self._jwks = jwt.PyJWKClient(options.key, timeout=_KEYS_TIMEOUT_SECONDS)
+        if key.startswith(("https://", "http://")):
+            self._jwks = jwt.PyJWKClient(key, timeout=_KEYS_TIMEOUT_SECONDS)
         # A public key never verifies a token that is signed with it as a shared secret.
-        shared = self._jwks is None and not options.key.lstrip().startswith("-----BEGIN")
+        shared = self._jwks is None and not key.lstrip().startswith("-----BEGIN")
         self._algorithms = _SHARED_KEY_ALGORITHMS if shared else _PUBLIC_KEY_ALGORITHMS
 
     @staticmethod
@@ -148,24 +140,23 @@ class UserTokens:
             raise ProblemRaised(make_problem(503, "issuer-unavailable", _KEYS_AWAY)) from None
         except (jwt.PyJWTError, ValueError):
             raise _refusal() from None
-        user_id = claims.get(self._options.user_claim)
+        user_id = claims.get(self._settings.jwt_user_claim)
         if not isinstance(user_id, str) or not 0 < len(user_id) <= _MAX_USER or not user_id.isprintable():
             raise _refusal()
-        return Caller(f"token of {user_id}", self._options.scope, user_id, limits)
+        return Caller(f"token of {user_id}", self._settings.jwt_scope, user_id, limits)
 
     async def _claims(self, token: str) -> dict[str, Any]:
-        options = self._options
-        key: object = options.key
+        settings, key = self._settings, cast("object", self._key)
         if self._jwks is not None:
             key = (await asyncio.to_thread(self._jwks.get_signing_key_from_jwt, token)).key
         return jwt.decode(
             token,
             key,  # type: ignore[arg-type]
             algorithms=self._algorithms,
-            issuer=options.issuer,
-            audience=options.audience,
+            issuer=settings.jwt_issuer,
+            audience=settings.jwt_audience,
             leeway=_LEEWAY_SECONDS,
-            options={"require": ["exp", "iss", "aud", options.user_claim]},
+            options={"require": ["exp", "iss", "aud", settings.jwt_user_claim]},
         )
 
 
@@ -183,16 +174,7 @@ def limits_of(settings: Settings) -> RateLimits:
 
 def tokens_of(settings: Settings) -> UserTokens | None:
     """Return the check of users' tokens; None if the settings name no issuer."""
-    if settings.jwt_key is None:
-        return None
-    options = TokenOptions(
-        settings.jwt_issuer,
-        settings.jwt_audience,
-        settings.jwt_key.get_secret_value(),
-        user_claim=settings.jwt_user_claim,
-        scope=settings.jwt_scope,
-    )
-    return UserTokens(options)
+    return None if settings.jwt_key is None else UserTokens(settings, settings.jwt_key.get_secret_value())
 
 
 def _refusal() -> ProblemRaised:
