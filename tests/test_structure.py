@@ -53,12 +53,12 @@ MOST_FILES = 377
 # Messages that leave the outbox early brought 11.
 # Threads that end with their sessions, and with those of their users, brought 33.
 # Threads that are created once, decisions in the console, and the repairs of a review beside them, brought 35.
-MOST_LINES = 80_822
+MOST_LINES = 80_820
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23
-CHAT_FILES, CHAT_FUNCTIONS = 84, 465
-AGENT_FILES, AGENT_FUNCTIONS = 46, 284
+CHAT_FILES, CHAT_FUNCTIONS = 84, 458
+AGENT_FILES, AGENT_FUNCTIONS = 46, 283
 
 
 # In one process the modules are parsed once.

@@ -85,9 +85,9 @@ def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMes
     return None
 
 
-def is_limit_notice(answer: AIMessage, said_ids: Collection[str | None]) -> bool:
-    """Return whether an answer is the notice of a call limit instead of a model's answer."""
-    return answer.id not in said_ids and any(notice in text_of(answer) for notice in _LIMIT_NOTICES)
+def is_limit_notice(answer: AIMessage) -> bool:
+    """Return whether an answer that no model gave is the notice of a call limit."""
+    return any(notice in text_of(answer) for notice in _LIMIT_NOTICES)
 
 
 HELD_BACK_CHARACTERS: Final = 128

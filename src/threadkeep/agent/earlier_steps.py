@@ -168,15 +168,15 @@ def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
     asked: list[int | None] = []
     following: Message | None = None
     for message in reversed(earlier):
-        parts = following is not None and following.role == "user" and _same_run(message, following)
+        parts = (
+            following is not None
+            and following.role == "user"
+            and (message.run_id is not None and message.run_id == following.run_id)
+        )
         if message.role == "user" and not parts:
             asked.append(message.seq)
         following = message
     return asked[:turns][-1] if asked and turns else None
-
-
-def _same_run(one: Message, other: Message) -> bool:
-    return one.run_id is not None and one.run_id == other.run_id
 
 
 def _reduced(message: BaseMessage) -> BaseMessage:

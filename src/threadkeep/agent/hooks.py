@@ -206,7 +206,7 @@ class TurnHooks:
                     part.root.add_answer(turn.answered, part.author)
                 await turn.contexts.settle()
                 return None
-            failed = part.model_failed or is_limit_notice(answer, part.said_ids)
+            failed = part.model_failed or (answer.id not in part.said_ids and is_limit_notice(answer))
             winner = await self._open.end(part, answer, "failed" if failed else "complete")
         finally:
             self._order.release(part.session.session_id, part.root)

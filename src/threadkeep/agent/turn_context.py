@@ -19,7 +19,7 @@ from threadkeep.agent.questions import digest_for, in_order, known_messages
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.context.compression import WindowRoom
-from threadkeep.context.manifest import ContextManifest, Exclusion, Section
+from threadkeep.context.manifest import ContextManifest, Exclusion
 from threadkeep.context.tokens import name_of
 from threadkeep.context.window import Limits
 from threadkeep.errors import StoreClosed, StoreError
@@ -320,7 +320,12 @@ class TurnContext:
         """Return the window, and the sections that were found for the input. The search is made once in a turn."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
-        sources = [one for one in self._options.sources if self._question and self._wants(one.section)]
+        # Without history, quoted older turns are not wanted; a knowledge base is.
+        sources = [
+            one
+            for one in self._options.sources
+            if self._question and (one.section != "selected" or not self._options.no_history)
+        ]
         if not sources:
             self._extras = []
             return assembler.draft(call)
@@ -336,10 +341,6 @@ class TurnContext:
         )
         self._extras = await find_all(sources, request, draft.rooms, self._memory.observers)
         return replace(draft, extras=tuple(self._extras))
-
-    def _wants(self, section: Section) -> bool:
-        """Return whether a section is wanted: without history, quoted older turns are not; a knowledge base is."""
-        return section != "selected" or not self._options.no_history
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
         """Return the index of the question among the run's messages."""

@@ -110,7 +110,7 @@ class TurnOptions:
                 raise InvalidInput(f"{name} is a function of the run's config, or None.")
         if not isinstance(self.plan, ContextPlan):
             raise InvalidInput("plan is a ContextPlan, or None.")
-        if not all(callable(getattr(source, "find", None)) for source in self.sources):
+        if [source for source in self.sources if not callable(getattr(source, "find", None))]:
             raise InvalidInput("Each of the sources finds a section, as RecalledTurns and RetrievedSnippets do.")
         if self.compression is not None and not isinstance(self.compression, Compression):
             raise InvalidInput("compression is a Compression, or None.")

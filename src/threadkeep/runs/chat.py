@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakValueDictionary
 
 from threadkeep.errors import (
@@ -100,7 +101,7 @@ class Chat:
         task = asyncio.create_task(self._run(turn), name="threadkeep-turn")
         turn.start(task)
         self._turns[key] = turn
-        task.add_done_callback(lambda _: self._ended(key, turn))
+        task.add_done_callback(partial(self._ended, key, turn))
         return turn
 
     async def ask(self, request: ChatRequest) -> ChatAnswer:
@@ -146,10 +147,10 @@ class Chat:
                 await asyncio.wait(late)
         self._offline.close()
 
-    def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn) -> None:
+    def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn, task: asyncio.Task[ChatAnswer]) -> None:
         del self._turns[key]
         # Retrieve the exception in any case: a caller that went away does not.
-        if turn.task is None or turn.task.cancelled() or turn.task.exception() is not None or turn.user_key is None:
+        if task.cancelled() or task.exception() is not None or turn.user_key is None:
             return
         self._last_sessions.pop(turn.user_key, None)
         self._last_sessions[turn.user_key] = turn.session_id

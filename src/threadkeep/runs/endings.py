@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from langchain_core.messages import AIMessage
@@ -214,7 +215,7 @@ class RunEndings:
         ending = RunEnding("done", outcome.result, asked=run)
         stored = await answer.session.record_joined(
             [answer.message],
-            lambda messages: self._runs.ending(run, ending, group, messages[0], others),
+            partial(self._runs.ending, run, ending, group, others),
             answers=answer.question_id,
             told=answer.told,
         )

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from threadkeep.errors import StoreError
 from threadkeep.store.codec import ERASED, time_text
 from threadkeep.store.compact_json import expanded
-from threadkeep.store.driver import Backend, Connection, Driver, Row, Statement
+from threadkeep.store.driver import Connection, Driver, Row, Statement
 from threadkeep.store.manifests import erase_marker
 from threadkeep.store.outbox import address_of
 from threadkeep.store.partitions import index_statements
@@ -66,15 +66,11 @@ class TableErasing:
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         self._driver = driver
+        self.backend = driver.backend
         self._clock = clock
         self._superseding = SupersedingWriter()
         own = (f"{driver.backend}/search.sql", f"{driver.backend}/retention.sql")
         self._sql = load_statements("erase.sql", "retention.sql", *own)
-
-    @property
-    def backend(self) -> Backend:
-        """The name of the engine."""
-        return self._driver.backend
 
     async def same_person(self, user_id: str) -> tuple[str, ...]:
         """Return all ids of the person with an id."""

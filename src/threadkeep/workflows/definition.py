@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -140,6 +140,7 @@ def _digest_of_module(name: str) -> str:
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
 
 
+@lru_cache(maxsize=256)
 def has_one_speaker(workflow: Workflow) -> bool:
     """Return whether a workflow has one node, which answers in the run's session: nothing follows its answer."""
     nodes = list(workflow.nodes.values())

@@ -187,12 +187,13 @@ class Runs:
         return replace(run, result=json_of(result if isinstance(result, bytes) else None), inputs=tuple(inputs))
 
     def ending(
-        self, run: Run, ending: RunEnding, group: TraceGroup, answer: Message, others: Sequence[Statement]
+        self, run: Run, ending: RunEnding, group: TraceGroup, others: Sequence[Statement], messages: Sequence[Message]
     ) -> Joined | None:
-        """Return the statements that end a run that is done, in the transaction that stores its answer.
+        """Return the statements that end a run that is done, in the transaction that stores its answer in `messages`.
 
         They refuse the answer if the owner has lost the run. None if the trace is too long for one row.
         """
+        [answer] = messages
         said = {str(answer.id): answer.content}
         trace = self.trace.whole(run.run_id, group, said)
         if not trace or run.session_id is None:

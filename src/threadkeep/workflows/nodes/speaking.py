@@ -189,7 +189,7 @@ class SpeakingNode(ContextNode):
         if not question:
             raise InvalidInput(f"Node {step.name!r} has no question to answer in this run; give it an input.")
         asked = {message.id for message in question}
-        return [*(message for message in messages if message.id not in asked), *question]
+        return [message for message in messages if message.id not in asked] + question
 
 
 def said(step: Step, message: AIMessage) -> WorkflowState:
