@@ -124,9 +124,9 @@ class Caller:
         """
         if self.scope == "admin" and self.user_id is None:
             return
-        route = _route_of(routes, scope)
+        route = next((route for route in routes if route.matches(scope)[0] is Match.FULL), None)
         if route is None:
-            return
+            return  # an unknown address, or a method that it does not take
         needed, of_users = _access_of(route, scope["method"])
         if KEY_SCOPES.index(self.scope) < KEY_SCOPES.index(needed):
             sentence = f"This needs a key with the scope `{needed}`; this one has `{self.scope}`."
@@ -142,11 +142,6 @@ async def caller_of(request: Request) -> Caller:
 
 
 type CallerInUse = Annotated[Caller, Depends(caller_of)]
-
-
-def _route_of(routes: Iterable[BaseRoute], scope: Scope) -> BaseRoute | None:
-    """Return the route that gets a request; None for an unknown address, and for a method that it does not take."""
-    return next((route for route in routes if route.matches(scope)[0] is Match.FULL), None)
 
 
 def _access_of(route: BaseRoute, method: str) -> tuple[KeyScope, bool]:

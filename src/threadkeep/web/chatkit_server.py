@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -204,7 +204,7 @@ async def serve(app: App, body: bytes, context: ChatKitRequest) -> Response:
     try:
         result = await ChatServer(app).process(body, context)
         if isinstance(result, StreamingResult):
-            pieces = _pieces(result)
+            pieces = (piece async for piece in result)
             return EventStream(begin_with(await anext(pieces, b""), pieces))
     except NotFoundError:
         raise ProblemRaised(make_problem(404, "thread-not-found", _NOT_FOUND)) from None
@@ -212,11 +212,6 @@ async def serve(app: App, body: bytes, context: ChatKitRequest) -> Response:
         # From None: these errors quote the request.
         raise ProblemRaised(make_problem(422, "invalid-request", _INVALID)) from None
     return Response(result.json, media_type="application/json")
-
-
-async def _pieces(result: StreamingResult) -> AsyncGenerator[bytes]:
-    async for piece in result:
-        yield piece
 
 
 def _repeatable(prefix: str, request: ChatKitRequest) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -45,6 +45,7 @@ _OPENAI = "/v1/"
 
 _logger = logging.getLogger("threadkeep.web")
 
+_NOT_AS_IT_IS = "The request cannot be used as it is; `errors` says what is wrong."
 _WANTED = "a JSON object with Content-Type: application/json"
 # For each status the last part of the type, and a sentence; None if the error provides its own.
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
@@ -169,7 +170,8 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, ProblemRaised):
         return error.problem
     if isinstance(error, RequestValidationError):
-        return _invalid_request(error.errors())
+        problem = make_problem(422, "invalid-request", _NOT_AS_IT_IS)
+        return problem.model_copy(update={"errors": [_field_problem(each) for each in error.errors()]})
     if isinstance(error, HTTPException):
         return _http_problem(error)
     if isinstance(error, ThreadkeepError):
@@ -244,11 +246,6 @@ def _http_problem(error: HTTPException) -> Problem:
     phrase = HTTPStatus(error.status_code).phrase
     kind, sentence = _STATUSES.get(error.status_code, (phrase.lower().replace(" ", "-"), f"{phrase}."))
     return make_problem(error.status_code, kind, sentence or error.detail)
-
-
-def _invalid_request(errors: Sequence[Mapping[str, Any]]) -> Problem:
-    problem = make_problem(422, "invalid-request", "The request cannot be used as it is; `errors` says what is wrong.")
-    return problem.model_copy(update={"errors": [_field_problem(error) for error in errors]})
 
 
 def _field_problem(error: Mapping[str, Any]) -> FieldProblem:

@@ -171,18 +171,14 @@ async def export_user(
         if after is not None:
             raise InvalidInput("Only lines can go on after a position; ask for format=jsonl.")
         return StreamingResponse(archive(_chained(first, lines), app.memory.clock()), media_type="application/zip")
-    return StreamingResponse(_encoded(first, lines), media_type="application/jsonl")
+    encoded = (line.encode("utf-8", "replace") async for line in _chained(first, lines))
+    return StreamingResponse(encoded, media_type="application/jsonl")
 
 
 async def _chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
     yield first
     async for line in rest:
         yield line
-
-
-async def _encoded(first: str, rest: AsyncIterator[str]) -> AsyncIterator[bytes]:
-    async for line in _chained(first, rest):
-        yield line.encode("utf-8", "replace")
 
 
 @users_router.delete(
