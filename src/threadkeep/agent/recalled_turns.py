@@ -15,8 +15,9 @@ from threadkeep.agent.extras import Extra, ExtraRequest
 from threadkeep.agent.quoted_sections import turns_message
 from threadkeep.agent.turn_options import kept_name
 from threadkeep.context.manifest import Entry, QuoteReference
-from threadkeep.context.quotation import QuotedTurn
+from threadkeep.context.quotation import TURNS_HEADER, QuotedTurn, attribution
 from threadkeep.context.recall.embedding import Embedder, installed_word_vectors
+from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import InvalidInput
 from threadkeep.history.memory import Memory
 from threadkeep.history.older_turns import FoundTurn, RecallScope, Search
@@ -25,6 +26,11 @@ from threadkeep.memory.sync_memory import SyncMemory
 from threadkeep.observe import ExtraSection
 
 _PATIENCE_SECONDS = 3.0
+_DAY_TOKENS = 11
+"""The tokens of the line above the turns of a day."""
+_MARGIN, _UNUSED = 0.01, 0.08
+"""Sums of stored tokens are a little off the tokens of their block: the part of a room that is left free for that, and
+the part from which on more turns are tried."""
 
 
 class RecalledTurns:
@@ -119,39 +125,80 @@ def _time_of(turn: FoundTurn) -> datetime:
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message: session by session in chronological order, this one last.
+    """Return the best turns that fit, as one message, which is counted once or twice."""
+    quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
+    sizes = _sizes(quoted, request.counter)
+    budget = (1 - _MARGIN) * room - request.counter(TURNS_HEADER)
+    places = _fitting(quoted, sizes, budget)
+    block = _block_of(found, quoted, places, request)
+    tokens = block.entry.tokens
+    if tokens > room or (tokens < (1 - _UNUSED) * room and len(places) < len(found)):
+        # The request is counted in another way than the stored messages were.
+        places = _fitting(quoted, sizes, budget * room / tokens)
+        other = _block_of(found, quoted, places, request)
+        block = other if other.entry.tokens <= room or tokens > room else block
+    while places and block.entry.tokens > room:
+        places = places[:-1]
+        block = _block_of(found, quoted, places, request)
+    return block if block.entry.turns or block.texts else None
+
+
+def _fitting(quoted: Sequence[QuotedTurn], sizes: Sequence[int], budget: float) -> list[int]:
+    """Return the places of the turns that fit, best first; one that does not is skipped."""
+    left = budget
+    days: set[object] = set()
+    taken: list[int] = []
+    for place, (turn, size) in enumerate(zip(quoted, sizes, strict=True)):
+        tokens = size if turn.day in days else size + _DAY_TOKENS
+        if tokens <= left:
+            left -= tokens
+            days.add(turn.day)
+            taken.append(place)
+    return taken
+
+
+def _sizes(quoted: Sequence[QuotedTurn], counter: TokenCounter) -> list[int]:
+    """Return about how many tokens each turn takes, by the stored counts of the messages."""
+    speakers: dict[str, int] = {}
+    sizes: list[int] = []
+    for turn in quoted:
+        message, part = turn.message, turn.part
+        tokens = message.tokens or counter(message.content)
+        if part is not None:
+            tokens = tokens * (part[1] - part[0]) // len(message.content)
+        speaker = attribution(message.role, message.author)
+        if speaker not in speakers:
+            speakers[speaker] = counter(f"{speaker}: ")
+        sizes.append(tokens + speakers[speaker])
+    return sizes
+
+
+def _block_of(
+    found: Sequence[FoundTurn], quoted: Sequence[QuotedTurn], places: Sequence[int], request: ExtraRequest
+) -> Extra:
+    """Return the turns at these places as one message: session by session in chronological order, this one last.
 
     A manifest refers to messages. With summaries of archived ones it has the whole text.
     """
     home = request.session.session_id
+    begins: dict[str, datetime] = {}
+    for place in places:
+        turn, time = found[place], _time_of(found[place])
+        begins[turn.session_id] = min(begins.get(turn.session_id, time), time)
 
-    def block_of(count: int) -> Extra:
-        begins: dict[str, datetime] = {}
-        for turn in sorted(found[:count], key=_time_of):
-            begins.setdefault(turn.session_id, _time_of(turn))
-        ordered = sorted(
-            found[:count],
-            key=lambda one: (one.session_id == home, begins[one.session_id], one.session_id, one.message.seq or 0),
-        )
-        message = turns_message([QuotedTurn(turn.session_id, turn.message, turn.part) for turn in ordered], home=home)
-        references = tuple(
-            QuoteReference(turn.session_id, turn.message.seq or 0, turn.part)
-            for turn in ordered
-            if turn.summary_id is None
-        )
-        entry = Entry("selected", count_message(message, request.counter), "turns", turns=references)
-        if len(references) == len(ordered):
-            return Extra(message, entry)
-        body = dump_message(message)
-        return Extra(message, replace(entry, source="text", digest=digest_of(body)), {digest_of(body): body})
+    def position(place: int) -> tuple[bool, datetime, str, int]:
+        session_id = found[place].session_id
+        return session_id == home, begins[session_id], session_id, found[place].message.seq or 0
 
-    count = least = len(found)
-    block = block_of(count)
-    # Drop the least relevant turns, about as many as exceed the room; then take back those that fit after all.
-    while count and block.entry.tokens > room:
-        least = count
-        count = max(min(count - 1, count * room // block.entry.tokens), 0)
-        block = block_of(count)
-    while count + 1 < least and (larger := block_of(count + 1)).entry.tokens <= room:
-        count, block = count + 1, larger
-    return block if count else None
+    order = sorted(places, key=position)
+    message = turns_message([quoted[place] for place in order], home=home)
+    references = tuple(
+        QuoteReference(found[place].session_id, found[place].message.seq or 0, found[place].part)
+        for place in order
+        if found[place].summary_id is None
+    )
+    entry = Entry("selected", count_message(message, request.counter), "turns", turns=references)
+    if len(references) == len(order):
+        return Extra(message, entry)
+    body = dump_message(message)
+    return Extra(message, replace(entry, source="text", digest=digest_of(body)), {digest_of(body): body})

@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import lru_cache
-from itertools import pairwise
+from datetime import UTC, date, datetime
+from functools import cached_property, lru_cache
 
 from threadkeep.context.cut import cut_end
 from threadkeep.context.tokens import TokenCounter
@@ -132,6 +131,7 @@ class Quote:
         return "\n".join((f"[{self.origin}]", *(f"> {line}" for line in self.text.splitlines() or [""])))
 
 
+@lru_cache(maxsize=1_000)
 def attribution(role: str, author: str | None) -> str:
     """Return the name of a person, else the role, with the name of an agent.
 
@@ -166,34 +166,37 @@ class QuotedTurn:
         time = self.message.sent_at or self.message.created_at
         return time and time.astimezone(UTC)
 
-    def lines(self, before: QuotedTurn | None, home: str) -> list[str]:
-        """Return the lines of the turn in a prompt of the session `home`, after those of another turn.
+    @cached_property
+    def day(self) -> tuple[str, date | None]:
+        """The session, and the day in UTC on which it was said; turns that share both stand below one heading."""
+        return self.session_id, self.time and self.time.date()
 
-        The first turn of a day follows a line with its `seq` and its day in UTC. Only the first line of a text stands
-        behind a speaker; the others have a mark, so that none of them can pass for another turn.
+    @cached_property
+    def said(self) -> str:
+        """The lines of the turn: the first one behind its speaker.
+
+        The others have a mark, so that none of them can pass for another turn.
         """
         first, *others = self.text.splitlines() or [""]
         speaker = attribution(self.message.role, self.message.author)
-        lines = [f"{speaker}: {first}", *(f"> {line}" for line in others)]
-        if self.continues(before):
-            return lines
-        said = f"{self.time:%Y-%m-%d}" if self.time else "no date"
-        where = "" if self.session_id == home else ", another conversation"
-        return ["", f"[#{self.message.seq or 0} {said}{where}]", *lines]
+        return "\n".join((f"{speaker}: {first}", *(f"> {line}" for line in others)))
 
-    def continues(self, before: QuotedTurn | None) -> bool:
-        """Return whether this was said in the same session and on the same day as another turn."""
-        if before is None or before.session_id != self.session_id:
-            return False
-        return (self.time and self.time.date()) == (before.time and before.time.date())
+    def heading(self, home: str) -> str:
+        """Return the lines above the first turn of a day in a prompt of the session `home`: its `seq` and its day."""
+        session_id, day = self.day
+        where = "" if session_id == home else ", another conversation"
+        return f"\n[#{self.message.seq or 0} {day.isoformat() if day else 'no date'}{where}]"
 
 
 def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
     """Return the block of these turns, in their order, with a line for each day."""
     lines = [TURNS_HEADER]
-    for before, turn in pairwise((None, *turns)):
-        if turn is not None:
-            lines += turn.lines(before, home)
+    day: object = None
+    for turn in turns:
+        if turn.day != day:
+            day = turn.day
+            lines.append(turn.heading(home))
+        lines.append(turn.said)
     return "\n".join(lines)
 
 

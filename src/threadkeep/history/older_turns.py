@@ -131,19 +131,19 @@ class OlderTurns:
         if embedder is not None and self._indexes.get(key) is index:
             semantic = await self._vectors.similarities(index, search.query, embedder)
         known = index.superseded.union(id_at(search.session_id, seq) for seq in search.known)
-        ranked = [
-            entry
-            for entry in index.words.rank(
-                search.query,
-                recent=search.recent,
-                asker=search.asker,
-                now=search.now,
-                exclude=known,
-                limit=_MOST_RANKED,
-                semantic=semantic,
-            )
-            if _counts(entry.id, search, infos, summary=entry.id in index.summaries)
-        ]
+        known |= _not_before(search, index)
+        ranked = index.words.rank(
+            search.query,
+            recent=search.recent,
+            asker=search.asker,
+            now=search.now,
+            exclude=known,
+            limit=_MOST_RANKED,
+            semantic=semantic,
+        )
+        if search.scope == "user":
+            sessions = infos.keys()
+            ranked = [entry for entry in ranked if index.days[entry.id][0] in sessions]
         chosen = select(
             ranked,
             lambda turn_id: _quoted_tokens(index.tokens[turn_id]) + _FRAME_TOKENS,
@@ -342,10 +342,9 @@ def _summary_turn(summary: Summary) -> FoundTurn:
     return FoundTurn(summary.session_id, message, summary_id=summary.id)
 
 
-def _counts(turn_id: str, search: Search, infos: Mapping[str, SessionInfo], *, summary: bool) -> bool:
-    """Return whether a turn is in a requested session and before the input; a summary only in the session itself."""
-    session_id, seq = position_of(turn_id)
-    if summary and session_id != search.session_id:
-        return False
-    later = session_id == search.session_id and search.before is not None and seq >= search.before
-    return session_id in infos and not later
+def _not_before(search: Search, index: ConversationIndex) -> set[str]:
+    """Return the turns that are not found: those from `before` on, and summaries of other sessions."""
+    home, end = search.session_id, index.read.get(search.session_id, 0) + 1
+    later = range(end if search.before is None else search.before, end)
+    others = {turn_id for turn_id in index.summaries if position_of(turn_id)[0] != home}
+    return others.union(id_at(home, seq) for seq in later)
