@@ -231,6 +231,19 @@ async def test_other_tasks_run_while_long_messages_are_indexed(sqlite_memory: Me
     assert passes >= len(index.tokens) - 1
 
 
+async def test_questions_at_once_index_messages_once_and_in_order(sqlite_memory: Memory) -> None:
+    """Long messages are analysed in a thread, and each question indexes what is new."""
+    session = sqlite_memory.session(ROOM)
+    padding = "It was said at length. " * 300
+    for number in range(4):
+        said = [f"Bean {number}. {padding}", f"Rose {number}.", f"{padding} Pond {number}."]
+        await session.append([Message(role="user", content=text) for text in said])
+        await asyncio.gather(*(found(sqlite_memory, word) for word in ("bean", "rose", "pond")))
+    index = sqlite_memory.older_turns.index("session", ROOM)
+    assert index is not None
+    assert list(index.tokens) == [f"{ROOM}#{seq}" for seq in range(1, 13)]
+
+
 async def test_the_newest_messages_of_a_long_talk_are_found_at_once(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from tests.history.test_older_turns import ROOM, found, say
 from tests.recorded_events import RecordedEvents
 from tests.web.services import until
 from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimits, open_memory
-from threadkeep.context.recall import IndexedTurn, RecallIndex
+from threadkeep.context.recall import Analysis, IndexedTurn, RecallIndex
 from threadkeep.context.recall.packing import Packed, pack
 from threadkeep.errors import StoreUnavailable
 from threadkeep.history import older_turns
@@ -41,9 +41,9 @@ def indexed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seqs: list[int] = []
     add = RecallIndex.add
 
-    def noted(self: RecallIndex, turn: IndexedTurn) -> None:
+    def noted(self: RecallIndex, turn: IndexedTurn, analysis: Analysis | None = None) -> None:
         seqs.append(int(turn.id.rpartition("#")[2]))
-        add(self, turn)
+        add(self, turn, analysis)
 
     monkeypatch.setattr(RecallIndex, "add", noted)
     return seqs
@@ -136,7 +136,7 @@ async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
         packing, go_on = asyncio.Event(), asyncio.Event()
 
         async def slow(self: OlderTurns, rows: object, index: ConversationIndex, session_id: str) -> None:
-            data, extent = pack(index.dump()), index.extent_of(session_id)
+            data, extent = pack(await index.dump()), index.extent_of(session_id)
             packing.set()
             await go_on.wait()
             await memory.recall_indexes.save(session_id, index_version(), data, *extent)

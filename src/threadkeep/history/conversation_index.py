@@ -15,7 +15,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Self
 
-from threadkeep.context.recall import IndexedTurn, RecallIndex
+from threadkeep.context.recall import Analysis, IndexedTurn, RecallIndex, analysis_of
 from threadkeep.context.recall.packing import Packed, analysis_version
 from threadkeep.records import SPEAKERS, TAKEN_BACK, Message, SessionInfo, Summary
 from threadkeep.store.contexts import IndexedState
@@ -28,7 +28,10 @@ MOST_TURNS = 20_000
 """The maximum number of turns indexed of a session, the newest ones."""
 _PAGE = 200
 _AT_ONCE = 4_000
-"""The characters, with some for each message, that are indexed before other tasks run: a few milliseconds."""
+"""The characters, with some for each message, that are indexed before other tasks run: a few milliseconds.
+
+A longer text is analysed in a thread.
+"""
 _AT_LEAST = 160
 _MOST_DOUBLINGS = 10
 _TERMS_OF_TURN = 50
@@ -145,25 +148,35 @@ class ConversationIndex:
         if session_id not in self.first and summaries is not None and info.archived_seq > info.reset_seq:
             first = info.reset_seq + 1
             for summary in await summaries.of_messages(session_id, first, info.archived_seq, most):
-                self._add_summary(summary)
-                await self._pause(len(summary.text))
+                self._add_summary(summary, await self._analysis_of(summary.text))
         mark = self._marks.setdefault(session_id, _mark_of(info))
         begin = max(self.read.get(session_id, 0) + 1, mark.begin, info.last_seq - most + 1)
         self.first.setdefault(session_id, begin)
         async for message in _messages(transcripts, session_id, begin, info.last_seq):
             seq = message.seq or 0
+            is_turn = message.role in SPEAKERS and message.content != ""
+            analysis = await self._analysis_of(message.content) if is_turn else None
             if seq <= self.read.get(session_id, 0):
-                continue
+                continue  # it was indexed meanwhile
             self.read[session_id] = seq
             if message.role == "system" and (taken_back := message.metadata.get(TAKEN_BACK)):
                 self.taken_back.add(str(taken_back))
-            if message.role in SPEAKERS and message.content:
-                self._add(session_id, seq, message)
-                await self._pause(len(message.content))
+            if is_turn:
+                self._add(session_id, seq, message, analysis)
         self.read[session_id] = max(self.read.get(session_id, 0), info.last_seq)
 
-    def dump(self) -> Sequence[Packed]:
-        """Return a copy of the state, to store it; vectors have rows of their own."""
+    async def dump(self) -> Sequence[Packed]:
+        """Return a copy of the state, to store it; vectors have rows of their own.
+
+        Other tasks run between its parts. If a turn is added meanwhile, all of them are copied again.
+        """
+        states: list[Packed] = []
+        turns = -1
+        while turns != len(self.tokens):
+            turns, states = len(self.tokens), []
+            for state in self.words.dump():
+                states.append(state)
+                await asyncio.sleep(0)
         about = {
             "tokens": list(self.tokens.items()),
             "days": [(session_id, day and day.toordinal()) for session_id, day in self.days.values()],
@@ -176,7 +189,7 @@ class ConversationIndex:
                 key: (mark.created_at.isoformat(), mark.begin, mark.revision) for key, mark in self._marks.items()
             },
         }
-        return *self.words.dump(), Packed(about, {})
+        return *states, Packed(about, {})
 
     async def load(self, state: Packed, info: SessionInfo, summaries: Summaries | None) -> bool:
         """Take over the stored state of a session; return False if it is not of the same messages."""
@@ -191,10 +204,8 @@ class ConversationIndex:
         by_turn = {id_at(session_id, summary.last_seq): summary for summary in found}
         if {turn_id: summary.id for turn_id, summary in by_turn.items()} != about["summaries"]:
             return False
-        self.words = await asyncio.to_thread(RecallIndex.load, state)
-        self.tokens, self.summaries = dict(about["tokens"]), by_turn
-        days = ((key, day and date.fromordinal(day)) for key, day in about["days"])
-        self.days = dict(zip(self.tokens, days, strict=True))
+        self.words, self.tokens, self.days = await asyncio.to_thread(_turns_of, state)
+        self.summaries = by_turn
         self.first, self.read = about["first"], about["read"]
         self.superseded, self.taken_back = set(about["superseded"]), set(about["taken_back"])
         self._marks = {session_id: mark}
@@ -211,28 +222,38 @@ class ConversationIndex:
         """Return the last indexed `seq` of a session, and the state of the session when it was indexed."""
         return self.read[session_id], self._marks[session_id]
 
-    async def _pause(self, characters: int) -> None:
-        """Let other tasks run after every few thousand characters."""
-        self._unpaused += _AT_LEAST + characters
+    async def _analysis_of(self, text: str) -> Analysis | None:
+        """Let other tasks run after every few thousand characters; analyse a longer text in a thread."""
+        self._unpaused += _AT_LEAST + len(text)
+        if len(text) > _AT_ONCE:
+            return await asyncio.to_thread(analysis_of, text)
         if self._unpaused >= _AT_ONCE:
             self._unpaused = 0
             await asyncio.sleep(0)
+        return None
 
-    def _add(self, session_id: str, seq: int, message: Message) -> None:
+    def _add(self, session_id: str, seq: int, message: Message, analysis: Analysis | None) -> None:
         turn_id = id_at(session_id, seq)
         time = message.sent_at or message.created_at
         speaker = message.author or message.role
-        self.words.add(IndexedTurn(turn_id, message.content, speaker, time, session_id, message.role))
+        self.words.add(IndexedTurn(turn_id, message.content, speaker, time, session_id, message.role), analysis)
         self.tokens[turn_id] = message.tokens or 0
         self.days[turn_id] = (session_id, time and time.astimezone(UTC).date())
 
-    def _add_summary(self, summary: Summary) -> None:
+    def _add_summary(self, summary: Summary, analysis: Analysis | None) -> None:
         turn_id = id_at(summary.session_id, summary.last_seq)
         time, session_id = summary.created_at, summary.session_id
-        self.words.add(IndexedTurn(turn_id, summary.text, "summary", time, session_id, "system"))
+        self.words.add(IndexedTurn(turn_id, summary.text, "summary", time, session_id, "system"), analysis)
         self.tokens[turn_id] = summary.tokens
         self.days[turn_id] = (session_id, time and time.astimezone(UTC).date())
         self.summaries[turn_id] = summary
+
+
+def _turns_of(state: Packed) -> tuple[RecallIndex, dict[str, int], dict[str, tuple[str, date | None]]]:
+    """Return the indexed turns of a stored state, with the tokens and the session and day of each."""
+    tokens = dict(state.values["tokens"])
+    days = ((key, day and date.fromordinal(day)) for key, day in state.values["days"])
+    return RecallIndex.load(state), tokens, dict(zip(tokens, days, strict=True))
 
 
 def id_at(session_id: str, seq: int) -> str:

@@ -153,10 +153,12 @@ class OlderTurns:
         )
         terms = index.words.weights_of(search.query)
         found = await self._read([entry.id for entry in chosen], index)
-        for number, turn in enumerate(found):
-            if (part := _part_of(turn.message, terms)) is not None:
-                found[number] = replace(turn, part=part)
-                await asyncio.sleep(0)
+        long = [number for number, turn in enumerate(found) if (turn.message.tokens or 0) > _LONG_TOKENS]
+        if long:
+            # Other tasks run meanwhile: a text may have tens of thousands of characters.
+            parts = await asyncio.to_thread(_parts_of, [found[number].message for number in long], terms)
+            for number, part in zip(long, parts, strict=True):
+                found[number] = replace(found[number], part=part)
         return found
 
     def index(self, scope: RecallScope, name: str) -> ConversationIndex | None:
@@ -244,7 +246,8 @@ class OlderTurns:
 
     async def _store(self, stored: RecallIndexRows, index: ConversationIndex, session_id: str) -> None:
         """Store the index of a session; after a failure it is stored when it has grown again."""
-        state, extent = index.dump(), index.extent_of(session_id)
+        state = await index.dump()
+        extent = index.extent_of(session_id)
         try:
             await stored.save(session_id, index_version(), await asyncio.to_thread(pack, state), *extent)
         except StoreError as error:
@@ -324,12 +327,10 @@ def _quoted_tokens(tokens: int) -> int:
     return _PASSAGE_TOKENS if tokens > _LONG_TOKENS else tokens
 
 
-def _part_of(message: Message, terms: Mapping[str, float]) -> Passage | None:
-    """Return the passage of a long message that matters most; None for a message that is quoted whole."""
-    tokens = message.tokens or 0
-    if tokens <= _LONG_TOKENS:
-        return None
-    return passage_of(message.content, terms, len(message.content) * _PASSAGE_TOKENS // tokens)
+def _parts_of(messages: Sequence[Message], terms: Mapping[str, float]) -> list[Passage]:
+    """Return the passages of long messages that matter most."""
+    lengths = [len(message.content) * _PASSAGE_TOKENS // (message.tokens or 1) for message in messages]
+    return [passage_of(message.content, terms, length) for message, length in zip(messages, lengths, strict=True)]
 
 
 def _summary_turn(summary: Summary) -> FoundTurn:

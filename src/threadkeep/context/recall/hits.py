@@ -5,7 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from heapq import nlargest
+from itertools import repeat
+from operator import or_
 from typing import Final, Self
 
 from threadkeep.context.recall.packing import Packed
@@ -63,8 +66,8 @@ class Places:
 
     def dump(self) -> Packed:
         """Return a copy of the state, to store it."""
-        width = max(1, *((topics.bit_length() + 7) // 8 for topics in self.topics))
-        topics = array("B", b"".join(topics.to_bytes(width) for topics in self.topics))
+        width = max(1, (reduce(or_, self.topics).bit_length() + 7) // 8)
+        topics = array("B", b"".join(map(int.to_bytes, self.topics, repeat(width))))
         priors = {f"priors_{number}": column[:] for number, column in enumerate(self.priors)}
         values = {"ids": list(self.ids), "speakers": list(self.speakers), "topic_bytes": width}
         return Packed(values, {"episodes": self.episodes[:], "voices": self.voices[:], "topic_bits": topics, **priors})

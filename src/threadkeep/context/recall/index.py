@@ -16,7 +16,7 @@ from threadkeep.context.recall.hits import Match, Places
 from threadkeep.context.recall.matching import Likeness, Matching
 from threadkeep.context.recall.packing import Packed
 from threadkeep.context.recall.postings import Postings
-from threadkeep.context.recall.priors import Surroundings, answer_signals, prior_signals, priors_of, signs_of
+from threadkeep.context.recall.priors import Signs, Surroundings, answer_signals, prior_signals, priors_of, signs_of
 from threadkeep.context.recall.query import ROLES, Kind, Participants, nicknames_of, read
 from threadkeep.context.recall.spans import Span, spans_of
 from threadkeep.context.recall.words import meaningful, terms_of, words_of
@@ -70,6 +70,20 @@ class _Episode:
     asks: int = 0
 
 
+class Analysis(NamedTuple):
+    """The words and the signs of a text, and the count of each of its terms."""
+
+    words: Sequence[str]
+    counts: Mapping[str, int]
+    signs: Signs
+
+
+def analysis_of(text: str) -> Analysis:
+    """Return the analysis of a turn's text, which takes most of the time of adding it. It may run in a thread."""
+    words = words_of(text[:_READ_CHARACTERS])
+    return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
+
+
 type Notice = Callable[[str, Sequence[float], Sequence[float]], None]
 """A function of the id of a turn, its signals in the order of `PRIOR`, and those in the order of `ANSWER`."""
 
@@ -103,16 +117,14 @@ class RecallIndex:
         """The number of indexed terms of turns, which most of the memory is for."""
         return self._postings.size
 
-    def add(self, turn: IndexedTurn) -> None:
-        """Add the next turn; ignore it if its id exists."""
+    def add(self, turn: IndexedTurn, analysis: Analysis | None = None) -> None:
+        """Add the next turn, with the analysis of its text if it is known; ignore it if its id exists."""
         if turn.id in self._by_id:
             return
         number = self._episode_of(turn)
         episode = self._episodes[number]
         place = len(self._places)
-        words = words_of(turn.text[:_READ_CHARACTERS])
-        counts = _counted(terms_of(words)[:_MOST_TERMS])
-        signs = signs_of(turn.text, words)
+        words, counts, signs = analysis or analysis_of(turn.text)
         rarity, topics = self._postings.add(place, counts)
         surroundings = Surroundings(episode.turns, episode.asks, _is_agent(turn))
         signals, answers = prior_signals(signs, len(counts), len(words), rarity, surroundings), answer_signals(signs)
@@ -126,8 +138,10 @@ class RecallIndex:
         episode.asks = signs.asks
         self._know_speaker(turn, priors[-1], place)
 
-    def dump(self) -> Sequence[Packed]:
-        """Return a copy of the state, to store it."""
+    def dump(self) -> Iterator[Packed]:
+        """Yield copies of the parts of the state, to store them; nothing may be added in between."""
+        yield self._postings.dump()
+        yield self._places.dump()
         episodes = [
             (one.session, one.last_time and one.last_time.isoformat(), one.first_place, one.turns, one.asks)
             for one in self._episodes
@@ -140,7 +154,7 @@ class RecallIndex:
             "telling": {speaker: list(best) for speaker, best in self._speakers.items()},
             "of_role": {role: sorted(speakers) for role, speakers in self._of_role.items()},
         }
-        return self._postings.dump(), self._places.dump(), Packed(values, {})
+        yield Packed(values, {})
 
     @classmethod
     def load(cls, state: Packed) -> Self:
