@@ -53,7 +53,8 @@ MOST_FILES = 377
 # Messages that leave the outbox early brought 11.
 # Threads that end with their sessions, and with those of their users, brought 33.
 # Threads that are created once, decisions in the console, and the repairs of a review beside them, brought 35.
-MOST_LINES = 80_803
+# Blocks of recalled turns that are counted once, and long texts that hold up no other task, brought 88.
+MOST_LINES = 80_891
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23
