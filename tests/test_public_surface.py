@@ -206,6 +206,7 @@ def test_a_memory_loads_no_agent_and_no_face() -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_agent_loads_no_face_and_no_provider() -> None:
     """The middleware needs LangChain and nothing of the service."""
     assert (

@@ -6,9 +6,8 @@ import dataclasses
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import threadkeep
-from scripts.write_reference import cli_page, http_page, python_page, signature
+from scripts.write_reference import cli_page, http_page, openapi_document, python_page, signature
 from tests.docs.pages import ROOT, Page, all_pages, page
-from tests.docs.service import opened_service
 from tests.docs.tables import code_in, row_of, section, table_rows
 from threadkeep.errors import ThreadkeepError
 from threadkeep.observe import events
@@ -190,15 +188,13 @@ def test_every_event_is_described(kind: type[events.Event], caplog: pytest.LogCa
     assert [record.levelname for record in caplog.records] == [row[3]]
 
 
-@pytest.fixture
-async def document(tmp_path: Path) -> dict[str, Any]:
-    """The OpenAPI document of the service."""
-    async with opened_service(database_url="sqlite://", pending_dir=tmp_path) as client:
-        found: dict[str, Any] = (await client.get("/openapi.json")).json()
-    return found
+@pytest.fixture(scope="module")
+def document() -> Mapping[str, Any]:
+    """The OpenAPI document of the service, which takes a second to make."""
+    return openapi_document()
 
 
-def test_every_endpoint_is_described(document: dict[str, Any]) -> None:
+def test_every_endpoint_is_described(document: Mapping[str, Any]) -> None:
     """As a heading of its own, and none that is not there."""
     there = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
     assert set(re.findall(r"^## ((?:GET|POST|PATCH|DELETE|PUT) \S+)$", HTTP.text, re.MULTILINE)) == there
@@ -209,12 +205,12 @@ def test_every_endpoint_is_described(document: dict[str, Any]) -> None:
             assert not [name for name in in_query if name not in text], f"{method} {path}"
 
 
-def test_the_list_of_endpoints_is_that_of_the_service(document: dict[str, Any]) -> None:
+def test_the_list_of_endpoints_is_that_of_the_service(document: Mapping[str, Any]) -> None:
     """The table at the beginning has each of them; `python scripts/write_reference.py` adds what is missing."""
     assert http_page(HTTP.text, document) == HTTP.text
 
 
-def test_every_request_that_is_shown_is_one_of_the_openapi_document(document: dict[str, Any]) -> None:
+def test_every_request_that_is_shown_is_one_of_the_openapi_document(document: Mapping[str, Any]) -> None:
     """With a status of its answer that the document has."""
     blocks = HTTP.blocks_in("http")
     assert len(blocks) % 2 == 0

@@ -185,6 +185,7 @@ def test_a_workflow_is_described() -> None:
     assert whole["definition"] == workflow.definition
 
 
+@pytest.mark.slow
 def test_a_workflow_is_drawn() -> None:
     """As Mermaid's text from LangGraph's own drawing, with the kinds; as SVG and PNG without a network."""
     text = draw_mermaid(read_workflow(GOOD))
@@ -216,6 +217,7 @@ nodes:
 """
 
 
+@pytest.mark.slow
 def test_odd_names_and_values_are_drawn() -> None:
     """Mermaid has words and signs of its own; names and rules may have them, too."""
     workflow = read_workflow(ODD)
