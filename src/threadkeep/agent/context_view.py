@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, cast
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.utils.uuid import uuid7
 
+from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.explanations import in_words
-from threadkeep.agent.preview import preview
 from threadkeep.agent.rebuilding import ContextParts
+from threadkeep.agent.turn_context import TurnContext
 from threadkeep.context.manifest import ContextManifest, Entry, ExclusionReason, LeftOut, Section
 from threadkeep.context.plan import EXTRAS
 from threadkeep.errors import BudgetTooSmall, ContextGone
@@ -134,15 +136,24 @@ async def look_ahead(memory: Memory, session: Session, look: ContextLook) -> Con
         BudgetTooSmall: the system prompt alone exceeds the budget, so every call would fail.
     """
     await session.info()
+    question = HumanMessage("…", id=str(uuid7()))
+    # Sections that depend on the input (recalled turns, passages, tool calls) are not in it.
+    contexts = TurnContext(memory, session, replace(look.options, sources=()), [question])
+    system = SystemMessage(look.system_prompt) if look.system_prompt else None
     try:
-        seen = await preview(memory, session, look.options, system_prompt=look.system_prompt, model=look.model)
+        sent = await contexts.build([question], system, ModelUse(look.model), run_id="")
     except BudgetTooSmall as error:
         raise BudgetTooSmall(
             f"No message could be answered. {error} The settings are THREADKEEP_SYSTEM_PROMPT and "
             "THREADKEEP_HISTORY_MAX_TOKENS."
         ) from None
-    pairs = zip(seen.manifest.entries, seen.messages, strict=True)
-    return ContextView(seen.manifest, tuple(SeenMessage.of(entry, message) for entry, message in pairs))
+    manifest = contexts.manifest
+    if manifest is None:
+        raise RuntimeError("A context that was built has a record.")
+    pairs = zip(manifest.entries, [*([sent.system] if sent.system else []), *sent.messages], strict=True)
+    seen = tuple(SeenMessage.of(entry, message) for entry, message in pairs if entry.section != "input")
+    entries = tuple(one.entry for one in seen)
+    return ContextView(replace(manifest, entries=entries, tokens=sum(entry.tokens for entry in entries)), seen)
 
 
 async def look_back(memory: Memory, stored: StoredManifest) -> ContextView:

@@ -90,70 +90,6 @@ def report_turn(observer: Observer, run: Run, outcome: Outcome, ledger: Account 
     )
 
 
-class TurnEndings:
-    """A recorder that ends the turns of cut-off runs before the next turns of their sessions begin."""
-
-    def __init__(self, memory: Memory, workflows: RunWorkflows) -> None:
-        self._memory = memory
-        self._workflows = workflows
-
-    async def end(self, run: Run, dependencies: Dependencies, hold: RunHold | None = None) -> None:
-        """Store the question, unless a node did so, and the partial answer; or roll the turn back if requested.
-
-        A failed write is reported, and the run ends anyway. `hold` has the conversations that the run reached in this
-        process.
-
-        Raises:
-            StoreUnavailable: the turn cannot be rolled back now; the next turn must not see it.
-        """
-        found = await self._memory.runs.run(run.run_id)
-        try:
-            # Messages of a deleted session or of a run that another process owns are not written again.
-            if found is not None and found.owner == run.owner:
-                await self._keep_question(run, dependencies)
-            if found is not None and found.cancel_reason == ROLLED_BACK:
-                await self._take_back(run, dependencies, hold)
-                return
-            await self._memory.settle_run(run.run_id)
-        except StoreUnavailable:
-            if found is not None and found.cancel_reason == ROLLED_BACK:
-                raise
-            self._memory.observers.notify(RunTrouble(error=StoreUnavailable.__name__, work="ending_turn"))
-        except ThreadkeepError as error:
-            self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="ending_turn"))
-
-    async def _take_back(self, run: Run, dependencies: Dependencies, hold: RunHold | None) -> None:
-        """Supersede all messages of a run, in its session and in the conversations of its agents."""
-        await self._memory.settle_run(run.run_id, elsewhere=True)
-        sessions = [] if hold is None else list(hold.sessions)
-        if run.session_id is not None:
-            sessions.append(self._memory.session(run.session_id, user_id=run.user_id))
-        with contextlib.suppress(VersionGone):
-            workflow = await self._workflows.of(run)
-            sessions += await sessions_known(workflow, run, self._memory, dependencies.compiler.store)
-        sessions += await sessions_reached(run, self._memory, dependencies.compiler.store)
-        for session in sessions:
-            for question in begin_state(run).get("messages") or ():
-                await session.take_back_turn(str(question.id))
-
-    async def _keep_question(self, run: Run, dependencies: Dependencies) -> None:
-        """Store the message of a run that did nothing with it, because later turns have to see it."""
-        if run.parent_run_id is not None:
-            return
-        step, metadata = Step("", context_of(run, dependencies.resources), None), metadata_of(run)
-        messages = begin_state(run).get("messages") or ()
-        with contextlib.suppress(VersionGone):
-            workflow = await self._workflows.of(run)
-            nodes = tuple(workflow.nodes.values())
-            recorder = workflow.recorder
-            if recorder is not None and run.session_id is not None:
-                keep = recorder.refuse if recorder.waits else recorder.store
-                await keep(step, messages, metadata)
-            own = RecordQuestionNode(reset_commands=reset_commands(nodes))
-            for session in await sessions_known(workflow, run, self._memory, dependencies.compiler.store):
-                await own.store(step, messages, metadata, session)
-
-
 _PAUSE_SECONDS: Final = 0.25
 
 
@@ -163,7 +99,7 @@ class RunEndings:
     def __init__(self, memory: Memory, workflows: RunWorkflows) -> None:
         self._memory = memory
         self._runs = memory.runs
-        self._turns = TurnEndings(memory, workflows)
+        self._workflows = workflows
 
     async def end(self, active: ActiveRun, outcome: Outcome, dependencies: Dependencies) -> Outcome | None:
         """Record the end of a run; return None if this process does not own it any more."""
@@ -234,9 +170,65 @@ class RunEndings:
     async def set_aside(self, run: Run, owner: str, dependencies: Dependencies) -> Outcome:
         """Set a run aside for a person, because the engine does not try it any more."""
         outcome = Outcome("failed", error="GaveUp", set_aside=True)
-        await self._turns.end(run, dependencies)
+        await self._end_turn(run, dependencies)
         await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)
         return outcome
+
+    async def _end_turn(self, run: Run, dependencies: Dependencies, hold: RunHold | None = None) -> None:
+        """Store the question of a cut-off run, unless a node did so, and the partial answer; or roll the turn back.
+
+        The next turn of the session begins afterwards. A failed write is reported, and the run ends anyway. `hold` has
+        the conversations that the run reached in this process.
+
+        Raises:
+            StoreUnavailable: the turn cannot be rolled back now; the next turn must not see it.
+        """
+        found = await self._memory.runs.run(run.run_id)
+        try:
+            # Messages of a deleted session or of a run that another process owns are not written again.
+            if found is not None and found.owner == run.owner:
+                await self._keep_question(run, dependencies)
+            if found is not None and found.cancel_reason == ROLLED_BACK:
+                await self._take_back(run, dependencies, hold)
+                return
+            await self._memory.settle_run(run.run_id)
+        except StoreUnavailable:
+            if found is not None and found.cancel_reason == ROLLED_BACK:
+                raise
+            self._memory.observers.notify(RunTrouble(error=StoreUnavailable.__name__, work="ending_turn"))
+        except ThreadkeepError as error:
+            self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="ending_turn"))
+
+    async def _take_back(self, run: Run, dependencies: Dependencies, hold: RunHold | None) -> None:
+        """Supersede all messages of a run, in its session and in the conversations of its agents."""
+        await self._memory.settle_run(run.run_id, elsewhere=True)
+        sessions = [] if hold is None else list(hold.sessions)
+        if run.session_id is not None:
+            sessions.append(self._memory.session(run.session_id, user_id=run.user_id))
+        with contextlib.suppress(VersionGone):
+            workflow = await self._workflows.of(run)
+            sessions += await sessions_known(workflow, run, self._memory, dependencies.compiler.store)
+        sessions += await sessions_reached(run, self._memory, dependencies.compiler.store)
+        for session in sessions:
+            for question in begin_state(run).get("messages") or ():
+                await session.take_back_turn(str(question.id))
+
+    async def _keep_question(self, run: Run, dependencies: Dependencies) -> None:
+        """Store the message of a run that did nothing with it, because later turns have to see it."""
+        if run.parent_run_id is not None:
+            return
+        step, metadata = Step("", context_of(run, dependencies.resources), None), metadata_of(run)
+        messages = begin_state(run).get("messages") or ()
+        with contextlib.suppress(VersionGone):
+            workflow = await self._workflows.of(run)
+            nodes = tuple(workflow.nodes.values())
+            recorder = workflow.recorder
+            if recorder is not None and run.session_id is not None:
+                keep = recorder.refuse if recorder.waits else recorder.store
+                await keep(step, messages, metadata)
+            own = RecordQuestionNode(reset_commands=reset_commands(nodes))
+            for session in await sessions_known(workflow, run, self._memory, dependencies.compiler.store):
+                await own.store(step, messages, metadata, session)
 
     async def leave(self, run: Run) -> None:
         """Discard the partial answer: the run belongs to another process."""
@@ -295,7 +287,7 @@ class RunEndings:
             active.tracer.note(STATUS, data={"status": "cancelled"})
         assert outcome.status != "waiting"  # noqa: S101 - seen above
         if outcome.status != "done":
-            await self._turns.end(active.run, dependencies, active.hold)
+            await self._end_turn(active.run, dependencies, active.hold)
         ending = RunEnding(outcome.status, outcome.result, outcome.error, outcome.set_aside, active.run)
         active.over = await active.tracer.flush_with(lambda group: self._runs.end(run_id, owner, ending, group))
         return outcome if active.over is not None else None
