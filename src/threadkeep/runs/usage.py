@@ -86,7 +86,8 @@ class RunLedger:
                 "cache_read_tokens": usage.cache_read_tokens,
                 "cost": usage.cost,
                 **({"estimated": True} if usage.estimated else {}),
-                **({"message_id": message_id} if message_id else {}),
+                # Beside a `message_id` the trace restores the text of the message.
+                **({"answer": message_id} if message_id else {}),
             },
         )
 

@@ -156,7 +156,7 @@ class RunEvents:
                 self._add("custom", {"payload": data.get("value")}, node)
             case "model_called":
                 used = {name: int(str(data.get(name) or 0)) for name in ("input_tokens", "output_tokens")}
-                self._usages[data.get("message_id")] = {**used, "total_tokens": sum(used.values())}
+                self._usages[data.get("answer")] = {**used, "total_tokens": sum(used.values())}
             case "message":
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
