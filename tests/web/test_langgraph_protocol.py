@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.language_models.chat_model_stream import AsyncChatModelStream
+from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph_sdk import get_client
 from langgraph_sdk._async.stream import AsyncThreadStream
@@ -172,6 +173,17 @@ async def test_a_message_has_the_usage_of_its_own_model_call(tmp_path: Path, mon
         found = await _events(client, {"channels": ["lifecycle", "messages"]})
     [usage] = [each["params"]["data"]["usage"] for each in found if "usage" in each["params"]["data"]]
     assert usage == {"input_tokens": 1, "output_tokens": 3, "total_tokens": 4}
+
+
+async def test_a_message_that_its_first_chunk_alone_names_is_streamed_once(tmp_path: Path) -> None:
+    """Some providers do; LangChain names the other chunks after the call."""
+    async with sdk(tmp_path, ScriptedModel([[AIMessage("", id="msg_1"), "It is", " teal."]])) as (_, client):
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "chat", "input": asks("Which?")}}
+        await client.post("/threads/t1/commands", json=command)
+        found = [each["params"]["data"] for each in await _events(client, {"channels": ["lifecycle", "messages"]})]
+    assert [each["id"] for each in found if each["event"] == "message-start"] == ["msg_1"]
+    assert "".join(each["delta"]["text"] for each in found if "delta" in each) == "It is teal."
+    assert [each["usage"]["output_tokens"] for each in found if each["event"] == "message-finish"] == [3]
 
 
 async def test_a_run_that_fails_fails_the_output(tmp_path: Path) -> None:

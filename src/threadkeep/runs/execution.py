@@ -264,10 +264,13 @@ class RunExecution:
         if not self._stream.wants_pieces:
             return await model.ainvoke(messages)
         chunks: list[AIMessageChunk] = []
+        named: str | None = None
         async for chunk in model.astream(messages):
             chunks.append(chunk)
+            # Some providers name a message in its first chunk only; LangChain names the others after the call.
+            named = named or (None if str(chunk.id).startswith("lc_") else chunk.id)
             if text := text_of(chunk):
-                self._stream.publish(RunPiece(self._run.run_id, node, chunk.id, text))
+                self._stream.publish(RunPiece(self._run.run_id, node, named or chunk.id, text))
         whole = message_chunk_to_message(add_ai_message_chunks(*chunks))
         assert isinstance(whole, AIMessage)  # noqa: S101 - it is made of such chunks
         return whole
