@@ -123,7 +123,9 @@ async def test_a_run_is_followed_while_it_goes_on(desk: RunDesk) -> None:
         events = [one for one in told if isinstance(one, RunEvent)]
         assert "".join(piece.text for piece in pieces) == "a few words"
         assert {(piece.node, piece.message_id is not None) for piece in pieces} == {("answer", True)}
-        assert events == await service.trace(submitted.run_id)
+        stored = await service.trace(submitted.run_id)
+        assert events == stored
+        assert not [event for event in stored if event.kind == "model_called" and "text" in event.data]
         assert isinstance(told[-1], Run)
         assert told[-1].status == "done"
         later = [one async for one in service.follow(submitted.run_id, after=events[-2].number)]
