@@ -34,7 +34,7 @@ from threadkeep.history.keys import check_session_id
 from threadkeep.history.recollection import Past, ReadPast, Recollection, WindowReader, question_of
 from threadkeep.history.session_events import ReportedRead, SessionEvents
 from threadkeep.history.session_rows import SessionCache, rows_of
-from threadkeep.observe import Observer, Outcome
+from threadkeep.observe import Observer
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.messages import session_html
 from threadkeep.store.contexts import Contexts, state_of
@@ -207,7 +207,7 @@ class Session:
         _check_view(view)
         if not 0 <= limit <= LONGEST_PAGE:
             raise InvalidInput(f"A page has 0 to {LONGEST_PAGE} messages; ask for more with `before`.")
-        async with self._reading():
+        async with ReportedRead(self._events):
             end = END if before is None else before
             return await self._transcripts.newest(
                 self.session_id, limit=limit, before=end, user_id=self.user_id, view=view
@@ -247,21 +247,21 @@ class Session:
                 return message
         if self.user_id is not None and await self._info() is None:
             return None
-        async with self._reading():
+        async with ReportedRead(self._events):
             return await self._transcripts.find(self.session_id, message_id)
 
     async def at(self, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, superseded or not, in order."""
         if self.user_id is not None and await self._info() is None:
             return []
-        async with self._reading():
+        async with ReportedRead(self._events):
             return await self._transcripts.at(self.session_id, seqs)
 
     async def superseded(self) -> list[tuple[int, int]]:
         """Return the ranges of `seq` of superseded messages, both ends included, in order."""
         if self.user_id is not None and await self._info() is None:
             return []
-        async with self._reading():
+        async with ReportedRead(self._events):
             return await self._transcripts.superseded(self.session_id)
 
     async def answers_to(self, question: Message) -> list[Message]:
@@ -269,7 +269,7 @@ class Session:
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None:
             return waiting
-        async with self._reading():
+        async with ReportedRead(self._events):
             stored = await self._transcripts.answers_to(self.session_id, question)
         there = {key for one in stored for key in _keys(one)}
         return [*stored, *(one for one in waiting if there.isdisjoint(_keys(one)))]
@@ -299,7 +299,7 @@ class Session:
             before: only messages before this `seq`.
         """
         limits = Limits(max_messages, max_tokens, counter_named(counter) if isinstance(counter, str) else counter)
-        async with self._reading():
+        async with ReportedRead(self._events):
             window = await self._windows.window(limits, END if before is None else before)
         self._events.truncated(window.manifest)
         return window
@@ -317,7 +317,7 @@ class Session:
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
         found = Recollection((), failed=True)
         try:
-            async with self.timeout(), self._reading("fallback"):
+            async with self.timeout(), ReportedRead(self._events, "fallback"):
                 window, found = await self._windows.recollect(past)
             self._events.truncated(window.manifest)
         except StoreClosed:
@@ -344,7 +344,7 @@ class Session:
         """Raise `WrongUser` if the session exists and belongs to another user."""
         if self.user_id is None or await self._info() is not None:
             return
-        async with self._reading():
+        async with ReportedRead(self._events):
             if await self._transcripts.session(self.session_id) is not None:
                 raise WrongUser(self.session_id)
 
@@ -469,7 +469,7 @@ class Session:
         """
         await self._deliver_all()
         await self.check_owner()
-        async with self._reading():
+        async with ReportedRead(self._events):
             question = await question_of(self._transcripts, self.session_id, run)
         if question is None or question.id is None:
             raise MessageNotFound(self.session_id, run)
@@ -569,12 +569,8 @@ class Session:
             return True
 
     async def _info(self) -> SessionInfo | None:
-        async with self._reading():
+        async with ReportedRead(self._events):
             return await self._transcripts.session(self.session_id, user_id=self.user_id)
-
-    def _reading(self, on_failure: Outcome = "error") -> ReportedRead:
-        """Time a read, and report its outcome."""
-        return ReportedRead(self._events, on_failure)
 
 
 def _keys(message: Message) -> set[object]:

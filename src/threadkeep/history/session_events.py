@@ -93,7 +93,7 @@ class SessionEvents:
 class ReportedRead:
     """A block with a read, which is timed and reported; a generator would cost a tenth of a short read."""
 
-    def __init__(self, events: SessionEvents, on_failure: Outcome) -> None:
+    def __init__(self, events: SessionEvents, on_failure: Outcome = "error") -> None:
         self._events = events
         self._on_failure = on_failure
 

@@ -200,14 +200,6 @@ class LastContext:
     session_id: str | None
     built: ContextBuilt | None = None
 
-    def note(self, built: ContextBuilt) -> None:
-        """Record a call.
-
-        An event of another run, such as the one that stored the question first, never replaces an event of this run.
-        """
-        if self.built is None or self.built.run_id != self.run_id or built.run_id == self.run_id:
-            self.built = built
-
     def to_dict(self) -> Mapping[str, Json]:
         """Return the context as JSON values; empty if no call was made."""
         if self.built is None:
@@ -232,12 +224,13 @@ class LastContexts:
         if not isinstance(event, ContextBuilt):
             return
         named = self._watched.get(event.run_id or "")
-        if named is not None:
-            named.note(event)
-            return
-        for each in self._watched.values():
-            if each.session_id is not None and each.session_id == event.session_id:
-                each.note(event)
+        watched = list(self._watched.values()) if named is None else [named]
+        for each in watched:
+            if named is None and (each.session_id is None or each.session_id != event.session_id):
+                continue
+            # An event of another run, such as the one that stored the question first, replaces none of this run.
+            if each.built is None or each.built.run_id != each.run_id or event.run_id == each.run_id:
+                each.built = event
 
     @contextmanager
     def of(self, run_id: str, session_id: str | None) -> Iterator[LastContext]:

@@ -83,11 +83,8 @@ def whole_result(result: Values, said: Texts) -> dict[str, Json]:
 
 
 def _places(value: Values) -> Iterator[tuple[Values, str, str]]:
-    """Yield the messages in a value, with the names of their id and text fields.
-
-    A model call names the message that it led to, and has no text.
-    """
-    if "message_id" in value and "model" not in value:
+    """Yield the messages in a value, with the names of their id and text fields."""
+    if "message_id" in value:
         yield value, "message_id", "text"
     messages = value.get("messages")
     for message in messages if isinstance(messages, list) else ():
@@ -97,7 +94,7 @@ def _places(value: Values) -> Iterator[tuple[Values, str, str]]:
 
 def _changed(value: Values, change: Callable[[Values, str, str], dict[str, Json]]) -> dict[str, Json]:
     changed = dict(value)
-    if "message_id" in value and "model" not in value:
+    if "message_id" in value:
         changed = change(value, "message_id", "text")
     messages = value.get("messages")
     if isinstance(messages, list):
