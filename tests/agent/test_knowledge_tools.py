@@ -135,6 +135,15 @@ async def test_a_scope_that_the_run_has_not_is_told_and_not_replaced(memory: Mem
     assert await memory.persons.all() == []
 
 
+async def test_a_workspace_of_no_use_leaves_the_tools_of_the_user(memory: Memory) -> None:
+    """Where only the user's memory is wanted."""
+    config = config_of(user_id="ann", workspace="x" * 600)
+    only_user: tuple[ScopeKind, ...] = ("user",)
+    said = {"key": "diet", "value": "vegan"}
+    assert await told(memory, "remember", said, config, scopes=only_user) == "Remembered under the key diet."
+    assert lines_of(await told(memory, "recall", {"query": "diet"}, config, scopes=only_user))[0]["value"] == "vegan"
+
+
 async def test_scopes_are_those_that_there_are(sqlite_memory: Memory) -> None:
     """Others are refused when the tools are made."""
     for scopes in ((), ("global",), "user"):

@@ -169,6 +169,14 @@ async def test_only_the_named_scopes_are_read(memory: Memory) -> None:
     assert len(await found.facts("Hi", workspace=None, project="shop")) == 2
 
 
+async def test_a_workspace_of_no_use_costs_no_fact_of_the_user(memory: Memory) -> None:
+    """Where only the user's are wanted."""
+    await memory.knowledge.remember(ANN, "diet", "vegan")
+    talk = Talk(memory, KnownFacts(memory, scopes=("user",)))
+    for workspace in ("x" * 600, "a\x00b"):
+        assert len(await talk.facts("Hello", workspace=workspace)) == 1
+
+
 async def test_of_too_many_facts_those_are_sent_that_matter(memory: Memory) -> None:
     """Within the share of the section; and the rest of it has what was remembered last."""
     await memory.knowledge.remember(ANN, "dog_name", "Rex")

@@ -90,13 +90,14 @@ class FactLearning:
         """Queue a session after the end of a turn; `model` is that of the agent."""
         memory = self._memory.made[0]
         workspace = session.workspace or default_workspace(memory, self._workspace)
-        scopes = scopes_of(session.session_id, workspace, session.user_id)
+        owners = session.session_id, workspace, session.user_id
         if self._directives:
+            scopes = scopes_of(ALL_SCOPES, *owners)
             memory.learning.enqueue(LearningRequest(session.session_id, DirectiveLearner(), scopes, accept_from=1.0))
         learns = self._model or model
         if self._proposes and learns is not None:
-            named = {kind: scope for kind, scope in scopes.items() if kind in self._scopes}
-            request = LearningRequest(session.session_id, ModelLearner(learns), named, self._accept_from)
+            scopes = scopes_of(self._scopes, *owners)
+            request = LearningRequest(session.session_id, ModelLearner(learns), scopes, self._accept_from)
             memory.learning.enqueue(request)
 
 

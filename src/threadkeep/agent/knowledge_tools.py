@@ -6,7 +6,7 @@ The run names the user, the workspace and the session, as for `SessionMemory`; t
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from types import MethodType
 from typing import Any, Literal
 
@@ -64,16 +64,23 @@ def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str
     return given or memory.graphiti.workspace
 
 
-def scopes_of(session_id: str | None, workspace: str | None, user_id: str | None) -> dict[ScopeKind, Scope]:
-    """Return the scopes of a run by their kinds, the most specific first."""
+def scopes_of(
+    kinds: Collection[ScopeKind], session_id: str | None, workspace: str | None, user_id: str | None
+) -> dict[ScopeKind, Scope]:
+    """Return the scopes of a run that are of these kinds, the most specific first.
+
+    Raises:
+        InvalidInput: an owner of such a scope is not a valid name.
+    """
     owners = zip(ALL_SCOPES, (session_id, workspace, user_id), strict=True)
-    return {kind: Scope(kind, owner) for kind, owner in owners if owner}
+    return {kind: Scope(kind, owner) for kind, owner in owners if owner and kind in kinds}
 
 
 class RunScopes:
     """The scopes of runs: session, workspace and user, if the run has them.
 
-    A run without a user has no user scope, and a run without a workspace has no workspace scope: no default is shared.
+    A run without a user has no user scope. A run that names no workspace has that of the memory's Graphiti options, or
+    else no workspace scope.
     """
 
     def __init__(
@@ -103,8 +110,8 @@ class RunScopes:
 
     def of(self, session: Session, config: RunnableConfig) -> dict[ScopeKind, Scope]:
         """Return the scopes of a run in a session, by their kinds, the most specific first."""
-        scopes = scopes_of(session.session_id, workspace_in(config, self._workspace), session.user_id)
-        return {kind: scope for kind, scope in scopes.items() if kind in self._kinds}
+        workspace = workspace_in(config, self._workspace) if "workspace" in self._kinds else None
+        return scopes_of(self._kinds, session.session_id, workspace, session.user_id)
 
 
 type MemoryKind = Literal["facts", "episodes", "procedures"]

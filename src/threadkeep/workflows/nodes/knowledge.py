@@ -6,7 +6,7 @@ A memory that cannot be read or written never fails a run: the node reports it a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import ClassVar, Literal
 
@@ -104,7 +104,7 @@ class RememberNode(KnowledgeNode):
         key, value = rendered(self.key, state).strip(), rendered(self.value, state).strip()
         remembered: Fact | None = None
         reason: NotRemembered | None = None
-        scope = _scopes_of(step).get(self.about)
+        scope = _scopes_of(step, (self.about,)).get(self.about)
         if not key or not value:
             reason = "nothing_to_remember"
         elif scope is None:
@@ -165,7 +165,7 @@ class RecallNode(KnowledgeNode):
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Recall facts."""
         query = rendered(self.query, state) if self.query is not None else _question(state)
-        scopes = [scope for kind, scope in _scopes_of(step).items() if kind in self.scopes]
+        scopes = list(_scopes_of(step, self.scopes).values())
         facts: Sequence[Fact] = ()
         episodes: Sequence[Episode] = ()
         procedures: Sequence[Procedure] = ()
@@ -194,11 +194,12 @@ class RecallNode(KnowledgeNode):
         return found(step, text, known)
 
 
-def _scopes_of(step: Step) -> dict[ScopeKind, Scope]:
-    """Return the scopes that a run has."""
+def _scopes_of(step: Step, kinds: Collection[ScopeKind]) -> dict[ScopeKind, Scope]:
+    """Return the scopes of these kinds that a run has."""
     context = step.context
     given = default_workspace(context.resources.memory, context.resources.workspace)
-    return scopes_of(context.session_id, workspace_in(step.config, given), context.user_id)
+    workspace = workspace_in(step.config, given) if "workspace" in kinds else None
+    return scopes_of(kinds, context.session_id, workspace, context.user_id)
 
 
 def _question(state: WorkflowState) -> str:
