@@ -369,6 +369,34 @@ async def test_of_values_stored_at_once_the_first_stays_until_it_expires(memory:
     assert len(await state.values_of("threads", "t")) == 6  # a hundred that had expired are deleted at once
 
 
+async def test_processes_that_store_expired_names_again_at_once_do_not_wait_for_each_other(
+    shared_url: str, memory_options: MemoryOptions, clock: SettableClock
+) -> None:
+    """Each of them also deletes what has expired, which is what the others store."""
+    names = [f"t{number}" for number in range(8)]
+    async with (
+        open_memory(shared_url, options=memory_options) as one,
+        open_memory(shared_url, options=memory_options) as other,
+    ):
+        states = [one.channels.state, other.channels.state]
+        for _ in range(30):
+            soon = clock() + timedelta(seconds=60)
+            for name in names:
+                await states[0].keep("threads", name, "old", expires_at=soon)
+            clock.advance(60)
+            later = clock() + timedelta(seconds=60)
+            pairs = list(zip(names, states * 4, strict=True))
+            stored = await asyncio.gather(
+                *(of.keep_first("threads", name, "new", expires_at=later) for name, of in pairs)
+            )
+            assert all(stored)
+            clock.advance(60)
+            soon = clock() + timedelta(seconds=60)
+            await asyncio.gather(*(of.keep("threads", name, "newer", expires_at=soon) for name, of in pairs))
+            assert await states[1].values_of("threads", "t") == dict.fromkeys(names, "newer")
+            clock.advance(60)
+
+
 async def test_a_refused_token_is_forgotten_unless_there_is_a_new_one(memory: Memory) -> None:
     """Two processes were refused at one time: the second keeps what the first one fetched."""
     state = memory.channels.state

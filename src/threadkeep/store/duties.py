@@ -54,7 +54,7 @@ class Duties(ClockedTables, sql=("duties.sql",)):
         await self._driver.write([(self._sql[statement], parameters)])
 
 
-class ChannelState(ClockedTables, sql=("channel_state.sql",)):
+class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.sql")):
     """The table `chat_channel_state`: offsets, cursors, tokens and earlier chat ids, shared by all processes.
 
     A value has a name within a `scope`; the scope is a bot, whatever the name of its channel.
@@ -87,6 +87,7 @@ class ChannelState(ClockedTables, sql=("channel_state.sql",)):
         return await self._keep((self._sql["keep_first"], {**parameters, "now": time_text(self._clock())}))
 
     async def _keep(self, statement: Statement) -> bool:
+        # The value comes first: who waits for its row holds no other, and the deletion waits for none.
         statements, parameters = [statement], statement[1]
         if parameters["expires_at"] is not None:
             forgotten = {"scope": parameters["scope"], "now": time_text(self._clock())}

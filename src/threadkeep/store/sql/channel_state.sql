@@ -33,7 +33,8 @@ WHERE scope = :scope AND name = :name AND value = :old
 DELETE FROM chat_channel_state WHERE scope = :scope AND name = :name AND value = :value
 
 -- name: forget_expired
--- Those that expired first, by an index.
+-- Those that expired first, by an index. One that another transaction holds is stored again or deleted by it.
 DELETE FROM chat_channel_state WHERE (scope, name) IN (
     SELECT scope, name FROM chat_channel_state WHERE scope = :scope AND expires_at <= :now ORDER BY expires_at LIMIT 100
+-- include: skip_held
 )

@@ -12,6 +12,10 @@ SELECT run_id FROM chat_runs WHERE run_id = :run_id FOR KEY SHARE
 -- Included by other statements: the same as `hold_session`, for a table `s`.
 FOR NO KEY UPDATE OF s
 
+-- name: skip_held
+-- Included by other statements: rows that another transaction holds are left out, without waiting for it.
+FOR UPDATE SKIP LOCKED
+
 -- name: hold_session
 -- Lock a session against appends, resets and other locks until the transaction ends.
 SELECT reset_seq, archived_seq, last_seq, revision FROM chat_sessions WHERE session_id = :session_id FOR NO KEY UPDATE

@@ -11,6 +11,9 @@ SELECT run_id FROM chat_runs WHERE run_id = :run_id
 -- name: hold_s
 -- Included by other statements; nothing is needed.
 
+-- name: skip_held
+-- The same.
+
 -- name: hold_session
 -- Lock against appends, resets and other locks until the transaction ends.
 SELECT reset_seq, archived_seq, last_seq, revision FROM chat_sessions WHERE session_id = :session_id
