@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx2
 
 from tests.web.console.pages import opened, sent
 from tests.web.console.test_sessions import said
+from tests.web.services import client_of, opened_app, settings_for
+from tests.web.test_tokens import AUDIENCE, ISSUER, SHARED, token
+from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
 from threadkeep.knowledge.proposals import Proposed, Reading
 from threadkeep.records.knowledge import ProposalQuery, Scope
+
+
+async def proposed(app: App, session_id: str, *facts: Proposed) -> None:
+    """Facts that a model found in the first message of a session."""
+    await app.memory.proposals.add(Reading(session_id, "model", "small-model", 0, 1), facts)
 
 
 async def test_facts_are_shown_with_their_evidence(client: httpx2.AsyncClient) -> None:
@@ -28,7 +38,7 @@ async def test_proposed_facts_are_accepted_and_rejected(client: httpx2.AsyncClie
     """By the caller; a decided one is not shown any more, and a user sees those about them alone."""
     await said(client, "s", "I live in Lisbon.")
     named = [Proposed(Scope("user", "ana"), key, "Lisbon", 1, confidence=0.6) for key in ("home_city", "office")]
-    await app.memory.proposals.add(Reading("s", "model", "small-model", 0, 1), named)
+    await proposed(app, "s", *named)
     assert "Proposed facts" not in (await opened(client, "/console/knowledge?user=ben")).words
     page = await opened(client, "/console/knowledge?user=ana")
     assert "/console/sessions/s?user=ana&before=21#m1" in page.links
@@ -38,6 +48,32 @@ async def test_proposed_facts_are_accepted_and_rejected(client: httpx2.AsyncClie
     decided, _ = await app.memory.proposals.page(ProposalQuery())
     assert {(one.status, one.decided_by) for one in decided} == {("accepted", "local"), ("rejected", "local")}
     assert len(await app.memory.knowledge.facts(Scope("user", "ana"))) == 1
+
+
+async def test_of_many_proposed_facts_the_others_are_on_the_next_page(client: httpx2.AsyncClient, app: App) -> None:
+    """A page has fifty."""
+    await said(client, "s", "I live in Lisbon.")
+    keys = {f"key_{number:02}" for number in range(51)}
+    await proposed(app, "s", *(Proposed(Scope("user", "ana"), key, "Lisbon", 1) for key in keys))
+    first = await opened(client, "/console/knowledge?user=ana")
+    [more] = [link for link in first.links if "proposals=" in link]
+    following = await opened(client, f"/console/knowledge{more}")
+    shown = [{key for key in keys if key in page.words} for page in (first, following)]
+    assert (len(shown[0]), shown[1]) == (50, keys - shown[0])
+    assert not [link for link in following.links if "proposals=" in link]
+
+
+async def test_a_person_with_a_long_id_decides_with_a_token(tmp_path: Path) -> None:
+    """The longest id that a token may name."""
+    person = "u" * 512
+    values = {"jwt_issuer": ISSUER, "jwt_audience": AUDIENCE, "jwt_key": SHARED}
+    async with opened_app(DemoModel(), settings_for(tmp_path, **values)) as app, client_of(app) as client:
+        client.headers.update(token(sub=person))
+        await said(client, "s", "I live in Lisbon.", user_id=person)
+        await proposed(app, "s", Proposed(Scope("user", person), "home_city", "Lisbon", 1))
+        await sent(client, (await opened(client, "/console/knowledge")).form("/accept"))
+        [one], _ = await app.memory.proposals.page(ProposalQuery())
+        assert (one.status, one.decided_by) == ("accepted", f"token of {person}"[:512])
 
 
 async def test_open_answers_of_bots_are_shown(client: httpx2.AsyncClient, app: App) -> None:

@@ -12,13 +12,12 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.app import App
-from threadkeep.knowledge.views import DecisionInput
-from threadkeep.records.knowledge import FactQuery, ProposalQuery
+from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, FactQuery, ProposalQuery
 from threadkeep.records.messages import OutboxStatus
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.store.codec import clean_text
 from threadkeep.store.outbox import Outgoing
-from threadkeep.web.api.facts import FactId, decide_proposal
+from threadkeep.web.api.facts import FactId
 from threadkeep.web.api.parameters import AppInUse, read_cursor, write_cursor
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.console.forms import Form, SeenAs
@@ -147,12 +146,14 @@ async def show_knowledge(
     q: Annotated[str | None, Query(max_length=200)] = None,
     past: Annotated[bool, Query()] = False,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
+    proposals_cursor: Annotated[str | None, Query(alias="proposals", max_length=1000)] = None,
 ) -> Response:
     """Show open proposals and facts, most recently changed first; without a user also the deliveries to Graphiti."""
     words = clean_text(q.strip()) if q and q.strip() else None
     query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor(cursor))
     facts, following = await app.memory.knowledge.facts_page(query)
-    proposals, _ = await app.memory.proposals.page(ProposalQuery("open", user_id=user, limit=_PAGE))
+    open_ones = ProposalQuery("open", user_id=user, limit=_PAGE, cursor=read_cursor(proposals_cursor))
+    proposals, other_proposals = await app.memory.proposals.page(open_ones)
     graphiti = app.memory.graphiti
     # Deliveries and consent are about all users.
     status = await graphiti.status() if user is None else None
@@ -161,6 +162,7 @@ async def show_knowledge(
         "knowledge.html",
         facts=facts,
         proposals=proposals,
+        next_proposals=write_cursor(other_proposals),
         q=words or "",
         user=user or "",
         past=past,
@@ -182,5 +184,7 @@ async def decide(
     user: SeenAs = None,
 ) -> Response:
     """Accept or reject a proposed fact in the name of the caller."""
-    await decide_proposal(proposal_id, DecisionInput(decision=decision, by=caller.name), app, user)
+    proposals = app.memory.proposals
+    decide_on = proposals.accept if decision == "accept" else proposals.reject
+    await decide_on(proposal_id, by=caller.name[:MAX_OWNER_CHARACTERS], user_id=user)
     return redirect(knowledge_address(user_id=user))
