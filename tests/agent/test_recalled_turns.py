@@ -17,8 +17,7 @@ from threadkeep.agent.counting import count_tokens
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.models import make_model
 from threadkeep.agent.recalled_turns import RecalledTurns
-from threadkeep.context.manifest import ContextManifest
-from threadkeep.context.plan import WindowKind
+from threadkeep.context.manifest import ContextManifest, WindowKind
 from threadkeep.history.memory import Memory
 from threadkeep.history.older_turns import RecallScope
 from threadkeep.records import Summary
@@ -211,6 +210,16 @@ async def test_the_block_keeps_to_its_share(memory: Memory) -> None:
     messages = await ask(memory, "How many jars did the bees give?", RecalledTurns(memory))
     assert 2000 < count_tokens(block(messages)) <= 3000
     assert count_tokens(messages) <= 4000
+
+
+async def test_a_counter_that_counts_nothing_finds_turns_all_the_same(memory: Memory) -> None:
+    """More of them than there is room for by their stored counts."""
+    await remember(memory, *[f"Bees of hive {n} gave {n} jars of honey. " * 12 for n in range(120)])
+    model = ScriptedModel(replies=["answer"])
+    limits = SessionMemory(memory, max_messages=6, counter=lambda _: 0, sources=[RecalledTurns(memory)])
+    agent, config = create_agent(model, [], middleware=[limits]), RunnableConfig(configurable={"thread_id": "room"})
+    await agent.ainvoke({"messages": [HumanMessage("How many jars did the bees give?")]}, config)
+    assert "Bees of hive" in block(model.calls[-1])
 
 
 class _Meanings(Embeddings):

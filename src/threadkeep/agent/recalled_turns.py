@@ -134,7 +134,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
     tokens = block.entry.tokens
     if tokens > room or (tokens < (1 - _UNUSED) * room and len(places) < len(found)):
         # The request is counted in another way than the stored messages were.
-        places = _fitting(quoted, sizes, budget * room / tokens)
+        places = _fitting(quoted, sizes, budget * room / max(tokens, 1))
         other = _block_of(found, quoted, places, request)
         block = other if other.entry.tokens <= room or tokens > room else block
     while places and block.entry.tokens > room:
