@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -154,7 +155,12 @@ class Terminal:
             return
         if not self.interactive:
             raise WrongUse(refusal)
-        typer.confirm(escape(question), abort=True, err=True)
+        # The event loop of an asynchronous command takes the first Ctrl-C for itself, and `input` would go on waiting.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            typer.confirm(escape(question), abort=True, err=True)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def text(self, *parts: Styled) -> Text:
         """Return a rich text of the parts."""

@@ -1,0 +1,34 @@
+"""The confirmation of commands that delete something, at a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+from multiprocessing.connection import Connection
+
+import pytest
+
+from tests.cli.forked import fork
+from tests.cli.running import CommandLine
+from tests.limits import HANG_SECONDS
+from threadkeep.cli import main
+
+
+@pytest.mark.parametrize("command", ["channels outbox drop 1", "erase user ann", "pending drop all"])
+def test_one_ctrl_c_at_a_confirmation_ends_the_command(cli: CommandLine, command: str) -> None:
+    """As a person expects it; nothing is done."""
+    ours, theirs = pty.openpty()
+    process = fork(main, command.split(), [Connection(os.dup(theirs)) for _ in range(3)], os.environ)
+    os.close(theirs)
+    shown = b""
+    try:
+        while b"[y/N]" not in shown:
+            shown += os.read(ours, 1_000)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        process.join(HANG_SECONDS)
+        assert process.exitcode == 1
+    finally:
+        process.kill()
+        os.close(ours)
