@@ -165,15 +165,7 @@ async def list_outbox(
         return
     if status and status not in OUTBOX_STATUSES:
         raise WrongUse(f"--status is one of {', '.join(OUTBOX_STATUSES)}.")
-    entries: list[Outgoing] = []
-    async with opened_memory() as memory:
-        for known in OUTBOX_STATUSES:
-            after = 0 if known == status or (not status and known in _OPEN) else None
-            while after is not None:
-                page = await memory.channels.outbox.entries(status=known, after=after, limit=_PAGE)
-                entries += page
-                after = page[-1].number if page else None
-    entries.sort(key=lambda entry: entry.number)
+    entries = await _entries([known for known in OUTBOX_STATUSES if status == known or (not status and known in _OPEN)])
     values = [{name: value for name, value in vars(entry).items() if name not in _NOT_SHOWN} for entry in entries]
     terminal.listing(
         {"entries": values},
@@ -302,6 +294,17 @@ def _fields(given: Sequence[str] | None) -> dict[str, Json]:
 
 def _since(moment: object) -> str:
     return relative(moment) if isinstance(moment, datetime) else "-"
+
+
+async def _entries(statuses: Sequence[OutboxStatus]) -> list[Outgoing]:
+    async with opened_memory() as memory:
+        found: list[Outgoing] = []
+        for status in statuses:
+            after = 0
+            while page := await memory.channels.outbox.entries(status=status, after=after, limit=_PAGE):
+                found += page
+                after = page[-1].number
+        return sorted(found, key=lambda entry: entry.number)
 
 
 async def _send(name: str, session_id: str, text: str, message_id: str) -> str:

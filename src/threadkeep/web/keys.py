@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import jwt
 
@@ -146,7 +146,8 @@ class UserTokens:
         return Caller(f"token of {user_id}", self._settings.jwt_scope, user_id, limits)
 
     async def _claims(self, token: str) -> dict[str, Any]:
-        settings, key = self._settings, cast("object", self._key)
+        settings = self._settings
+        key: object = self._key
         if self._jwks is not None:
             key = (await asyncio.to_thread(self._jwks.get_signing_key_from_jwt, token)).key
         return jwt.decode(

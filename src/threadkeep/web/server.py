@@ -34,6 +34,16 @@ class ConnectionLimits:
     body_seconds: float = 30.0
 
 
+def limited_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol with these limits."""
+
+    class Limited(LimitedProtocol):
+        """The protocol of one server."""
+
+    Limited.limits = limits
+    return Limited
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, which closes connections whose request does not arrive in time.
 
@@ -121,7 +131,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=math.ceil(shutdown_seconds) + _GRACE_SECONDS,
-                http=type("Limited", (LimitedProtocol,), {"limits": limits or ConnectionLimits()}),
+                http=limited_protocol(limits or ConnectionLimits()),
                 ws="none",
             )
         )

@@ -178,7 +178,8 @@ def knowledge_address(*rest: str, user_id: str | None = None) -> str:
 
 def _address(start: str, *segments: object, **query: object) -> str:
     path = "/".join([start, *(quote(str(segment), safe="", errors="surrogateescape") for segment in segments)])
-    return path + _query(query).rstrip("?")
+    given = {name: value for name, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def _query(values: Mapping[str, object]) -> str:
@@ -196,6 +197,14 @@ def error_page(request: Request, error: Exception) -> Response:
     return response
 
 
+def _moment(value: datetime | None) -> str:
+    return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _iso(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat()
+
+
 def _ago(value: datetime) -> str:
     """Return the age of a moment in words."""
     seconds = max((datetime.now(UTC) - value).total_seconds(), 0.0)
@@ -204,6 +213,14 @@ def _ago(value: datetime) -> str:
             count = int(seconds // length)
             return f"{count} {unit}{'' if count == 1 else 's'} ago"
     return "just now"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _seconds(value: float | None) -> str:
@@ -225,6 +242,10 @@ def _with_code(text: str) -> Markup:
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
 
 
+def _pretty(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
+
+
 _environment = Environment(
     loader=PackageLoader("threadkeep.web.console"),
     autoescape=True,
@@ -234,13 +255,11 @@ _environment = Environment(
 )
 _environment.filters |= {
     "ago": _ago,
-    "counted": lambda count, noun: f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s",
-    "iso": lambda moment: moment.astimezone(UTC).isoformat(),
-    "moment": lambda moment: "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}",
-    "number": lambda value: "–" if value is None else f"{value:,}",
-    "pretty": lambda value: (
-        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
-    ),
+    "counted": _counted,
+    "iso": _iso,
+    "moment": _moment,
+    "number": _number,
+    "pretty": _pretty,
     "query": _query,
     "seconds": _seconds,
     "speaker": _speaker,

@@ -29,13 +29,21 @@ _COLUMNS = 24
 router = APIRouter(prefix="/console", route_class=ConsoleRoute, include_in_schema=False)
 
 
+@dataclass(frozen=True)
+class Latencies:
+    """The durations of some runs, in seconds."""
+
+    count: int
+    median: float | None
+    slowest: float | None
+
+
 @router.get("/health")
 async def show_health(request: Request, app: AppInUse) -> Response:
     """Show whether everything is written, what runs, how long messages stay, and how long turns take."""
     memory = app.memory
     ended = await _newest_turns(app)
     turns, durations = _over_time(ended)
-    seconds = [_seconds(run) for run in ended]
     return page(
         request,
         "health.html",
@@ -48,11 +56,7 @@ async def show_health(request: Request, app: AppInUse) -> Response:
         bytes=_file_bytes(app),
         turns=turns,
         durations=durations,
-        latencies={
-            "count": len(seconds),
-            "median": median(seconds) if seconds else None,
-            "slowest": max(seconds, default=None),
-        },
+        latencies=_latencies(ended),
     )
 
 
@@ -60,6 +64,11 @@ async def _newest_turns(app: App) -> list[Run]:
     """Return the newest finished runs with an answer, oldest first."""
     runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
     return [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
+
+
+def _latencies(runs: Sequence[Run]) -> Latencies:
+    seconds = [_seconds(run) for run in runs]
+    return Latencies(len(seconds), median(seconds) if seconds else None, max(seconds, default=None))
 
 
 def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
