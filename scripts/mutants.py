@@ -83,8 +83,8 @@ MUTANTS = (
     Mutant("store/turn_writer.py", "first = last_seq - len(fresh) + 1", "first = last_seq - len(fresh)", CONTRACT),
     Mutant(
         "store/turn_writer.py",
-        "_with(receipt_of(prepared, first, len(fresh))",
-        "_with(receipt_of(prepared, len(fresh), first)",
+        "_with(prepared.receipt(first, len(fresh))",
+        "_with(prepared.receipt(len(fresh), first)",
         CONTRACT,
     ),
     Mutant("store/turn_writer.py", "await self._superseding.refresh(", "self._superseding.refresh(", CONTRACT),

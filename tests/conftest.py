@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import multiprocessing
@@ -18,7 +17,6 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
-from langgraph._internal import _serde
 
 from tests.limits import HANG_SECONDS
 from tests.memory_folder import memory_folder
@@ -68,8 +66,8 @@ _PATIENCES = (
 
 # What holds for a file and on PostgreSQL holds in memory too; that is checked with the suites that run once more.
 DATABASES = ("sqlite-file", pytest.param("sqlite-memory", marks=pytest.mark.suites), "postgres")
-# For packages that reach the database through a memory: with those suites, they do so on PostgreSQL too.
-MOSTLY_SQLITE = ("sqlite-file", pytest.param("postgres", marks=pytest.mark.suites))
+# For packages that reach the database through a memory: with the tests that take long, they do so on PostgreSQL too.
+MOSTLY_SQLITE = ("sqlite-file", pytest.param("postgres", marks=pytest.mark.slow))
 
 # The same few examples each time: a landing is not stopped by what a random search happens to find.
 # Fixtures of a test are shared by its examples: databases are made once, and sessions are new each time.
@@ -126,14 +124,9 @@ def unhurried() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def prepared_once() -> Iterator[None]:
-    """The schema of databases in memory, and the fields of LangGraph's messages, are made once and not in every test.
-
-    A graph that is compiled looks the fields up with `typing.get_type_hints`, which takes a third of the time.
-    """
+    """The schema of databases in memory is made once and not in every test."""
     with pytest.MonkeyPatch.context() as patch, copying_schema() as open_database:
         patch.setattr("threadkeep.history.opening.open_database", open_database)
-        look_up = _serde._safe_get_type_hints  # noqa: SLF001 - LangGraph has no other place to remember them
-        patch.setattr(_serde, "_safe_get_type_hints", functools.cache(look_up))
         yield
 
 

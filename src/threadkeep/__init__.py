@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from threadkeep.agent.summarizer import ModelSummarizer as ModelSummarizer
     from threadkeep.agent.turn_options import TurnOptions as TurnOptions
     from threadkeep.context.manifest import ContextManifest as ContextManifest
-    from threadkeep.context.manifest import Window as Window
     from threadkeep.context.plan import ContextPlan as ContextPlan
     from threadkeep.context.tokens import context_window as context_window
     from threadkeep.context.tokens import counter_for as counter_for
     from threadkeep.context.tokens import counter_named as counter_named
     from threadkeep.context.tokens import input_budget as input_budget
+    from threadkeep.context.window import Window as Window
     from threadkeep.errors import BudgetTooSmall as BudgetTooSmall
     from threadkeep.errors import ChildFailed as ChildFailed
     from threadkeep.errors import ContextGone as ContextGone
@@ -101,7 +101,8 @@ if TYPE_CHECKING:
     from threadkeep.workflows.resources import not_idempotent as not_idempotent
 
 _HOMES = {
-    "threadkeep.context.manifest": "ContextManifest Window",
+    "threadkeep.context.manifest": "ContextManifest",
+    "threadkeep.context.window": "Window",
     "threadkeep.context.plan": "ContextPlan",
     "threadkeep.context.tokens": "context_window counter_for counter_named input_budget",
     "threadkeep.errors": (

@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMes
 from tests.agent.talking import ROOM, ask, config_of, kept, make_agent, numbered, seen
 from threadkeep import Memory, Message, SessionMemory, rebuild
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING
-from threadkeep.context.plan import WindowKind
+from threadkeep.context.manifest import WindowKind
 from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel
 

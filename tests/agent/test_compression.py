@@ -9,7 +9,8 @@ import pytest
 from tests.agent.talking import ROOM, ask, make_agent, seen, stream
 from tests.history.summaries import Asked, WrittenDown, check_coverage
 from threadkeep import Compression, Memory, Message, SessionMemory, rebuild
-from threadkeep.context.manifest import ContextManifest, Exclusion
+from threadkeep.context.manifest import ContextManifest
+from threadkeep.context.window import Exclusion
 from threadkeep.records import Json
 from threadkeep.testing import Gate, ScriptedModel
 

@@ -26,8 +26,8 @@ from threadkeep import (
 )
 from threadkeep.agent.provider_messages import OPENING
 from threadkeep.context.cut import CUT_MARK
-from threadkeep.context.manifest import Exclusion
-from threadkeep.context.plan import WindowKind
+from threadkeep.context.manifest import WindowKind
+from threadkeep.context.window import Exclusion
 from threadkeep.records import Role, Summary
 from threadkeep.testing import ScriptedModel
 

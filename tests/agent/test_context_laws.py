@@ -15,7 +15,7 @@ from tests.agent.context_laws import check_call, check_newest_step, check_state,
 from tests.agent.shared_beginnings import told
 from tests.agent.talking import ROOM, config_of, make_agent
 from threadkeep import Memory, Message, SessionMemory, open_memory, rebuild
-from threadkeep.context.plan import WindowKind
+from threadkeep.context.manifest import WindowKind
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.records import Role
 from threadkeep.testing import ScriptedModel

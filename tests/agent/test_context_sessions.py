@@ -30,7 +30,8 @@ from threadkeep import (
     open_memory,
     rebuild,
 )
-from threadkeep.context.plan import ContextPlan, WindowKind
+from threadkeep.context.manifest import WindowKind
+from threadkeep.context.plan import ContextPlan
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel

@@ -10,9 +10,9 @@ from langchain.agents import create_agent
 from tests.agent.talking import Agent, config_of, input_of
 from threadkeep import Compression, ContextManifest, Memory, Message, ModelSummarizer, SessionMemory
 from threadkeep.agent.demo import DemoModel
-from threadkeep.context.manifest import Exclusion
 from threadkeep.context.quotation import quoted_message, quoted_summary
 from threadkeep.context.tokens import estimate
+from threadkeep.context.window import Exclusion
 from threadkeep.history.compression import SummaryTask
 from threadkeep.records import Summary
 

@@ -42,9 +42,8 @@ from threadkeep.testing import Gate, ScriptedModel
 
 PLACES: list[Any] = [(name, "sqlite-memory") for name in WAYS]
 PLACES += [("async", "postgres"), ("sync", "sqlite-file")]
-PLACES += [pytest.param(("sync", "postgres"), marks=pytest.mark.slow)]
-PLACES += [pytest.param(("sync-in-loop", "sqlite-file"), marks=pytest.mark.suites)]
-PLACES += [pytest.param((name, "postgres"), marks=pytest.mark.suites) for name in WAYS if name not in ("async", "sync")]
+PLACES += [pytest.param(("sync-in-loop", "sqlite-file"), marks=pytest.mark.slow)]
+PLACES += [pytest.param((name, "postgres"), marks=pytest.mark.slow) for name in WAYS if name != "async"]
 
 
 @pytest.fixture(params=PLACES, ids="-on-".join)

@@ -18,7 +18,8 @@ from tests.agent.talking import config_of, input_of, make_agent
 from tests.cli.running import CommandLine, Outcome
 from threadkeep import Memory, SessionMemory
 from threadkeep.agent.explanations import in_words
-from threadkeep.context.manifest import ContextManifest, ExclusionReason
+from threadkeep.context.manifest import ContextManifest
+from threadkeep.context.window import ExclusionReason
 from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel
 

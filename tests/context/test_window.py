@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep.context.cut import CUT_MARK
-from threadkeep.context.manifest import Cut, Exclusion
 from threadkeep.context.tokens import TokenCounter, chars4, estimate
-from threadkeep.context.window import Extent, Limits, WindowChooser, choose, with_superseded
+from threadkeep.context.window import Cut, Exclusion, Extent, Limits, WindowChooser, choose, with_superseded
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Message, Role
 

@@ -13,7 +13,7 @@ from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.context.compression import WindowRoom
 from threadkeep.context.cut import middle_mark
-from threadkeep.context.manifest import Exclusion
+from threadkeep.context.window import Exclusion
 from threadkeep.errors import InvalidInput
 from threadkeep.history.compression import Compression
 from threadkeep.observe import SummaryMade

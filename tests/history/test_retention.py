@@ -8,7 +8,7 @@ import pytest
 
 from tests.history.retaining import DAY, deleting, places, planned, say, window_places
 from threadkeep import Memory, Message, SessionNotFound
-from threadkeep.context.manifest import Exclusion
+from threadkeep.context.window import Exclusion
 from threadkeep.history.retention import Amount, PlannedRemoval, Pruned
 from threadkeep.records import Retention, RetentionLimits, Summary
 from threadkeep.testing import SettableClock

@@ -24,7 +24,7 @@ from threadkeep import (
     WrongUser,
     rebuild,
 )
-from threadkeep.context.manifest import Exclusion
+from threadkeep.context.window import Exclusion
 from threadkeep.history.session import AgentInput, Session
 from threadkeep.records import Summary, View
 from threadkeep.testing import ScriptedModel, SettableClock

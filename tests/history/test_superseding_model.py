@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from threadkeep import Memory, MemoryOptions, Message, MessageNotFound, open_memory
-from threadkeep.context.manifest import Exclusion
+from threadkeep.context.window import Exclusion
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.session import Session
 from threadkeep.records import Role, Summary

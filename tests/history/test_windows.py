@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, Message, Session
 from threadkeep.context.cut import CUT_MARK
-from threadkeep.context.manifest import Cut, Exclusion, Window
-from threadkeep.context.window import Extent, Limits, choose
+from threadkeep.context.window import Cut, Exclusion, Extent, Limits, Window, choose
 from threadkeep.errors import InvalidInput
 from threadkeep.observe import HistoryTruncated
 from threadkeep.records import Role

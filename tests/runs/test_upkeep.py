@@ -159,3 +159,8 @@ async def test_a_short_lease_is_checked_more_often(dead: float) -> None:
     """A process that checks too seldom starts to count anew each time, and finds no dead process on PostgreSQL."""
     options = RunServiceOptions(engine=EngineOptions(dead_seconds=dead))
     assert options.reaps_every < dead / 2
+
+
+async def test_a_long_lease_is_checked_every_two_seconds() -> None:
+    """On a SQLite file a dead process is known at once, however long its lease is."""
+    assert RunServiceOptions(engine=EngineOptions(dead_seconds=3600.0)).reaps_every == 2.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any, Final, Literal
 
 from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse, PIIMiddleware
@@ -85,9 +84,9 @@ def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMes
     return None
 
 
-def is_limit_notice(answer: AIMessage) -> bool:
-    """Return whether an answer that no model gave is the notice of a call limit."""
-    return any(notice in text_of(answer) for notice in _LIMIT_NOTICES)
+def is_limit_notice(answer: AIMessage, said_ids: Collection[str | None]) -> bool:
+    """Return whether an answer is the notice of a call limit instead of a model's answer."""
+    return answer.id not in said_ids and any(notice in text_of(answer) for notice in _LIMIT_NOTICES)
 
 
 HELD_BACK_CHARACTERS: Final = 128
@@ -179,16 +178,7 @@ class OtherMiddleware:
         """Compare the messages that the memory sent with those that models got."""
         if len(partial.models) > 1:
             self._warn("model")
-        for asked in partial.asked:
-            changed = [
-                one
-                for one, other in zip_longest(sent, asked)
-                if one is not other
-                and (one is None or other is None or one.type != other.type or text_of(one) != text_of(other))
-            ]
-            if not changed:
-                return
-        if partial.asked:
+        if partial.asked and not any(_is_same(sent, messages) for messages in partial.asked):
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
     def check_end(self, state: object, answers: Sequence[AIMessage], *, is_whole: bool) -> None:
@@ -212,3 +202,9 @@ class OtherMiddleware:
 def _is_cleared(message: BaseMessage) -> bool:
     editing = message.response_metadata.get("context_editing") if isinstance(message, ToolMessage) else None
     return bool(editing)
+
+
+def _is_same(sent: Sequence[BaseMessage], asked: Sequence[BaseMessage]) -> bool:
+    if len(sent) != len(asked):
+        return False
+    return all(a is b or (a.type == b.type and text_of(a) == text_of(b)) for a, b in zip(sent, asked, strict=True))

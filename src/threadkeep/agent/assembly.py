@@ -26,8 +26,9 @@ from threadkeep.agent.conversion import (
 )
 from threadkeep.agent.counting import count_message
 from threadkeep.agent.earlier_steps import EarlierSteps
+from threadkeep.agent.exclusions import dropped, exclusions
 from threadkeep.agent.extras import Extra
-from threadkeep.agent.model_call import Assembled, Call, Draft, KeptWindow, Piece, dropped, exclusions
+from threadkeep.agent.model_call import Assembled, Call, Draft, KeptWindow, Piece
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, merge, merged_system, plain, repair
 from threadkeep.agent.quoted_sections import section_message
 from threadkeep.agent.shortening import items_of, shortened, size_of
@@ -350,11 +351,7 @@ class Assembler:
             message = shortened(message, cut_to, call.counter)
             before, size = before or size, count_message(message, call.counter)
             source = "text"
-        row, first = self._rows_by_id.get(piece.id), self._recollection.end
-        seq = None if row is None else row.seq
-        if row is None and piece.id is not None and piece.section == "input" and first is not None:
-            asked = [id_of(message) for message in call.question[-self._recollection.questions :]]
-            seq = first + asked.index(piece.id) if piece.id in asked else None
+        seq = self._seq(call, piece)
         if piece.section == "summary":
             return message, self._summary_entry(message, Entry("summary", size), draft, texts)
         if source != "text":
@@ -383,6 +380,17 @@ class Assembler:
             return "text" if read.seq in self._recollection.folded else "transcript"
         row = self._rows_by_id.get(piece.id)
         return "transcript" if row is not None and is_stored_as(row, message) else "text"
+
+    def _seq(self, call: Call, piece: Piece) -> int | None:
+        if piece.id is None:
+            return None
+        if (row := self._rows_by_id.get(piece.id)) is not None:
+            return row.seq
+        first = self._recollection.end
+        if piece.section != "input" or first is None:
+            return None
+        asked = [id_of(message) for message in call.question[-self._recollection.questions :]]
+        return first + asked.index(piece.id) if piece.id in asked else None
 
     def _new_begin(self, draft: Draft) -> int | None:
         """Return the seq where the window begins from the next turn on; None if it is unchanged."""

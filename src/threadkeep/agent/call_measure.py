@@ -46,7 +46,7 @@ class CallMeasure:
 
     def unscaled(self, tokens: int) -> int:
         """Return the tokens without the learned factor."""
-        return tokens * 100 // (self.counter.hundredths if isinstance(self.counter, ScaledCounter) else 100)
+        return tokens * 100 // _hundredths(self.counter)
 
 
 class Measuring:
@@ -116,6 +116,10 @@ def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
 
 def _tokens(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _hundredths(counter: TokenCounter) -> int:
+    return counter.hundredths if isinstance(counter, ScaledCounter) else 100
 
 
 def tools_text(tools: Sequence[object]) -> str:

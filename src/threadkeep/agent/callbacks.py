@@ -63,7 +63,7 @@ class RootCallbacks(BaseCallbackHandler):
     run_inline = True
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[UUID | None, _Run] = OrderedDict()
+        self._runs: OrderedDict[UUID, _Run] = OrderedDict()
         self._current: ContextVar[UUID | None] = ContextVar("threadkeep_root_run", default=None)
         self._sent: ContextVar[bool] = ContextVar("threadkeep_sent", default=False)
         self._attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
@@ -81,13 +81,13 @@ class RootCallbacks(BaseCallbackHandler):
     @property
     def input(self) -> object:
         """The input of this task's root run; None if it is unknown."""
-        run = self._runs.get(self._current.get())
+        run = self._run()
         return None if run is None else run.input
 
     @property
     def goes_on(self) -> bool | None:
         """Return whether this task's root run continues from a checkpoint, without an input; None if it is unknown."""
-        run = self._runs.get(self._current.get())
+        run = self._run()
         return None if run is None else run.input is None or isinstance(run.input, Command)
 
     @property
@@ -97,7 +97,7 @@ class RootCallbacks(BaseCallbackHandler):
 
     def at_end(self, on_end: OnEnd) -> None:
         """Call a function when this task's root run ends; do nothing if it is unknown."""
-        if (run := self._runs.get(self._current.get())) is not None:
+        if (run := self._run()) is not None:
             run.on_end.append(on_end)
 
     def on_chain_start(
@@ -139,7 +139,7 @@ class RootCallbacks(BaseCallbackHandler):
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
         """Note the start of a branch. Tools, and runs in another thread, are in no branch."""
-        run = self._runs.get(self._current.get())
+        run = self._run()
         if metadata.get("langgraph_node") == _TOOLS or (run is not None and run.thread != metadata.get("thread_id")):
             self._sent.set(False)
         elif tuple(metadata.get("langgraph_path", ()))[:1] == (_PUSHED,):
@@ -171,6 +171,10 @@ class RootCallbacks(BaseCallbackHandler):
             waiting = on_end(None, failure)
             if waiting is not None:
                 await waiting
+
+    def _run(self) -> _Run | None:
+        current = self._current.get()
+        return None if current is None else self._runs.get(current)
 
 
 root_callbacks: Final = RootCallbacks()

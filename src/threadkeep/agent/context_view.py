@@ -16,8 +16,9 @@ from threadkeep.agent.conversion import text_of
 from threadkeep.agent.explanations import in_words
 from threadkeep.agent.rebuilding import ContextParts
 from threadkeep.agent.turn_context import TurnContext
-from threadkeep.context.manifest import ContextManifest, Entry, ExclusionReason, LeftOut, Section
+from threadkeep.context.manifest import ContextManifest, Entry, LeftOut, Section
 from threadkeep.context.plan import EXTRAS
+from threadkeep.context.window import ExclusionReason
 from threadkeep.errors import BudgetTooSmall, ContextGone
 
 if TYPE_CHECKING:

@@ -156,7 +156,6 @@ def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[
         )
     confidence, escalated = opinion_of(message) if message.response_metadata else (None, False)
     structured = message.additional_kwargs.get(STRUCTURED)
-    name = message.name if isinstance(message, HumanMessage) else None
     values = {
         "role": role,
         "content": transcript_text(message),
@@ -165,7 +164,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[
         "escalated": escalated,
         "metadata": {STRUCTURED: structured} if isinstance(structured, str) else {},
         "original": original,
-        "author": name if name and name.isprintable() and len(name) <= MAX_ID_CHARACTERS else None,
+        "author": _author(message),
         "sent_at": _sent_at(message) if message.response_metadata else None,
     }
     return Message(**(values if others is None else {**values, **others}))
@@ -187,6 +186,12 @@ def refused_message(question: BaseMessage, run_id: str | None, metadata: Mapping
         metadata={**(metadata or {}), "message_id": question_id},
         sent_at=_sent_at(question),
     )
+
+
+def _author(message: BaseMessage) -> str | None:
+    """Return the name of the person who wrote a message; None if it has none that can be stored."""
+    name = message.name if isinstance(message, HumanMessage) else None
+    return name if name and name.isprintable() and len(name) <= MAX_ID_CHARACTERS else None
 
 
 def _sent_at(message: BaseMessage) -> datetime | None:

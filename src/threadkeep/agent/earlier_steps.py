@@ -54,23 +54,14 @@ class TurnSteps:
         self._left = 0
         self._counter: TokenCounter = estimate
 
-    def gather(
-        self, messages: Sequence[BaseMessage], question: Sequence[BaseMessage], author: str | None, ordinal: int
-    ) -> None:
+    def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
         """Take the calls and results that follow the question in the state.
 
         Steps before an answer that existed at the agent's first call belong to other agents.
         """
         self._author, self._ordinal = author or "", ordinal
-        asked = {message.id for message in question}
-        end = max([place for place, message in enumerate(messages, start=1) if message.id in asked], default=0)
-        since_question = messages[end:]
         if self._others is None:
-            answers = [
-                place
-                for place, message in enumerate(since_question, start=1)
-                if isinstance(message, AIMessage) and not message.tool_calls
-            ]
+            answers = [place for place, message in enumerate(since_question, start=1) if _is_answer(message)]
             self._others = max(answers, default=0)
         self._own = []
         called: set[str] = set()
@@ -168,15 +159,19 @@ def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
     asked: list[int | None] = []
     following: Message | None = None
     for message in reversed(earlier):
-        parts = (
-            following is not None
-            and following.role == "user"
-            and (message.run_id is not None and message.run_id == following.run_id)
-        )
+        parts = following is not None and following.role == "user" and _same_run(message, following)
         if message.role == "user" and not parts:
             asked.append(message.seq)
         following = message
     return asked[:turns][-1] if asked and turns else None
+
+
+def _is_answer(message: BaseMessage) -> bool:
+    return isinstance(message, AIMessage) and not message.tool_calls
+
+
+def _same_run(one: Message, other: Message) -> bool:
+    return one.run_id is not None and one.run_id == other.run_id
 
 
 def _reduced(message: BaseMessage) -> BaseMessage:

@@ -6,16 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from threadkeep.context.manifest import (
-    ContextManifest,
-    Entry,
-    Exclusion,
-    ExclusionReason,
-    FactExclusion,
-    FactsLeftOut,
-    GraphOutcome,
-    ScopeRecall,
-)
+from threadkeep.context.manifest import ContextManifest, Entry, FactExclusion, FactsLeftOut, GraphOutcome, ScopeRecall
+from threadkeep.context.window import Exclusion, ExclusionReason
 from threadkeep.records import Message, SessionInfo, Summary
 
 _REASONS: Mapping[ExclusionReason, str] = {

@@ -5,7 +5,6 @@ They run on the event loop of their memory. Between them, the caller calls the m
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,6 +45,7 @@ from threadkeep.agent.participation import Caller, OpenTurns, Participation
 from threadkeep.agent.root_runs import RootRun, order_of, own_session, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, place_in
 from threadkeep.agent.turns import OpenTurn
+from threadkeep.boundary import OnFailure
 from threadkeep.errors import StoreClosed
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
@@ -70,20 +70,25 @@ class TurnHooks:
 
     def knows(self, key: CallKey) -> bool:
         """Return whether a call of an agent has begun and not ended."""
-        return key in self._open.calls
+        return self._open.of(key) is not None
 
     async def before_agent(self, call: AgentCall) -> None:
         """Wait for the earlier turns of the session, then begin the agent's part in this one."""
         part = self._new_part(call)
         if not part.silent:
             part.begun_by(call.runtime)
-            # Tools do not wait, except for the own conversation of an agent. Tools that such an agent calls do not wait
-            # either: two of them could wait for each other.
-            in_tools = tool_of_sessions.get()
-            may_wait = len(in_tools) < 2 if part.parent is not None else run_hold.get() is None and not in_tools
-            if self._options.ordered and may_wait:
+            if self._options.ordered and self._may_wait(part):
                 await self._order.acquire(part.session.session_id, part.root, self.memory.observers)
             root_callbacks.at_end(partial(self._run_ended, part))
+
+    def _may_wait(self, part: Participation) -> bool:
+        """Return whether an agent waits for its turn: tools do not, except for the own conversation of an agent.
+
+        Tools that such agents call do not wait either: two of them could wait for each other.
+        """
+        if part.parent is not None:
+            return len(tool_of_sessions.get()) < 2
+        return run_hold.get() is None and not tool_of_sessions.get()
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
         """Store the question and return the messages for the model; None if the agent has no part in the turn."""
@@ -102,10 +107,10 @@ class TurnHooks:
             return ModelStep(part, turn, call, request, answered=answered_before(turn.answered, request, call.config))
         if part.root.answers or part.root.question is not asked:
             messages = part.root.with_question(messages)
-        state = part.root.with_answers(messages) if part.root.answers else messages
+        state = part.root.with_answers(messages)
         sent = await turn.context(state, request.system_message, ModelUse(request.model, tuple(request.tools)))
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
-        part.root.open_calls += 1
+        part.root.call_begins()
         step = ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
         part.partial = step.partial
         return step
@@ -129,7 +134,7 @@ class TurnHooks:
         part.said_ids |= {message.id for message in response.result}
         if isinstance(final, AIMessage) and not final.tool_calls:
             said = storable(final, part.redacted, whole=True)
-            part.hold(said, "failed" if failed else "interrupted", step.call.runtime, self._open.settle_abandoned)
+            self._open.hold(part, said, "failed" if failed else "interrupted", step.call.runtime)
         else:
             part.discard()
 
@@ -148,7 +153,7 @@ class TurnHooks:
             part.model_failed = True
             part.root.release(part.author, part.key)
             self._notify_model_failure(step.turn, error)
-            part.hold(said, "failed", step.call.runtime, self._open.settle_abandoned)
+            self._open.hold(part, said, "failed", step.call.runtime)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
         """Count an open tool call; None if the agent has no part in the turn."""
@@ -156,7 +161,7 @@ class TurnHooks:
         if part.silent:
             return None
         part.stop_waiting()
-        part.root.open_calls += 1
+        part.root.call_begins()
         return ToolStep(part, call, request)
 
     async def end_tool_call(self, step: ToolStep) -> None:
@@ -206,7 +211,7 @@ class TurnHooks:
                     part.root.add_answer(turn.answered, part.author)
                 await turn.contexts.settle()
                 return None
-            failed = part.model_failed or (answer.id not in part.said_ids and is_limit_notice(answer))
+            failed = part.model_failed or is_limit_notice(answer, part.said_ids)
             winner = await self._open.end(part, answer, "failed" if failed else "complete")
         finally:
             self._order.release(part.session.session_id, part.root)
@@ -218,13 +223,13 @@ class TurnHooks:
         """Return the turn of a call, with its question stored."""
         if part.turn is None:
             await self._open.settle_before(part)
-            try:
+            with OnFailure(lambda: self._undo_begin(part)):
                 return await part.begin(messages, part.caller)
-            except (asyncio.CancelledError, Exception):
-                self._open.forget(part)
-                self._order.release(part.session.session_id, part.root)
-                raise
         return part.turn
+
+    def _undo_begin(self, part: Participation) -> None:
+        self._open.forget(part)
+        self._order.release(part.session.session_id, part.root)
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
         """Settle a run that failed or was cut off, and let the next turn of the session begin.
@@ -259,7 +264,7 @@ class TurnHooks:
 
         An agent that has not begun continues after an interrupt, or other middleware ended its run before it began.
         """
-        return self._open.calls.get(call.key) or self._new_part(call, resumed=root_callbacks.goes_on is not False)
+        return self._open.of(call.key) or self._new_part(call, resumed=root_callbacks.goes_on is not False)
 
     def _new_part(self, call: AgentCall, *, resumed: bool = False) -> Participation:
         session = session_for(self.memory, self._options, call.config, call.runtime)

@@ -20,8 +20,6 @@ from threadkeep.records import Json
 type CallKey = tuple[int, str, int]
 """The root run, the namespace and the stream of an agent's call."""
 
-_ID_TYPES = (str, int, UUID, type(None))
-
 
 def session_for(
     memory: Memory, options: TurnOptions, config: RunnableConfig, runtime: Runtime[Any] | None = None
@@ -45,14 +43,14 @@ def session_for(
             "with a context that has a session_id, or give SessionMemory a session_id function.",
             reason="empty",
         )
-    if type(session_id) is bool or not isinstance(session_id, _ID_TYPES):
+    if not _is_id(session_id):
         raise InvalidKey("A run names its session by a text, a whole number or a UUID.", reason="invalid_chars")
     if options.user_id:
         user_id: object = call_id_function(options.user_id, config, runtime)
     elif (user_id := configurable.get("user_id")) is None:
         user_id = _in_context(runtime, "user_id")
     workspace = None
-    if type(user_id) is bool or not isinstance(user_id, _ID_TYPES):
+    if user_id is not None and not _is_id(user_id):
         raise InvalidInput("A run names its user by a text, a whole number or a UUID: user_id is none of them.")
     with suppress(InvalidInput):  # an unusable workspace does not fail the run
         workspace = workspace_in(config, runtime=runtime)
@@ -74,9 +72,13 @@ def workspace_in(
         named: object = call_id_function(given, config, runtime)
     elif (named := config.get("configurable", {}).get("workspace")) is None:
         named = _in_context(runtime, "workspace") or given
-    if type(named) is bool or not isinstance(named, _ID_TYPES):
+    if named is not None and not _is_id(named):
         raise InvalidInput("A run names its workspace by a text, a whole number or a UUID.")
     return None if named is None else str(named)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str | int | UUID) and not isinstance(value, bool)
 
 
 def _in_context(runtime: Runtime[Any], *names: str) -> object:

@@ -1,32 +1,23 @@
-"""The stages of a model call: its inputs, the kept window of its session, what is selected, sent and excluded."""
+"""The stages of a model call: its inputs, the kept window of its session, the selection, and the sent messages."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from threadkeep.agent.conversion import add_to_digest, id_of, is_plain, is_utterance, to_langchain
+from threadkeep.agent.conversion import add_to_digest, id_of, is_plain, to_langchain
 from threadkeep.agent.extras import Extra
-from threadkeep.context.manifest import Entry, Exclusion, ExclusionReason, LeftOut, Section, StablePrefix
+from threadkeep.context.manifest import Entry, LeftOut, Section, StablePrefix
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.trim import Plan
-from threadkeep.history.recollection import Recollection
+from threadkeep.context.window import Exclusion, ExclusionReason
 from threadkeep.records import Message, Summary
 
 if TYPE_CHECKING:
     from _hashlib import HASH
-
-_SINGLE: Final[tuple[ExclusionReason, ...]] = ("folded", "superseded")
-"""The reasons that concern single messages between others."""
-
-type Rows = Mapping[str | None, Message]
-"""Stored messages that were read for a call, by their ids."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +79,7 @@ class KeptWindow:
         if shared and (rows[0] is not self.rows[0] or rows[shared - 1] is not self.rows[shared - 1]):
             return False
         for row in rows[len(self.rows) :]:
-            message = to_langchain(row)
-            tokens = self.counter(row.content)
-            before = self.rows[-1] if self.rows else None
-            if row.role == "assistant":
-                self.answered_runs.add(row.run_id)
-            answered = before is None or row.role != "user" or self.has_answer(before, row)
-            plain = row.original is None and row.seq is not None and bool(row.content.strip()) and is_plain(message)
-            self.plain = self.plain and plain and answered
-            self.rows.append(row)
-            if row.id:
-                self.rows_by_id[row.id] = row
-            self.messages.append(message)
-            self.entries.append(Entry("window", tokens, "transcript", seq=row.seq, id=id_of(message)))
-            self.sums.append(self.sums[-1] + tokens)
+            self._add(row)
         return bool(rows)
 
     def digest(self, front: HASH, count: int) -> HASH:
@@ -114,6 +92,22 @@ class KeptWindow:
             add_to_digest(state, message)
         self._digest = key, state, count
         return state.copy()
+
+    def _add(self, row: Message) -> None:
+        message = to_langchain(row)
+        tokens = self.counter(row.content)
+        before = self.rows[-1] if self.rows else None
+        if row.role == "assistant":
+            self.answered_runs.add(row.run_id)
+        answered = before is None or row.role != "user" or self.has_answer(before, row)
+        plain = row.original is None and row.seq is not None and bool(row.content.strip()) and is_plain(message)
+        self.plain = self.plain and plain and answered
+        self.rows.append(row)
+        if row.id:
+            self.rows_by_id[row.id] = row
+        self.messages.append(message)
+        self.entries.append(Entry("window", tokens, "transcript", seq=row.seq, id=id_of(message)))
+        self.sums.append(self.sums[-1] + tokens)
 
     def has_answer(self, asked: Message, following: Message | None) -> bool:
         """Return False if a row is a question without an answer, before a question of another run."""
@@ -167,114 +161,3 @@ class Assembled:
     texts: Mapping[str, str] = field(default_factory=dict)
     marks: int = 0
     texts_only: bool = True
-
-
-def exclusions(
-    draft: Draft, rows: Rows, recollection: Recollection
-) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
-    """Return the excluded positions of the transcript, in order, and the excluded messages of the run's state."""
-    call, read, end = draft.call, recollection.messages, recollection.end
-    changed = draft.unsendable or draft.chosen.excluded or call.forgotten or call.superseded
-    partial = recollection.excluded or recollection.begin or end is None or end - 1 != len(read)
-    if not changed and not partial and (not read or read[0].seq == 1):
-        # Most calls have all messages of their session and of the run's state.
-        return (), ()
-    messages = [
-        *draft.unsendable,
-        *(
-            (draft.pieces[index].message, reason)
-            for index, reason in draft.chosen.excluded
-            if not draft.pieces[index].mark
-        ),
-    ]
-    out = [(id_of(message), reason) for message, reason in messages]
-    others = tuple(_stretches(draft.call, out, rows)) if out or draft.call.forgotten or draft.call.superseded else ()
-    earlier = tuple(_before(recollection.end, recollection.excluded))
-    places = _not_read(recollection, max(recollection.begin, 1, *(gap.last_seq + 1 for gap in earlier)))
-    for message_id, reason in out:
-        row = rows.get(message_id)
-        if row is not None and row.seq is not None:
-            places.setdefault(row.seq, reason)
-    earlier = tuple(replace(gap, reason="over_budget") if _unsummarised(gap, draft) else gap for gap in earlier)
-    return (*earlier, *_ranges(places)), others
-
-
-def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Return the positions from `low` to the question that are not among the messages, with the reasons."""
-    messages, end = recollection.messages, recollection.end
-    single = any(gap.reason in _SINGLE for gap in recollection.excluded)
-    if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
-        return {}
-    folded = _places(recollection, "folded")
-    superseded = _places(recollection, "superseded")
-    read = folded.union(superseded, (row.seq for row in messages if row.seq is not None))
-    high = end or max(read, default=0) + 1
-    # Positions before the question that were not read are notes of the system, which are in no window.
-    places: dict[int, ExclusionReason] = dict.fromkeys(set(range(low, high)) - read, "role")
-    places |= dict.fromkeys(folded, "folded")
-    return places | dict.fromkeys(superseded, "superseded")
-
-
-def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
-    """Count the earlier messages since the last reset that are not sent and not covered by a sent summary."""
-    # Messages of the state that the window excludes are counted in both; count them once.
-    window = [piece for piece in draft.pieces if piece.section == "window" and piece.id not in rows]
-    again = len([piece for piece in window if is_utterance(piece.message)])
-    gaps = [gap for gap in recollection.excluded if _unsummarised(gap, draft)]
-    unsummarised = sum([gap.last_seq - gap.first_seq + 1 for gap in gaps])
-    pieces = [draft.pieces[index] for index, _ in draft.chosen.excluded]
-    out = len([piece for piece in pieces if not piece.mark and piece.section != "earlier_steps"])
-    return max(recollection.dropped - again, 0) + out + unsummarised
-
-
-def _places(recollection: Recollection, reason: ExclusionReason) -> set[int]:
-    """Return the positions before the question that are excluded for a reason that concerns single messages."""
-    gaps = (gap for gap in recollection.excluded if gap.reason == reason)
-    end = recollection.end
-    return {seq for gap in gaps for seq in range(gap.first_seq, gap.last_seq + 1) if end is None or seq < end}
-
-
-def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
-    """Return the excluded messages that are not in the transcript: ranges of the state, then messages without an id.
-
-    Messages that the transcript has count in their range too, so that the steps and the text of a turn are one range.
-    """
-    placed = {key for key, row in rows.items() if row.seq is not None}
-    reasons = dict(out)
-    talk = [key for message in call.messages if not isinstance(message, SystemMessage) and (key := id_of(message))]
-    state: list[tuple[str | None, ExclusionReason | None]] = [(id_of(message), "reset") for message in call.forgotten]
-    state += [(id_of(message), "superseded") for message in call.superseded]
-    state += [(key, reasons.get(key)) for key in talk]
-    for reason, grouped in groupby(state, key=itemgetter(1)):
-        ids = [key for key, _ in grouped]
-        if reason is not None and (reason in ("reset", "superseded") or not placed.issuperset(ids)):
-            yield LeftOut(ids[0], reason, ids[-1] if len(ids) > 1 else None, len(ids))
-    named = placed.union(talk)
-    unnamed = Counter(reason for key, reason in out if key is None)
-    yield from (LeftOut(None, reason, count=count) for reason, count in unnamed.items())
-    yield from (LeftOut(key, reason) for key, reason in out if key is not None and key not in named)
-
-
-def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Return the excluded messages before the question; a reset after it excludes none of them."""
-    for gap in gaps:
-        if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
-            yield gap if end is None else replace(gap, last_seq=min(gap.last_seq, end - 1))
-
-
-def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
-    """Return whether the summary of this range is not sent."""
-    if gap.reason != "summarised":
-        return False
-    return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)
-
-
-def _ranges(places: Mapping[int, ExclusionReason]) -> list[Exclusion]:
-    ranges: list[Exclusion] = []
-    for seq in sorted(places):
-        last = ranges[-1] if ranges else None
-        if last is not None and last.last_seq == seq - 1 and last.reason == places[seq]:
-            ranges[-1] = Exclusion(last.first_seq, seq, last.reason)
-        else:
-            ranges.append(Exclusion(seq, seq, places[seq]))
-    return ranges

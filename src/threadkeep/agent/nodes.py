@@ -49,7 +49,7 @@ class NodeTurns:
             state = part.root.with_question(messages)
             caller = Caller(run_id_of(config), metadata_of(config), place_in(self._options, config))
             turn = await part.begin(state, caller)
-        part.root.open_calls += 1
+        part.root.call_begins()
         state = part.root.with_answers(part.root.with_question(state))
         return NodeTurn(self, part, turn, state, turn.answered)
 

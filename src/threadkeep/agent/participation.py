@@ -102,20 +102,19 @@ class Participation:
         """
         if not self.root.begun:
             question = question_asked(messages) if self.parent is None else question_before(messages)
-            begins = True
-        else:
-            begins = not self.root.has_part(messages)
+            self._begin_root(question, messages)
+        elif not self.root.has_part(messages):
             # The turn may have begun with a question of the program.
-            asked = callers_question(messages) if begins and not callers_question(self.root.question) else []
-            question = asked or None
-        if begins:
-            self.silent = question is None
+            asked = [] if callers_question(self.root.question) else callers_question(messages)
+            self._begin_root(asked or None, messages)
+        if not self.silent:
+            self._tried_before = self.root.begin_attempt(root_callbacks.attempts)
+            self._ordinal = self.root.claim(self.author, self.key)
+
+    def _begin_root(self, question: Sequence[BaseMessage] | None, messages: Sequence[BaseMessage]) -> None:
+        self.silent = question is None
         if question is not None:
             self.root.begin(question, sent_by_caller(messages))
-        if not self.silent:
-            if attempts := root_callbacks.attempts:
-                self._tried_before = self.root.begin_attempt(attempts)
-            self._ordinal = self.root.claim(self.author, self.key)
 
     @property
     def question_id(self) -> str | None:
@@ -135,6 +134,8 @@ class Participation:
 
     def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
         """Return the agent's own stored answer to the question, if the caller's messages end with it."""
+        if not turn.earlier:
+            return None
         last = self.root.sent[-1] if self.root.sent and not self._goes_on else None
         own = [one.id for one in turn.earlier if one.author == self.author]
         return last if isinstance(last, AIMessage) and id_of(last) in own else None
@@ -164,12 +165,10 @@ class Participation:
         else:
             turn = await self._ask(messages, caller)
         if first is None:
-            self.root.turn = turn
-            for message in turn.earlier:
-                self.root.add_answer(AIMessage(message.content, id=message.id), message.author)
+            self.root.note_stored(turn)
             if self.parent is not None and turn.contexts.question_seq == 1:
                 await self.session.belong_to(self.parent, self.author)
-        answered = self._answered_at_end(turn) if first is None and turn.earlier else None
+        answered = self._answered_at_end(turn) if first is None else None
         if answered is not None:
             turn.answered = answered
         else:
@@ -307,18 +306,26 @@ class OpenTurns:
     """
 
     def __init__(self) -> None:
-        self.calls: dict[CallKey, Participation] = {}
+        self._calls: dict[CallKey, Participation] = {}
 
     def __len__(self) -> int:
         """Return the number of calls that take part in a turn."""
-        return sum(not call.silent for call in self.calls.values())
+        return sum(not call.silent for call in self._calls.values())
+
+    def of(self, key: CallKey) -> Participation | None:
+        """Return the call with a key."""
+        return self._calls.get(key)
 
     def enter(self, call: Participation) -> None:
         """Remember a call that begins; it replaces one with the same key."""
-        self.calls.pop(call.key, None)
-        self.calls[call.key] = call
-        if len(self.calls) > _MOST_CALLS:
-            del self.calls[next(iter(self.calls))]
+        self._calls.pop(call.key, None)
+        self._calls[call.key] = call
+        if len(self._calls) > _MOST_CALLS:
+            del self._calls[next(iter(self._calls))]
+
+    def hold(self, call: Participation, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
+        """Hold an answer until the run ends; a timer stores it if the run makes no further call."""
+        call.hold(said, status, runtime, self._settle_abandoned)
 
     async def end(self, call: Participation, said: BaseMessage | str, status: Status) -> AIMessage | None:
         """Store the answer of a call that is over; return the answer of another process that was first."""
@@ -338,7 +345,7 @@ class OpenTurns:
         A question that reached no model is stored without its text: other middleware may have refused the text. A
         refused answer is not stored. The text that a model gave before it failed is.
         """
-        if self.calls.get(call.key) is not call:
+        if self._calls.get(call.key) is not call:
             return
         if call.turn is None:
             self.forget(call)
@@ -352,14 +359,14 @@ class OpenTurns:
 
     async def cut_off(self, call: Participation) -> None:
         """Store the held answer of a run that was cancelled, or of a stream without a reader."""
-        if self.calls.get(call.key) is call:
+        if self._calls.get(call.key) is call:
             await self.settle(call)
 
     def forget(self, call: Participation) -> None:
         """Forget a call and its held answer."""
         call.stop_waiting()
-        if self.calls.get(call.key) is call:
-            del self.calls[call.key]
+        if self._calls.get(call.key) is call:
+            del self._calls[call.key]
 
     async def settle(self, call: Participation) -> None:
         """Store the held answer as the answer of the call."""
@@ -370,7 +377,7 @@ class OpenTurns:
 
         The held answer of a failed run to the same question is discarded: this call is the next try.
         """
-        for call in list(self.calls.values()):
+        for call in list(self._calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:
                 continue
             if call.question_id is not None and call.question_id == new.question_id:
@@ -382,7 +389,7 @@ class OpenTurns:
     async def settle_all(self) -> None:
         """Store the held answers of all runs and the words of open model calls, before the memory closes."""
         errors: list[Exception] = []
-        for call in list(self.calls.values()):
+        for call in list(self._calls.values()):
             # After a failure the other turns are stored too; then the first error is raised.
             with ErrorBoundary(errors.append):
                 begun = "" if call.partial is None else storable(call.partial.text, call.redacted, whole=False)
@@ -392,7 +399,7 @@ class OpenTurns:
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
         """Store the held answers of a run that is over; discard them if it continues in another process."""
-        for call in list(self.calls.values()):
+        for call in list(self._calls.values()):
             if call.turn is None or call.turn.run_id != run_id:
                 continue
             if elsewhere:
@@ -400,7 +407,7 @@ class OpenTurns:
             else:
                 await self.settle(call)
 
-    async def settle_abandoned(self, call: Participation) -> None:
+    async def _settle_abandoned(self, call: Participation) -> None:
         """Store the held answer of a run that makes no further call.
 
         The run may still end well, and its answer must not count as a duplicate: the held one gets a new id. Then the

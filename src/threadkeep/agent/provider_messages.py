@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from threadkeep.agent.conversion import id_of, transcript_text
 from threadkeep.agent.counting import is_text
-from threadkeep.context.manifest import ExclusionReason
+from threadkeep.context.window import ExclusionReason
 
 NO_RESULT = "This tool was not run to its end: the run stopped before it answered."
 """The result of a tool call if its run was cancelled or failed."""

@@ -102,6 +102,10 @@ class RootRun:
                 return True
         return now - asked > _IDLE_SECONDS
 
+    def call_begins(self) -> None:
+        """Count a model or tool call of the run as open."""
+        self.open_calls += 1
+
     def call_ends(self) -> None:
         """Count a model or tool call of the run as ended."""
         self.open_calls -= 1
@@ -161,6 +165,8 @@ class RootRun:
 
     def with_answers(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return the messages with the missing earlier answers of the turn right after the question."""
+        if not self.answers:
+            return list(messages)
         ids = {id_of(message) for message in messages}
         texts = {text_of(message) for message in messages if isinstance(message, AIMessage)}
         missing = [one for one in self.answers if id_of(one) not in ids and text_of(one) not in texts]
@@ -175,6 +181,8 @@ class RootRun:
 
         `attempts` are the runs of the nodes that the call is in, by the namespaces of their tasks.
         """
+        if not attempts:
+            return False
         over = tuple(name for name, run_id in attempts.items() if self._attempts.get(name, run_id) != run_id)
         self._attempts.update(attempts)
         self._repeated_nodes.update(over)
@@ -211,6 +219,12 @@ class RootRun:
         claims = self._claims.setdefault(author, {})
         claims[call] = max(self.claim(author, call), seen + 1)
         return claims[call]
+
+    def note_stored(self, turn: OpenTurn) -> None:
+        """Set the turn that stored the question, and take its stored answers."""
+        self.turn = turn
+        for message in turn.earlier:
+            self.add_answer(AIMessage(message.content, id=message.id), message.author)
 
     def add_answer(self, message: BaseMessage, author: str | None) -> None:
         """Add a complete answer of the turn, once."""
@@ -285,13 +299,13 @@ class SessionOrder:
 
         A wait of half a minute is reported once, since a tool whose own thread asks the same session never ends it.
         """
-        run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop.get()])}
+        run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop()])}
         with self._lock:
             holder = self._holders.setdefault(session_id, run)
             queue = self._waiting.setdefault(session_id, {})
             if holder is run:
                 return
-            blocked = blocked_loop.get()
+            blocked = blocked_loop()
             if blocked is not None and any(blocked in other.loops for other in (holder, *queue.values())):
                 return
             turn: _Turn = Future()

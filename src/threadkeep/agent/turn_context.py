@@ -19,9 +19,9 @@ from threadkeep.agent.questions import digest_for, in_order, known_messages
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.context.compression import WindowRoom
-from threadkeep.context.manifest import ContextManifest, Exclusion
+from threadkeep.context.manifest import ContextManifest, Section
 from threadkeep.context.tokens import name_of
-from threadkeep.context.window import Limits
+from threadkeep.context.window import Exclusion, Limits
 from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.compression import Compression
 from threadkeep.history.keys import channel_of
@@ -124,7 +124,7 @@ class TurnContext:
         self.keep()
         measure = await self._measuring.of(use)
         self._use, self._budget = use, measure.unscaled(measure.budget)
-        self._steps.gather(messages, self._question, author, ordinal)
+        self._steps.gather(messages[self._end(messages) :], author, ordinal)
         if self._assembler is None:
             recollection = (await self._recall(messages, measure)).without_failures()
             fold = self._options.plan.fold_repeats
@@ -200,7 +200,7 @@ class TurnContext:
         if entry is not None and (entry.session_id != self._session.session_id or manifests.has_earlier(entry)):
             entry = None
         self._joins_record = entry is not None
-        records = [] if entry is None else manifests.rows.joined(entry)
+        records = [] if entry is None else manifests.joined(entry)
         anchor = self.anchor_statement()
         return Joined((), records if anchor is None else [*records, anchor])
 
@@ -320,12 +320,7 @@ class TurnContext:
         """Return the window, and the sections that were found for the input. The search is made once in a turn."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
-        # Without history, quoted older turns are not wanted; a knowledge base is.
-        sources = [
-            one
-            for one in self._options.sources
-            if self._question and (one.section != "selected" or not self._options.no_history)
-        ]
+        sources = [one for one in self._options.sources if self._question and self._wants(one.section)]
         if not sources:
             self._extras = []
             return assembler.draft(call)
@@ -341,6 +336,15 @@ class TurnContext:
         )
         self._extras = await find_all(sources, request, draft.rooms, self._memory.observers)
         return replace(draft, extras=tuple(self._extras))
+
+    def _wants(self, section: Section) -> bool:
+        """Return whether a section is wanted: without history, quoted older turns are not; a knowledge base is."""
+        return section != "selected" or not self._options.no_history
+
+    def _end(self, messages: Sequence[BaseMessage]) -> int:
+        """Return the index after the question among the run's messages."""
+        asked = {message.id for message in self._question}
+        return max([place for place, message in enumerate(messages, start=1) if message.id in asked], default=0)
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
         """Return the index of the question among the run's messages."""

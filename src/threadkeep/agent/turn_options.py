@@ -110,7 +110,7 @@ class TurnOptions:
                 raise InvalidInput(f"{name} is a function of the run's config, or None.")
         if not isinstance(self.plan, ContextPlan):
             raise InvalidInput("plan is a ContextPlan, or None.")
-        if [source for source in self.sources if not callable(getattr(source, "find", None))]:
+        if not all(callable(getattr(source, "find", None)) for source in self.sources):
             raise InvalidInput("Each of the sources finds a section, as RecalledTurns and RetrievedSnippets do.")
         if self.compression is not None and not isinstance(self.compression, Compression):
             raise InvalidInput("compression is a Compression, or None.")
@@ -294,18 +294,27 @@ class ModelFacts:
 
 def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
     """Return the facts of a model; its window is the override, else its profile's, else that of its name."""
-    named = [getattr(model, attribute, None) for attribute in ("model_name", "model")]
-    names = [one for one in named if isinstance(one, str) and one]
-    name = kept_name(names[0]) if names else None
+    name = _name_of(model)
     profile = getattr(model, "profile", None)
     told = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
     window = known_window(name, override if override is not None else told)
-    # LangChain has no other way to ask for what a model reports to tracers.
-    params = model._get_ls_params() if model is not None else {}  # noqa: SLF001
-    provider = params.get("ls_provider")
-    return ModelFacts(
-        name, window or DEFAULT_WINDOW, provider if isinstance(provider, str) else None, known=window is not None
-    )
+    return ModelFacts(name, window or DEFAULT_WINDOW, _provider_of(model), known=window is not None)
+
+
+def _name_of(model: BaseChatModel | None) -> str | None:
+    """Return the name that a LangChain chat model gives its provider, in a form that can be stored."""
+    for attribute in ("model_name", "model"):
+        name = getattr(model, attribute, None)
+        if isinstance(name, str) and name:
+            return kept_name(name)
+    return None
+
+
+def _provider_of(model: BaseChatModel | None) -> str | None:
+    """Return the provider that a model reports to tracers."""
+    told = model._get_ls_params() if model is not None else {}  # noqa: SLF001 - LangChain has no other way to ask
+    provider = told.get("ls_provider")
+    return provider if isinstance(provider, str) else None
 
 
 def kept_name(name: str) -> str:

@@ -108,7 +108,6 @@ class OpenTurn:
     ) -> None:
         """Store the question with the caller's metadata, and read its answer if it is a repeat.
 
-        Without a `run_id` the turn has the run of the stored question.
         `received` is the question as the caller sent it, before other middleware changed it. `changed` are earlier
         human messages that the transcript does not have: they are stored before the question.
 
@@ -116,7 +115,7 @@ class OpenTurn:
             InvalidMessage, WrongUser: the question can never be stored in this session.
             TurnInMemoryOnly: it is a repeat, and a crash would lose its answer.
         """
-        self._run_is_known, self.run_id = run_id is not None, run_id or self.run_id
+        self._take_run_id(run_id)
         if not self.question:
             return
         question = await self._question_rows(metadata or {}, received)
@@ -238,7 +237,7 @@ class OpenTurn:
         Raises:
             WrongUser: the session is another user's.
         """
-        self._run_is_known, self.run_id = run_id is not None, run_id or self.run_id
+        self._take_run_id(run_id)
         await self._read(self.session.check_owner())
         self._repeated = True
         self.contexts.question_as_stored = False
@@ -350,6 +349,11 @@ class OpenTurn:
             "Another process has answered this message, and its answer cannot be read now; send the message again "
             "with the same id."
         )
+
+    def _take_run_id(self, run_id: str | None) -> None:
+        """Set the run of the turn; if the caller names none, it is the run of the stored question."""
+        self._run_is_known = run_id is not None
+        self.run_id = run_id or self.run_id
 
     async def is_stored(self, message: BaseMessage) -> bool:
         """Return whether the session already has a message that is not superseded."""

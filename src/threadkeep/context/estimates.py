@@ -294,11 +294,7 @@ def _estimate(text: str, encoding: Encoding) -> int:
         return 0
     costs = token_costs(encoding)
     data = framed(text)
-    # All pairs of neighbouring bytes, as 16-bit numbers at even and at odd offsets.
-    view, size = memoryview(data), len(data)
-    even, odd = view[: size & ~1].cast("H"), view[1 : size - 1 + size % 2].cast("H")
-    pairs = sum(map(costs.pairs.__getitem__, even)) + sum(map(costs.pairs.__getitem__, odd))
-    tokens = pairs + _cost_of(data, costs.text)
+    tokens = _cost_of_pairs(data, costs.pairs) + _cost_of(data, costs.text)
     kinds = data.translate(KINDS)
     tokens += _cost_of(kinds, costs.kinds)
     if b"0" in kinds:
@@ -306,6 +302,13 @@ def _estimate(text: str, encoding: Encoding) -> int:
     if not text.isascii():
         tokens += _cost_of_scripts(data, kinds, costs)
     return max(1, len(text) // _MOST_CHARACTERS, round(tokens))
+
+
+def _cost_of_pairs(data: bytes, pairs: list[float]) -> float:
+    """Return the cost of all pairs of neighbouring bytes, read as 16-bit numbers at even and at odd offsets."""
+    view, size = memoryview(data), len(data)
+    even, odd = view[: size & ~1].cast("H"), view[1 : size - 1 + size % 2].cast("H")
+    return sum(map(pairs.__getitem__, even)) + sum(map(pairs.__getitem__, odd))
 
 
 def _cost_of_scripts(data: bytes, kinds: bytes, costs: TokenCosts) -> float:

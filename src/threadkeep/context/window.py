@@ -11,12 +11,81 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from threadkeep.context.cut import CUT_MARK, cut_end
-from threadkeep.context.manifest import Cut, Exclusion, ExclusionReason, Window, WindowManifest
 from threadkeep.context.tokens import TokenCounter, estimate, name_of
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Message
+from threadkeep.records.messages import messages_html
+
+type ExclusionReason = Literal[
+    "over_budget",
+    "over_limit",
+    "before_anchor",
+    "reset",
+    "summarised",
+    "duplicate",
+    "role",
+    "orphan_tool",
+    "archived",
+    "empty",
+    "folded",
+    "superseded",
+    "failed",
+]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A message that is shortened with a mark in the window."""
+
+    seq: int
+    tokens_before: int
+    tokens_after: int
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A range of excluded positions (both ends included) and the reason."""
+
+    first_seq: int
+    last_seq: int
+    reason: ExclusionReason
+
+
+@dataclass(frozen=True)
+class WindowManifest:
+    """The record of one window.
+
+    `included` are the positions of its messages in order. `dropped` is the number of excluded messages since the
+    last reset that are neither archived nor superseded; if the caller did not know the number of messages, it is the
+    number of positions in the excluded ranges.
+    """
+
+    counter: str
+    max_messages: int | None
+    max_tokens: int | None
+    tokens: int
+    included: tuple[int, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    excluded: tuple[Exclusion, ...] = ()
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
+class Window:
+    """The newest messages that fit, oldest first."""
+
+    messages: tuple[Message, ...]
+    tokens: int
+    manifest: WindowManifest
+
+    def _repr_html_(self) -> str:
+        """Return the window as an HTML table for notebooks."""
+        title = f"Window of {len(self.messages)} messages, {self.tokens:,} tokens; {self.manifest.dropped:,} left out"
+        return messages_html(title, self.messages)
+
 
 # Excluded by a caller or by retention, not by the limits.
 _NOT_DROPPED = ("reset", "archived", "superseded")

@@ -324,6 +324,8 @@ class AllRetention:
                     there.append(session_id)
             if there or not wanted:
                 chosen.append((memory.retention, there))
-        for missing in set(wanted).difference(*(there for _, there in chosen)):
-            raise SessionNotFound(missing)
+        found = {session_id for _, there in chosen for session_id in there}
+        for session_id in wanted:
+            if session_id not in found:
+                raise SessionNotFound(session_id)
         return chosen

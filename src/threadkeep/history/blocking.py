@@ -28,12 +28,12 @@ class LoopBlocked(Exception):
 class MemoryLoop:
     """The running event loop of the current thread, for callers in other threads and on other loops.
 
-    `running` is the loop. `dedicated` is true if the thread belongs to the memory and runs nothing else, so that no
+    `dedicated` is true if the thread belongs to the memory and runs nothing else, so that no
     caller can block it.
     """
 
     def __init__(self) -> None:
-        self.running = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._process_id = os.getpid()
         self.dedicated = False
@@ -78,7 +78,7 @@ class MemoryLoop:
         Raises:
             StoreClosed: the loop does not run, or the memory was opened in another process.
         """
-        if asyncio.get_running_loop() is self.running:
+        if self.is_running_here:
             return await work
         future = asyncio.wrap_future(self._submit(work))
         try:
@@ -95,7 +95,7 @@ class MemoryLoop:
             call()
         elif self.of_this_process:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.running.call_soon_threadsafe(call)
+                self._loop.call_soon_threadsafe(call)
 
     @property
     def of_this_process(self) -> bool:
@@ -103,14 +103,19 @@ class MemoryLoop:
         return os.getpid() == self._process_id
 
     @property
+    def is_running_here(self) -> bool:
+        """True if the caller is a coroutine on this loop."""
+        return asyncio.get_running_loop() is self._loop
+
+    @property
     def is_own_thread(self) -> bool:
         """Return True if the caller runs in the thread of the running event loop."""
-        return threading.get_ident() == self._thread_id and self.running.is_running()
+        return threading.get_ident() == self._thread_id and self._loop.is_running()
 
     def _submit[T](self, work: Coroutine[Any, Any, T]) -> Future[T]:
         with OnFailure(work.close):
             self._check()
-            return asyncio.run_coroutine_threadsafe(work, self.running)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _wait_for[T](self, future: Future[T]) -> T:
         try:
@@ -136,7 +141,7 @@ class MemoryLoop:
             raise InvalidInput(
                 "A blocking call on the memory's own event loop would wait for itself; await the asynchronous one."
             )
-        if not self.running.is_running():
+        if not self._loop.is_running():
             raise StoreClosed(
                 "The event loop of this memory does not run; use the memory before it is closed, and open it with "
                 "open_memory_sync where no event loop runs."

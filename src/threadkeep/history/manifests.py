@@ -18,7 +18,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.observe import ManifestLoss, ManifestsDropped, ManifestWriteFailed, Observer
 from threadkeep.records import Json
-from threadkeep.store.driver import DuplicateRow, RowLocked
+from threadkeep.store.driver import DuplicateRow, RowLocked, Statement
 from threadkeep.store.manifests import Cursor, ManifestRows, NotedManifest, StoredManifest
 
 _MOST_WAITING = 1_000
@@ -46,7 +46,7 @@ class Manifests:
     ) -> None:
         if retention_days is not None and not retention_days >= 0:
             raise InvalidInput("The retention of manifests is a number of days from 0, or None for good.")
-        self.rows = rows
+        self._rows = rows
         self._observer = observer
         self._clock = clock
         self._retention_days = retention_days
@@ -81,6 +81,10 @@ class Manifests:
             return None
         return NotedManifest(session_id, run_id, self._clock(), manifest, dict(texts))
 
+    def joined(self, entry: NotedManifest) -> list[Statement]:
+        """Return the statements that store a record in the transaction of its turn."""
+        return self._rows.joined(entry)
+
     def has_earlier(self, entry: NotedManifest) -> bool:
         """Return whether records of earlier calls of the run may still wait; they have to be stored first."""
         return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
@@ -95,13 +99,13 @@ class Manifests:
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
         """Return the calls of a run in order; with a `user_id` only if the run or its session is that user's."""
         await self._flush_for_reader()
-        found = await self.rows.of_run(run_id, user_id=user_id)
+        found = await self._rows.of_run(run_id, user_id=user_id)
         return [replace(manifest, origin=self.origin) for manifest in found]
 
     async def of_runs(self, run_ids: Iterable[str]) -> list[StoredManifest]:
         """Return the calls of several runs, in no order."""
         await self._flush_for_reader()
-        return [replace(manifest, origin=self.origin) for manifest in await self.rows.of_runs(run_ids)]
+        return [replace(manifest, origin=self.origin) for manifest in await self._rows.of_runs(run_ids)]
 
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
@@ -110,7 +114,7 @@ class Manifests:
         if limit < 1:
             raise InvalidInput("A page of manifests has at least one.")
         await self._flush_for_reader()
-        found = await self.rows.of_session(session_id, user_id=user_id, limit=limit, before=before)
+        found = await self._rows.of_session(session_id, user_id=user_id, limit=limit, before=before)
         return [replace(manifest, origin=self.origin) for manifest in found]
 
     async def texts(
@@ -118,7 +122,7 @@ class Manifests:
     ) -> dict[str, str]:
         """Return the stored texts with these digests that calls were sent and that are in no transcript."""
         await self._flush_for_reader()
-        return await self.rows.texts(session_id, digests, run_id=run_id)
+        return await self._rows.texts(session_id, digests, run_id=run_id)
 
     async def flush(self) -> bool:
         """Write the waiting records now; return False if some still wait, which is reported to the observers."""
@@ -150,9 +154,9 @@ class Manifests:
         before = self.kept_since()
         if before is None:
             return 0
-        gone = step = await self.rows.purge(before, _PURGED_AT_ONCE)
+        gone = step = await self._rows.purge(before, _PURGED_AT_ONCE)
         while step >= _PURGED_AT_ONCE:
-            step = await self.rows.purge(before, _PURGED_AT_ONCE)
+            step = await self._rows.purge(before, _PURGED_AT_ONCE)
             gone += step
         return gone
 
@@ -196,7 +200,7 @@ class Manifests:
         # One refused row must not block the others, and each driver has its own errors.
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(_WRITE_SECONDS):
-                stored = await self.rows.add(group)
+                stored = await self._rows.add(group)
         if attempt.error is None:
             self._dropped(len(group) - stored, "session_gone")
         elif _is_outage(attempt.error):
@@ -250,10 +254,10 @@ class Manifests:
 
     def _dropped(self, count: int, reason: ManifestLoss) -> None:
         if count > 0:
-            self._observer.notify(ManifestsDropped(backend=self.rows.backend, count=count, reason=reason))
+            self._observer.notify(ManifestsDropped(backend=self._rows.backend, count=count, reason=reason))
 
     def _notify_failure(self, error: Exception) -> None:
-        event = ManifestWriteFailed(backend=self.rows.backend, error=type(error).__name__, waiting=len(self._waiting))
+        event = ManifestWriteFailed(backend=self._rows.backend, error=type(error).__name__, waiting=len(self._waiting))
         self._observer.notify(event)
 
 

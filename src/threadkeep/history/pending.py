@@ -241,14 +241,12 @@ class PendingTurns:
                     raise TurnInMemoryOnly(session_id)
 
     def _in_memory_only(self, session_id: str, message_id: str) -> bool:
-        lost = [
-            entry
-            for entry in self._turns
-            if entry.file is None
+        return self._files.on_disk and any(
+            entry.file is None
             and entry.turn.session_id == session_id
             and message_id in [m.id for m in entry.turn.messages]
-        ]
-        return bool(lost) and self._files.on_disk
+            for entry in self._turns
+        )
 
     async def damaged(self) -> list[DamagedTurn]:
         """Return the lines of pending files that cannot be read, kept until a person repairs or drops them."""
@@ -413,7 +411,7 @@ class PendingTurns:
 
     def _waits(self, session_id: str) -> bool:
         """Return whether the session has pending turns that block later ones."""
-        return session_id in [entry.turn.session_id for entry in self._turns if not entry.refused]
+        return any(entry.turn.session_id == session_id and not entry.refused for entry in self._turns)
 
     async def _keep(self, turn: Turn) -> None:
         _check_turn(turn)

@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from threadkeep.context.folding import fold_repeats
-from threadkeep.context.manifest import Exclusion, Window
 from threadkeep.context.tokens import TokenCounter
-from threadkeep.context.window import Extent, Limits, WindowChooser, whole, with_superseded
+from threadkeep.context.window import Exclusion, Extent, Limits, Window, WindowChooser, whole, with_superseded
 from threadkeep.history.session_rows import SessionCache, SessionRows, rows_of
 from threadkeep.records import Message, Summary
 from threadkeep.store.contexts import Contexts, ContextState, state_of

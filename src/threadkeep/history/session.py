@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.context.manifest import Window
 from threadkeep.context.tokens import TokenCounter, counter_named
-from threadkeep.context.window import Limits
+from threadkeep.context.window import Limits, Window
 from threadkeep.errors import (
     InvalidInput,
     InvalidMessage,

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TypedDict
 
-from threadkeep.context.manifest import WindowManifest
+from threadkeep.context.window import WindowManifest
 from threadkeep.errors import DatabaseFileReplaced, StoreError
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import (
@@ -41,15 +41,11 @@ class SessionEvents:
 
     def read(self, started: float, outcome: Outcome) -> None:
         """Report the end of a read."""
-        self._observer.notify(
-            StoreRead(**self._labels, outcome=outcome, milliseconds=(time.perf_counter() - started) * 1000)
-        )
+        self._observer.notify(StoreRead(**self._labels, outcome=outcome, milliseconds=_since(started)))
 
     def written(self, started: float, outcome: Outcome) -> None:
         """Report the end of a write."""
-        self._observer.notify(
-            StoreWrite(**self._labels, outcome=outcome, milliseconds=(time.perf_counter() - started) * 1000)
-        )
+        self._observer.notify(StoreWrite(**self._labels, outcome=outcome, milliseconds=_since(started)))
 
     def read_failed(self, error: Exception, outcome: Outcome) -> None:
         """Report that a read failed."""
@@ -109,3 +105,8 @@ class ReportedRead:
             self._events.read(self._started, self._on_failure)
             if isinstance(error, StoreError):
                 self._events.read_failed(error, self._on_failure)
+
+
+def _since(started: float) -> float:
+    """Return the milliseconds since a `time.perf_counter()`."""
+    return (time.perf_counter() - started) * 1000

@@ -138,12 +138,7 @@ class SessionCache:
         """Replace the rows of a session; drop the sessions that were not used for longest."""
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
-        known = self._entries.get(session_id)
-        count, size = (0, 0) if known is None else (len(known[0].messages), known[1])
-        if known is None or len(rows.messages) < count or rows.messages[0] is not known[0].messages[0]:
-            count, size = 0, 0
-        # Only the rows after the known ones are measured, if nothing else has changed.
-        size += sum(map(_size_of, rows.messages[count:]))
+        size = self._size(session_id, rows)
         self.forget(session_id)
         self._entries[session_id] = rows, size
         self.bytes += size
@@ -156,6 +151,14 @@ class SessionCache:
         found = self._entries.pop(session_id, None)
         if found is not None:
             self.bytes -= found[1]
+
+    def _size(self, session_id: str, rows: SessionRows) -> int:
+        """Return the size of rows; only of those after the known ones, if nothing else has changed."""
+        known = self._entries.get(session_id)
+        count = 0 if known is None else len(known[0].messages)
+        if known is not None and len(rows.messages) >= count and rows.messages[0] is known[0].messages[0]:
+            return known[1] + sum(map(_size_of, rows.messages[count:]))
+        return sum(map(_size_of, rows.messages))
 
 
 def _index(messages: Sequence[Message], seq: int) -> int:

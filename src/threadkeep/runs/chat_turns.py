@@ -232,7 +232,7 @@ class ChatTurn:
 
 async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> None:
     """Forward the events of the run's current attempt to the turn until its outcome is known."""
-    work.add_done_callback(stream.signal)
+    work.add_done_callback(lambda _: stream.signal())
     published = stream.first_piece
     while True:
         change = stream.next_change
@@ -357,9 +357,9 @@ class ChatAnswers:
             confidence=known.get("confidence"),
             escalated=bool(known.get("escalated")),
             usage=ChatUsage(
-                input_tokens=sum([each.input_tokens for each in usage]),
-                output_tokens=sum([each.output_tokens for each in usage]),
-                estimated=True in [each.estimated for each in usage],
+                input_tokens=sum(each.input_tokens for each in usage),
+                output_tokens=sum(each.output_tokens for each in usage),
+                estimated=any(each.estimated for each in usage),
             ),
             context=ChatContext(**known.get("context", {})),
         )

@@ -145,7 +145,7 @@ class RunEndings:
         answer, group = hold.answer, await active.tracer.whole()
         if answer is None or group is None:
             return False
-        others = [one for entry in hold.manifests for one in self._memory.manifests.rows.joined(entry)]
+        others = [one for entry in hold.manifests for one in self._memory.manifests.joined(entry)]
         if (anchor := answer.anchor()) is not None:
             others.append(anchor)
         ending = RunEnding("done", outcome.result, asked=run)

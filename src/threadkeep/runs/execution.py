@@ -91,17 +91,9 @@ class RunExecution:
         self._ledger = ledger
         self._stream = stream
         self._begins = begins
-        self._chat: tuple[str, ChatNode] | None = None
-        if run_hold.get() is not None and len(workflow.nodes) == 1:
-            [(name, node)] = workflow.nodes.items()
-            # The built-in chat is asked without a graph, if it needs no agent.
-            if isinstance(node, ChatNode) and not node.needs_agent(dependencies.resources):
-                self._chat = name, node
+        self._chat = _chat_of(workflow, dependencies.resources) if run_hold.get() is not None else None
         self._graph = dependencies.compiler.compiled(workflow)
-        # The nodes whose model output is not part of the run's answer.
-        self._silent_nodes = {
-            name for name, node in workflow.nodes.items() if not (isinstance(node, SpeakingNode) and node.answers)
-        }
+        self._silent_nodes = _silent_nodes(workflow)
         self._state: object = {}
         self._interrupts: dict[str, Interrupt] = {}
         self._memory = dependencies.resources.memory
@@ -287,9 +279,7 @@ class RunExecution:
         elif part["type"] == "tasks":
             self._note_task(data)
         elif isinstance(data, Mapping) and data.get("kind") == "agent_messages":
-            value = jsonable(data.get("data"))
-            messages = value if isinstance(value, Mapping) else {"value": value}
-            self._notes.note("agent_messages", str(data.get("node")), _without_empty(messages))
+            self._notes.note("agent_messages", str(data.get("node")), _without_empty(_map(jsonable(data.get("data")))))
         else:
             self._notes.note("custom", data={"value": jsonable(data)})
 
@@ -387,18 +377,36 @@ class RunExecution:
         return max((run.deadline_at - now) / timedelta(seconds=1), 0.0)
 
 
+def _chat_of(workflow: Workflow, resources: Resources) -> tuple[str, ChatNode] | None:
+    """Return the node of the built-in chat if it needs no agent."""
+    nodes = list(workflow.nodes.items())
+    if len(nodes) == 1 and isinstance(nodes[0][1], ChatNode) and not nodes[0][1].needs_agent(resources):
+        return nodes[0][0], nodes[0][1]
+    return None
+
+
+def _silent_nodes(workflow: Workflow) -> frozenset[str]:
+    """Return the nodes whose model output is not part of the run's answer."""
+    nodes = workflow.nodes.items()
+    return frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers))
+
+
+def _map(value: Json) -> Mapping[str, Json]:
+    return value if isinstance(value, Mapping) else {"value": value}
+
+
 def _without_empty(data: Mapping[str, Json]) -> dict[str, Json]:
     """Return LangChain messages without empty fields; LangChain restores those when it reads them."""
     messages = data.get("messages")
     if not isinstance(messages, list):
         return dict(data)
+    return {**data, "messages": [_message(one) if isinstance(one, Mapping) else one for one in messages]}
+
+
+def _message(message: Mapping[str, Json]) -> dict[str, Json]:
+    fields = message.get("data")
+    if not isinstance(fields, Mapping):
+        return dict(message)
     empty: tuple[Json, ...] = (None, [], {})
-    short: list[Json] = []
-    for one in messages:
-        fields = one.get("data") if isinstance(one, Mapping) else None
-        if isinstance(one, Mapping) and isinstance(fields, Mapping):
-            full = {name: value for name, value in fields.items() if name == "content" or value not in empty}
-            short.append({**one, "data": full})
-        else:
-            short.append(one)
-    return {**data, "messages": short}
+    full = {name: value for name, value in fields.items() if name == "content" or value not in empty}
+    return {**message, "data": full}

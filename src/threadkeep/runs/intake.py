@@ -22,6 +22,7 @@ from threadkeep.runs.worker import Worker
 from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
 from threadkeep.workflows.definition import Workflow, asked_at_once
+from threadkeep.workflows.resources import RunOptions
 
 _MOST_KNOWN = 256
 
@@ -87,7 +88,6 @@ class RunIntake:
     async def _new(self, request: RunRequest, workflow: Workflow) -> NewRun:
         options = workflow.options
         seconds = _least(request.deadline_seconds, options.deadline_seconds)
-        tokens = _least(request.budget.max_tokens, options.max_tokens)
         session_id = await self._session_of(request)
         store = self._worker.dependencies.compiler.store
         return NewRun(
@@ -99,9 +99,7 @@ class RunIntake:
             message_id=request.message_id,
             user_id=request.user_id,
             trigger=request.trigger,
-            budget=RunBudget(
-                None if tokens is None else int(tokens), _least(request.budget.max_cost, options.max_cost)
-            ),
+            budget=_budget(request.budget, options),
             deadline_at=None if seconds is None else self._memory.clock() + timedelta(seconds=seconds),
             places=order_keys(workflow, request, session_id, self._memory, store),
             any_session=request.session_id is None and request.user_id is None,
@@ -169,3 +167,9 @@ class RunIntake:
 def _least(first: float | None, second: float | None) -> float | None:
     given = [one for one in (first, second) if one is not None]
     return min(given) if given else None
+
+
+def _budget(asked: RunBudget, options: RunOptions) -> RunBudget:
+    """Return the tighter of both limits for tokens and for cost."""
+    tokens = _least(asked.max_tokens, options.max_tokens)
+    return RunBudget(None if tokens is None else int(tokens), _least(asked.max_cost, options.max_cost))

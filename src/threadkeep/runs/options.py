@@ -90,10 +90,10 @@ class RunServiceOptions:
     """Options of the run service. Times are in seconds.
 
     Every `watch_seconds` a process checks which of its runs should be stopped, and every `reap_seconds` whether
-    owners of runs are dead: by default four times within `engine.dead_seconds`. If the interval is longer than half
-    of `dead_seconds`, no dead process is found on PostgreSQL. A transient failure is retried after `pause_seconds`,
-    doubled each time up to `longest_pause_seconds`. A run that processes acquired `max_attempts` times, because
-    they died or failed unexpectedly, is set aside for a person.
+    owners of runs are dead: by default four times within `engine.dead_seconds`, and at least every two seconds. If
+    the interval is longer than half of `dead_seconds`, no dead process is found on PostgreSQL. A transient failure
+    is retried after `pause_seconds`, doubled each time up to `longest_pause_seconds`. A run that processes acquired
+    `max_attempts` times, because they died or failed unexpectedly, is set aside for a person.
 
     Trace events of a run that a caller follows wait `trace_seconds` to be stored in a group, others
     `late_trace_seconds`; progress waits `progress_seconds` if its last steps may be repeated. A run that ends without a
@@ -131,7 +131,7 @@ class RunServiceOptions:
     @property
     def reaps_every(self) -> float:
         """Seconds between two checks whether owners of runs are dead."""
-        return self.engine.dead_seconds / 4 if self.reap_seconds is None else self.reap_seconds
+        return min(2.0, self.engine.dead_seconds / 4) if self.reap_seconds is None else self.reap_seconds
 
 
 class RunSettings(BaseSettings):

@@ -98,25 +98,18 @@ def begin_state(run: Run) -> WorkflowState:
         user_context=map_of(newest.values, "user_context"),
     )
     asked = [(one, number) for number, one in enumerate(run.inputs) if text_of_input(one)]
-    state["messages"] = [
-        message_of_input(one, one.message_id or (f"{run.run_id}:{number}" if number else run.run_id))
-        for one, number in asked
-    ]
+    state["messages"] = [message_of_input(one, one.message_id or _question_id(run, number)) for one, number in asked]
     return state
 
 
 def message_of_input(given: RunInput, message_id: str) -> HumanMessage:
     """Return a message as the graph of its run is given it."""
-    sent_at = given.values.get(SENT_AT)
-    # The platform's time, which the message takes to the transcript.
-    times = {SENT_AT: sent_at} if isinstance(sent_at, str) else {}
-    return HumanMessage(text_of_input(given), id=message_id, response_metadata=times)
+    return HumanMessage(text_of_input(given), id=message_id, response_metadata=_times(given))
 
 
 def context_of(run: Run, resources: Resources) -> RunContext:
     """Return the context that the nodes of a run get besides the state."""
     values = run.inputs[-1].values if run.inputs else {}
-    above = values.get("ancestors")
     return RunContext(
         run_id=run.run_id,
         workflow=run.workflow,
@@ -127,7 +120,7 @@ def context_of(run: Run, resources: Resources) -> RunContext:
         trigger=run.trigger,
         depth=run.depth,
         user_context=map_of(values, "user_context"),
-        ancestors=tuple(one for one in above if isinstance(one, str)) if isinstance(above, list | tuple) else (),
+        ancestors=names_in(values, "ancestors"),
     )
 
 
@@ -146,3 +139,19 @@ def map_of(values: Values, name: str) -> dict[str, Json]:
     """Return a map in the request; empty if it is missing."""
     part = values.get(name)
     return dict(part) if isinstance(part, Mapping) else {}
+
+
+def names_in(values: Values, name: str) -> tuple[str, ...]:
+    """Return a list of names in the request; empty if it is missing."""
+    part = values.get(name)
+    return tuple(one for one in part if isinstance(one, str)) if isinstance(part, list | tuple) else ()
+
+
+def _times(given: RunInput) -> dict[str, Json]:
+    """Return the platform's time as metadata of the LangChain message, which takes it to the transcript."""
+    sent_at = given.values.get(SENT_AT)
+    return {SENT_AT: sent_at} if isinstance(sent_at, str) else {}
+
+
+def _question_id(run: Run, number: int) -> str:
+    return f"{run.run_id}:{number}" if number else run.run_id

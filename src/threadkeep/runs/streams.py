@@ -93,8 +93,8 @@ class RunStream:
         self.pieces.append(piece)
         self.signal()
 
-    def signal(self, *_: object) -> None:
-        """Wake all waiters for a change; it is also a callback of tasks."""
+    def signal(self) -> None:
+        """Wake all waiters for a change."""
         changed, self.next_change = self.next_change, asyncio.Event()
         changed.set()
 
@@ -171,8 +171,7 @@ class InFlightMessages:
 
     def has_answered(self, run: Run) -> bool:
         """Return whether all messages of a run were answered without it."""
-        asked = {(run.session_id, one.message_id) for one in run.inputs}
-        return bool(asked) and asked <= self._answered.keys()
+        return bool(run.inputs) and all((run.session_id, one.message_id) in self._answered for one in run.inputs)
 
     async def wait_for(self, run: Run) -> None:
         """Wait until no message of a run is being answered without it."""

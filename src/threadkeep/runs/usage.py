@@ -162,10 +162,8 @@ class Meter(AsyncCallbackHandler):
     async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
         """Record the usage after a call."""
         name, asked = self._asked.pop(run_id, (UNNAMED, []))
-        generation = response.generations[0][0] if response.generations and response.generations[0] else None
-        if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
-            message = generation.message
-            await self._ledger.add(self.usage(name, asked, message), message.id)
+        if (answer := _answer_of(response)) is not None:
+            await self._ledger.add(self.usage(name, asked, answer), answer.id)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Forget a call that failed: no usage was reported, and none is guessed."""
@@ -192,6 +190,13 @@ class Meter(AsyncCallbackHandler):
         )
 
 
+def _answer_of(response: LLMResult) -> AIMessage | None:
+    for generation in response.generations[0][:1] if response.generations else ():
+        if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
+            return generation.message
+    return None
+
+
 @dataclass(eq=False)
 class LastContext:
     """The context of one run's last model call."""
@@ -199,6 +204,14 @@ class LastContext:
     run_id: str
     session_id: str | None
     built: ContextBuilt | None = None
+
+    def note(self, built: ContextBuilt) -> None:
+        """Record a call.
+
+        An event of another run, such as the one that stored the question first, never replaces an event of this run.
+        """
+        if self.built is None or self.built.run_id != self.run_id or built.run_id == self.run_id:
+            self.built = built
 
     def to_dict(self) -> Mapping[str, Json]:
         """Return the context as JSON values; empty if no call was made."""
@@ -224,13 +237,12 @@ class LastContexts:
         if not isinstance(event, ContextBuilt):
             return
         named = self._watched.get(event.run_id or "")
-        watched = list(self._watched.values()) if named is None else [named]
-        for each in watched:
-            if named is None and (each.session_id is None or each.session_id != event.session_id):
-                continue
-            # An event of another run, such as the one that stored the question first, replaces none of this run.
-            if each.built is None or each.built.run_id != each.run_id or event.run_id == each.run_id:
-                each.built = event
+        if named is not None:
+            named.note(event)
+            return
+        for each in self._watched.values():
+            if each.session_id is not None and each.session_id == event.session_id:
+                each.note(event)
 
     @contextmanager
     def of(self, run_id: str, session_id: str | None) -> Iterator[LastContext]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from threadkeep.agent.holding import run_hold
-from threadkeep.boundary import ErrorBoundary
+from threadkeep.boundary import AsyncOnFailure, ErrorBoundary
 from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import BegunTurn
@@ -114,14 +114,15 @@ class Worker:
         self._started[run_id] = stream
         if run is not None:
             self._begun[run_id] = run, begun
-        try:
-            await self.engine.start(run_id)
-        except (asyncio.CancelledError, Exception):
+
+        async def undo() -> None:
             stream.started = False
             self._started.pop(run_id, None)
             if run is not None and self._begun.pop(run_id, None) is not None and run.owner is not None:
                 await self._runs.give_back(run_id, run.owner)
-            raise
+
+        async with AsyncOnFailure(undo):
+            await self.engine.start(run_id)
 
     async def execute(self, run_id: str) -> None:
         """Execute a run if it may begin now; otherwise the run before it in the order starts it.
@@ -134,15 +135,7 @@ class Worker:
             for failures in range(1, options.max_attempts + 1):
                 # No other code retries the run while this process owns it.
                 with ErrorBoundary(lambda error: self.report(type(error).__name__)):
-                    run, begun = self._begun.pop(run_id, (None, None))
-                    begins = run is not None
-                    if run is None and (run := await retry_until_available(lambda: self.acquire(run_id))) is None:
-                        return
-                    if begins or run.attempts <= options.max_attempts:
-                        await self.execute_owned(run, begins=begins, begun=begun)
-                    else:
-                        await self._set_aside(run)
-                    return
+                    return await self._acquire_and_execute(run_id)
                 await asyncio.sleep(options.pause_seconds * 2 ** (failures - 1))
             if (run := await retry_until_available(lambda: self.acquire(run_id))) is not None:
                 await self._set_aside(run)
@@ -150,6 +143,17 @@ class Worker:
             stream.started = False
             self._started.pop(run_id, None)
             stream.end()
+
+    async def _acquire_and_execute(self, run_id: str) -> None:
+        run, begun = self._begun.pop(run_id, (None, None))
+        if run is not None:
+            await self.execute_owned(run, begins=True, begun=begun)
+        elif (run := await retry_until_available(lambda: self.acquire(run_id))) is None:
+            return
+        elif run.attempts > self.dependencies.options.max_attempts:
+            await self._set_aside(run)
+        else:
+            await self.execute_owned(run)
 
     async def end_stopped(self, run_id: str) -> None:
         """End a run that is to be stopped before it begins; if other turns are before it, it ends after them."""

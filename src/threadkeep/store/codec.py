@@ -92,6 +92,13 @@ def json_text(value: Json) -> str:
     return dump_json(_clean_inside(value)) if _UNKEEPABLE_JSON.search(text) else text
 
 
+def _clean_mapping(value: Mapping[str, Json]) -> Mapping[str, Json]:
+    if not value or not _UNKEEPABLE_JSON.search(dump_json(value)):
+        return value
+    cleaned = {clean_text(key): _clean_inside(inner) for key, inner in value.items()}
+    return value if cleaned == value else cleaned
+
+
 def _clean_inside(value: Json) -> Json:
     if isinstance(value, str):
         return clean_text(value)
@@ -104,10 +111,8 @@ def _clean_inside(value: Json) -> Json:
 
 def clean_message(message: Message) -> Message:
     """Return the message as it can be stored; the same object if nothing had to be replaced."""
-    content, metadata = clean_text(message.content), message.metadata
-    if metadata and _UNKEEPABLE_JSON.search(dump_json(metadata)):
-        cleaned = {clean_text(key): _clean_inside(inner) for key, inner in metadata.items()}
-        metadata = metadata if cleaned == metadata else cleaned
+    content = clean_text(message.content)
+    metadata = _clean_mapping(message.metadata)
     original = clean_json(message.original) if message.original is not None else None
     if content is message.content and metadata is message.metadata and original is message.original:
         return message
@@ -136,11 +141,7 @@ def message_parameters(message: Message, *, count: Counter, now: str) -> dict[st
         "confidence": None if message.confidence is None else float(message.confidence),
         "escalated": message.escalated,
         "run_id": message.run_id,
-        "metadata": ERASED
-        if message.status == "erased"
-        else dump_json(dict(message.metadata))
-        if message.metadata
-        else "{}",
+        "metadata": _metadata_of(message),
         "original": None if message.original is None else dump_json(message.original),
         "sent_at": message.sent_at and time_text(message.sent_at),
         "created_at": now,
@@ -149,6 +150,12 @@ def message_parameters(message: Message, *, count: Counter, now: str) -> dict[st
         "ordinal": message.ordinal,
         "told_at": None,
     }
+
+
+def _metadata_of(message: Message) -> str:
+    if message.status == "erased":
+        return ERASED
+    return dump_json(dict(message.metadata)) if message.metadata else "{}"
 
 
 def marks_of(message: Message) -> dict[str, object]:

@@ -68,21 +68,25 @@ class GroupCommit:
         try:
             while self._queue:
                 group, self._queue = self._queue[:_GROUP_TURNS], self._queue[_GROUP_TURNS:]
-                free: list[PreparedTurn] = []
-                for prepared in group:
-                    # Turns of sessions that wait for a lock are queued behind them.
-                    self._locked.get(prepared.turn.session_id, free).append(prepared)
-                try:
-                    if free:
-                        await self._write_group(free)
-                except RowLocked as error:
-                    await self._write_apart(free, error)
-                except StoreUnavailable as error:
-                    _fail_all(free, error)
-                except Exception as error:  # noqa: BLE001 - the writer outlives any failure; each caller gets it
-                    await self._write_alone(free, error)
+                await self._write_free(group)
         finally:
             self._task = None
+
+    async def _write_free(self, group: list[PreparedTurn]) -> None:
+        """Write the turns of a group; turns of sessions that wait for a lock are queued behind them."""
+        free: list[PreparedTurn] = []
+        for prepared in group:
+            self._locked.get(prepared.turn.session_id, free).append(prepared)
+        if not free:
+            return
+        try:
+            await self._write_group(free)
+        except RowLocked as error:
+            await self._write_apart(free, error)
+        except StoreUnavailable as error:
+            _fail_all(free, error)
+        except Exception as error:  # noqa: BLE001 - the writer outlives any failure; each caller gets it
+            await self._write_alone(free, error)
 
     async def _write_apart(self, group: list[PreparedTurn], error: RowLocked) -> None:
         """Write each session separately after a row was found locked, so that only locked sessions wait."""

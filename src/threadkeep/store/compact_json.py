@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Final, cast
 from uuid import UUID
@@ -113,8 +113,8 @@ _EACH, _ALL, _FIELDS, _COUNT = "each", "all", "fields", "count"
 def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
     """Return a manifest in packed form; `columns` are fields of its row. Other formats stay unchanged."""
     entries = manifest.get("entries")
-    differing = [name for name, value in columns.items() if manifest.get(name) != value]
-    if not isinstance(entries, list) or _PACKED in manifest or differing:
+    told = all(manifest.get(name) == value for name, value in columns.items())
+    if not isinstance(entries, list) or _PACKED in manifest or not told:
         return dict(manifest)
     if [one for one in entries if not isinstance(one, dict) or _EACH in one]:
         return dict(manifest)
@@ -137,35 +137,43 @@ def unpacked(short: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str,
 
 def places_of_ids(manifest: Mapping[str, Json]) -> set[int]:
     """Return the `seq` values of transcript messages in a manifest, with their ids or without."""
-    entries = manifest.get("entries")
-    return {seq for entry in entries if (seq := _place(entry)) is not None} if isinstance(entries, list) else set()
+    return {seq for entry in _entries(manifest) if (seq := _place(entry)) is not None}
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
     """Return a manifest without the ids of messages that the transcript has under the same `seq`: all, or these."""
-    entries = manifest.get("entries")
-    if not isinstance(entries, list):
-        return dict(manifest)
-    short: list[Json] = []
-    for entry in entries:
-        known = (place := _place(entry)) is not None and (ids is None or ids.get(place) == entry["id"])
-        short.append({**entry, "id": _AT_ITS_PLACE} if known else entry)
-    return {**manifest, "entries": short}
+
+    def shorter(entry: Json) -> Json:
+        place = _place(entry)
+        if place is None or not isinstance(entry, dict) or (ids is not None and ids.get(place) != entry["id"]):
+            return entry
+        return {**entry, "id": _AT_ITS_PLACE}
+
+    return _each_entry(manifest, shorter)
 
 
 def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
     """Return the manifest with its omitted ids restored, for the messages that the transcript still has."""
+
+    def whole(entry: Json) -> Json:
+        if not isinstance(entry, Mapping) or entry.get("id") is not _AT_ITS_PLACE:
+            return entry
+        known = ids.get(_place(entry) or 0)
+        return {name: value if name != "id" else known for name, value in entry.items() if name != "id" or known}
+
+    return _each_entry(manifest, whole)
+
+
+def _entries(manifest: Mapping[str, Json]) -> list[Mapping[str, Json]]:
+    entries = manifest.get("entries")
+    return [one for one in entries if isinstance(one, Mapping)] if isinstance(entries, list) else []
+
+
+def _each_entry(manifest: Mapping[str, Json], change: Callable[[Json], Json]) -> dict[str, Json]:
     entries = manifest.get("entries")
     if not isinstance(entries, list):
         return dict(manifest)
-    whole: list[Json] = []
-    for entry in entries:
-        found: Json = entry
-        if isinstance(entry, Mapping) and entry.get("id") is _AT_ITS_PLACE:
-            known = ids.get(_place(entry) or 0)
-            found = {name: value if name != "id" else known for name, value in entry.items() if name != "id" or known}
-        whole.append(found)
-    return {**manifest, "entries": whole}
+    return {name: value if name != "entries" else [change(one) for one in entries] for name, value in manifest.items()}
 
 
 def _place(entry: Json) -> int | None:
@@ -180,18 +188,18 @@ def _together(group: Sequence[Mapping[str, Json]]) -> Iterable[Json]:
         yield dict(group[0])
         return
     each: dict[str, Json] = {name: [one[name] for one in group] for name in group[0]}
-    # 1 and True are equal in Python, but not in JSON.
-    alike = {
-        name: values[0]
-        for name, values in each.items()
-        if isinstance(values, list)
-        and not isinstance(values[0], list | dict)
-        and values.count(values[0]) == len(values)
-        and len(set(map(type, values))) == 1
-    }
+    alike = {name: values[0] for name, values in each.items() if isinstance(values, list) and _same(values)}
     each = {name: values for name, values in each.items() if name not in alike}
     # The fields keep the order of the entries, which their text shows.
     yield {_EACH: each, _ALL: alike, _FIELDS: list(group[0]), _COUNT: len(group)}
+
+
+def _same(values: list[Json]) -> bool:
+    """Return whether all values have the same JSON: 1 and True are equal in Python, but not in JSON."""
+    first = values[0]
+    return (
+        values.count(first) == len(values) and len(set(map(type, values))) == 1 and not isinstance(first, list | dict)
+    )
 
 
 def _apart(part: Json) -> Iterable[Json]:

@@ -207,4 +207,4 @@ def sees_question(middleware: AgentMiddleware[Any, Any, Any]) -> bool:
 
 
 def _has_any(middleware: AgentMiddleware[Any, Any, Any], hooks: Iterable[str]) -> bool:
-    return bool([hook for hook in hooks if getattr(type(middleware), hook) is not getattr(AgentMiddleware, hook)])
+    return any(getattr(type(middleware), hook) is not getattr(AgentMiddleware, hook) for hook in hooks)

@@ -171,7 +171,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         names = ["arrive"]
         if new.session_id is not None and new.user_id is not None:
             names.append("note_active_session_of")
-        return [*locks, *[(self._sql[name], parameters) for name in names]], parameters
+        return [*locks, *((self._sql[name], parameters) for name in names)], parameters
 
     async def _add(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Added:
         async with self._driver.writing() as connection:
@@ -281,7 +281,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
 def _arrived_at(statements: Sequence[Statement]) -> int:
     """Return the index of the statement that stores a run that arrives; locks come before it."""
-    return [sql.startswith("INSERT INTO chat_runs") for sql, _ in statements].index(True)
+    return next(at for at, (sql, _) in enumerate(statements) if sql.startswith("INSERT INTO chat_runs"))
 
 
 def _message_key(new: NewRun) -> str:

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Query, Request, Response
 from threadkeep.agent.context_view import ContextView, Difference, SeenMessage, call_before, look_back, recorded
 from threadkeep.agent.explanations import in_words, join_ranges
 from threadkeep.app import App
-from threadkeep.context.manifest import ContextManifest, Exclusion, FactReference, TurnReference
+from threadkeep.context.manifest import ContextManifest, FactReference, TurnReference
+from threadkeep.context.window import Exclusion
 from threadkeep.errors import KnowledgeNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.session import Session
