@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import date
 
 import pytest
 from langchain_core.embeddings import Embeddings
@@ -127,7 +128,7 @@ async def test_the_record_names_the_facts_and_where_they_come_from(memory: Memor
     talk = Talk(memory)
     sent = await talk.sent("Hello!")
     entry = await talk.entry()
-    assert entry.facts == (FactReference(fact.id, "user", "memory", "2026-01-01", (TurnReference("room:9", 17),)),)
+    assert entry.facts == (FactReference(fact.id, "user", "memory", date(2026, 1, 1), (TurnReference("room:9", 17),)),)
     assert entry.source == "text"
     stored = (await memory.manifests.of_session(ROOM))[0]
     assert "vegan" not in str(stored.manifest)

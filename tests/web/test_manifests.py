@@ -43,6 +43,15 @@ async def test_the_calls_of_a_run_are_told_in_order(client: httpx2.AsyncClient, 
     assert "Miso" not in str(call)
 
 
+async def test_the_schema_tells_the_forms_of_dates(client: httpx2.AsyncClient) -> None:
+    """Of a fact the day; of a call the time, which there always is."""
+    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    since = schemas["FactReference"]["properties"]["since"]
+    assert [one.get("format") for one in since["anyOf"]] == ["date", None]
+    created_at = schemas["ContextManifest"]["properties"]["created_at"]
+    assert (created_at["type"], created_at["format"]) == ("string", "date-time")
+
+
 async def test_a_record_rebuilds_what_was_sent(tmp_path: Path) -> None:
     """The answer of the API is all that it takes."""
     model = ScriptedModel(["One.", "Two."])

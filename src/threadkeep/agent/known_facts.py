@@ -29,7 +29,6 @@ from threadkeep.context.manifest import (
     TurnReference,
 )
 from threadkeep.context.quotation import (
-    day_of,
     fact_line,
     facts_text,
     fitting_facts,
@@ -257,7 +256,7 @@ def _with_room(report: ScopeRecall, shown: Sequence[RecalledFact]) -> ScopeRecal
 
 
 def _graph_reference(rank: int, fact: RecalledFact) -> FactReference:
-    since = None if fact.since is None else fact.since.astimezone(UTC).date().isoformat()
+    since = None if fact.since is None else fact.since.astimezone(UTC).date()
     return FactReference(fact.id, fact.scope, source="graphiti", since=since, rank=rank)
 
 
@@ -266,4 +265,4 @@ def reference_of(fact: Fact) -> FactReference:
     said = [
         TurnReference(origin.session_id, origin.seq) for origin in fact.evidence if origin.session_id and origin.seq
     ]
-    return FactReference(fact.id, fact.scope.kind, since=day_of(fact), evidence=tuple(said))
+    return FactReference(fact.id, fact.scope.kind, since=fact.valid_from.astimezone(UTC).date(), evidence=tuple(said))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from functools import cache
 from typing import Literal
 
 from pydantic import TypeAdapter, computed_field
+from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.context.window import Exclusion, ExclusionReason
 from threadkeep.records import Json
@@ -48,7 +49,7 @@ class FactReference:
     scope: ScopeKind
     source: FactSource = "memory"
     """Absent for `memory`, the facts of this database."""
-    since: str | None = None
+    since: date | None = None
     """The first day on which it is valid, in UTC."""
     evidence: tuple[TurnReference, ...] = ()
     """The messages that it comes from."""
@@ -197,7 +198,7 @@ class ContextManifest:
     """The node of a workflow that made the call."""
     conversation: ConversationPlace | None = None
     """The conversation that the positions refer to, if it is not the session's transcript."""
-    created_at: datetime | None = None
+    created_at: datetime | SkipJsonSchema[None] = None
     model: str | None = None
     counter: str
     """The token counter, with the learned factor of the model, if there is one."""
