@@ -128,7 +128,7 @@ async def test_a_person_is_gone_and_others_stay(kept: Memory) -> None:
 
 
 async def test_messages_that_wait_for_their_runs_go_with_their_person_or_session(memory: Memory) -> None:
-    """The outbox has their words until the answer is ready, also of sessions that are not stored yet."""
+    """A waiting row of the outbox has the words of the message, even if its session is not stored yet."""
     await memory.persons.resolve(ANN)
     await memory.persons.resolve("telegram:ann2")
     await memory.persons.merge("telegram:ann2", into=ANN)

@@ -185,7 +185,7 @@ async def test_an_index_that_waited_for_the_session_is_stored_only_if_it_is_as_i
 async def test_an_index_that_cannot_be_stored_is_reported(
     memory: Memory, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, by the kind of the error; the search finds the same."""
+    """There is one event, which names the kind of the error; the search finds the same."""
 
     async def refuse(*_: object) -> None:
         raise StoreUnavailable("the disk is full")

@@ -355,7 +355,7 @@ async def test_the_first_name_of_a_chat_stays(memory: Memory) -> None:
 
 
 async def test_of_values_stored_at_once_the_first_stays_until_it_expires(memory: Memory, clock: SettableClock) -> None:
-    """Then another one takes its place, whatever has not been deleted yet."""
+    """After that another value takes its place, even if the expired one has not been deleted yet."""
     state, names = memory.channels.state, [f"t{number}" for number in range(105)]
     soon, later = clock() + timedelta(seconds=60), clock() + timedelta(seconds=120)
     for name in names:

@@ -122,7 +122,7 @@ class Entry:
 
     section: Section
     tokens: int
-    """By the manifest's counter."""
+    """Its tokens, as the counter of the manifest counts them."""
     source: Source = "text"
     """The source of its text: the message of the `transcript` at `seq` (or with the `id`), `summaries`, quoted `turns`,
     or a `text` in no transcript, which is stored under its `digest`. Absent for `text`."""

@@ -173,9 +173,9 @@ class QuotedTurn:
 
     @cached_property
     def said(self) -> str:
-        """The lines of the turn: the first one behind its speaker.
+        """The text of the turn; its first line begins with the speaker's name.
 
-        The others have a mark, so that none of them can pass for another turn.
+        The other lines begin with a mark, so that none of them can pass for another turn.
         """
         first, *others = self.text.splitlines() or [""]
         speaker = attribution(self.message.role, self.message.author)

@@ -260,9 +260,9 @@ def _of_one_step(rows: list[Row]) -> list[Row]:
 
 
 def _prunable(row: Row) -> Prunable:
-    *numbers, updated_at, retention, first_stored_at, first_live_at = row
+    *first, updated_at, retention, first_stored_at, first_live_at = row
     times = [time_of(moment) for moment in (first_stored_at, first_live_at)]
-    return Prunable(*numbers, *[time_of(updated_at), retention_of(retention)], *times)
+    return Prunable(*first, *[time_of(updated_at), retention_of(retention)], *times)
 
 
 @dataclass(frozen=True)

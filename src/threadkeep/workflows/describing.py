@@ -75,7 +75,7 @@ class KeyExplanation:
     """Whether the agent's history is in the graph store under this key."""
     namespace: tuple[str, ...]
     key: str | None
-    """null: it would work in memory only."""
+    """Null if no candidate gives a key: the agent would then keep its conversation in memory only."""
     conversation_key: str | None
     """The text that the winning candidate gave, before the key template."""
     winner: str | None

@@ -145,13 +145,14 @@ _MOST_EPISODES = 10_000
 
 @dataclass(frozen=True)
 class Backfilled:
-    """The number of earlier turns that are queued."""
+    """The result of queueing earlier turns."""
 
     __pydantic_config__ = DESCRIBED
 
     queued: int
+    """The turns that are queued now."""
     left: int
-    """More than 0: ask again."""
+    """The turns that are not; if there are any, ask again."""
 
 
 @dataclass(frozen=True)

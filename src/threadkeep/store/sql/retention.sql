@@ -231,7 +231,7 @@ WHERE NOT EXISTS (
 )
 
 -- name: going
--- Included by other statements: all runs of trees.
+-- Included by other statements: the ids of all runs in the trees of the given root runs.
 WITH wanted (root_run_id) AS (
 VALUES (:root_run_id)
 ), going (run_id) AS (
