@@ -272,7 +272,7 @@ class Person:
     """What channels call the person, the last seen first."""
     merged: Mapping[str, str] = field(default_factory=dict)
     """Which id was merged into which."""
-    preferences: Mapping[str, Json] = field(default_factory=dict)
+    preferences: Mapping[str, object] = field(default_factory=dict)
     """The valid facts of that kind, by key."""
     first_seen_at: datetime
     last_seen_at: datetime
