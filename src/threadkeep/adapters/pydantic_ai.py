@@ -89,7 +89,9 @@ class Conversations(ConversationStore):
             return
         if (stored.revision if stored else None) != expected_revision:
             raise ConversationConflict(record.conversation_id)
-        await self._go_back_to(record, new_entries[0].parent_id if new_entries else record.head_id)
+        parent_id = new_entries[0].parent_id if new_entries else record.head_id
+        if stored is not None or parent_id is not None:
+            await self._go_back_to(record, parent_id)
         dumped: Json = {"record": _RECORD.dump_python(record, mode="json")}
         state = self._memory.channels.state
         names = [f"conversation:{record.conversation_id}", *(f"entry:{entry.id}" for entry in new_entries)]
