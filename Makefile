@@ -29,7 +29,7 @@ test: with-dev ## run the tests, on SQLite and on a PostgreSQL of their own
 slow: with-dev ## run the tests that take long: processes that are killed, random requests and sessions, benches
 	$(PYTEST) -m slow $(ARGS)
 
-suites: with-dev ## run the suites of the stores once more: in memory, on encrypted files and on partitioned tables
+suites: with-dev ## run the suites of the stores once more, on encrypted files and on partitioned tables
 	$(PYTEST) -m suites $(ARGS)
 
 # Beside the set `dev`, and only where there is a browser: the driver alone is 130 MB.

@@ -64,8 +64,8 @@ _PATIENCES = (
     "threadkeep.history.manifests._CLOSING_SECONDS",
 )
 
-# What holds for a file and on PostgreSQL holds in memory too; that is checked with the suites that run once more.
-DATABASES = ("sqlite-file", pytest.param("sqlite-memory", marks=pytest.mark.suites), "postgres")
+# What holds for a file and on PostgreSQL holds in memory too; that is checked with the tests that take long.
+DATABASES = ("sqlite-file", pytest.param("sqlite-memory", marks=pytest.mark.slow), "postgres")
 # For packages that reach the database through a memory: with the tests that take long, they do so on PostgreSQL too.
 MOSTLY_SQLITE = ("sqlite-file", pytest.param("postgres", marks=pytest.mark.slow))
 

@@ -26,7 +26,7 @@ from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.records.runs import RunQuery
 
 CHATS = (7, 8)
-MESSAGES = int(os.environ.get("CHANNEL_MESSAGES", "10"))
+MESSAGES = int(os.environ.get("CHANNEL_MESSAGES", "40"))
 """Messages of each chat; `python -m bench channels` sends more."""
 FIGURES = os.environ.get("CHANNEL_FIGURES")
 """A file for the figures of each database, a line each."""

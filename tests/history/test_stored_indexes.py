@@ -88,6 +88,20 @@ async def test_the_next_process_indexes_only_what_is_new(
         assert query(shared_url, ROWS) == [(18,)]
 
 
+async def test_an_index_is_stored_again_when_an_eighth_is_new(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Not for each message, since all of it is written."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await say(memory, 16)
+        await found(memory)
+        await stored(memory.older_turns)
+        assert query(shared_url, ROWS) == [(16,)]
+        for seq in (16, 18):
+            await say(memory, 1)
+            await found(memory)
+            await stored(memory.older_turns)
+            assert query(shared_url, ROWS) == [(seq,)]
+
+
 async def test_an_index_of_other_code_is_made_again(
     shared_url: str, memory_options: MemoryOptions, indexed: list[int]
 ) -> None:

@@ -140,7 +140,7 @@ def test_whatever_is_sent_is_answered_as_documented(document: BaseSchema, mode: 
 
 def _try(cases: SearchStrategy[Case[Any]]) -> None:
     # What is not in the document is rare for some bodies: most that are made up are valid, and are left out.
-    @settings(max_examples=settings().max_examples // 6, suppress_health_check=[HealthCheck.filter_too_much])
+    @settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.filter_too_much])
     @given(case=cases)
     def answered_as_documented(case: Case[Any]) -> None:
         case.call_and_validate(checks=CHECKS, timeout=HANG_SECONDS)

@@ -73,7 +73,7 @@ class GraphTurns:
             await order_of(memory).acquire(session.session_id, root, memory.observers)
         turn.role = "guest" if root.recorded else "owner"
         root.recorded = True
-        root.open_calls += 1
+        root.call_begins()
         with OnFailure(lambda: self.leave(turn)):
             stored = [self._without_redacted(message) for message in messages]
             part.enter(stored)
