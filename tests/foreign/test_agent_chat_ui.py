@@ -55,6 +55,11 @@ async def _say(page: Any, text: str) -> None:
     await page.keyboard.press("Enter")
 
 
+async def _press(button: Any) -> None:
+    # The page scrolls to its newest message meanwhile, and a click at a place can miss what moves; a key does not.
+    await button.press("Enter")
+
+
 async def _history(client: httpx2.AsyncClient, thread_id: str) -> list[tuple[str, str]]:
     messages = (await client.get(f"/api/v1/chat/history/{thread_id}")).json()["messages"]
     return [(one["content"], one["status"]) for one in messages]
@@ -73,15 +78,15 @@ async def test_people_talk_edit_ask_again_and_stop(tmp_path: Path, origin: str) 
         await page.get_by_text("Two.", exact=True).first.wait_for()
         await page.reload()
         await page.get_by_text("Two.", exact=True).first.wait_for()
-        await page.get_by_role("button", name="Edit").last.click()
+        await _press(page.get_by_role("button", name="Edit").last)
         await page.locator("textarea").first.fill("Second, please")
-        await page.get_by_role("button", name="Submit").click()
+        await _press(page.get_by_role("button", name="Submit"))
         await page.get_by_text("Two again.").wait_for()
-        await page.get_by_role("button", name="Refresh").last.click()
+        await _press(page.get_by_role("button", name="Refresh").last)
         await page.get_by_text("Another two.").wait_for()
         await _say(page, "Third")
         await page.get_by_text("Slowly").wait_for()
-        await page.get_by_role("button", name="Cancel").click()
+        await _press(page.get_by_role("button", name="Cancel"))
         thread_id = page.url.partition("threadId=")[2].partition("&")[0]
 
         async def stopped() -> bool:
@@ -101,5 +106,5 @@ async def test_a_question_of_a_run_is_answered(tmp_path: Path, origin: str) -> N
         await _say(page, "I want my money back.")
         await page.get_by_role("button", name="Accept").wait_for()
         await page.reload()
-        await page.get_by_role("button", name="Accept").click()
+        await _press(page.get_by_role("button", name="Accept"))
         await page.get_by_text("A person chose accept.").wait_for()
