@@ -49,15 +49,20 @@ refund.add_edge("ask", END)
 
 
 async def _say(page: Any, text: str) -> None:
-    # While an answer is written there is a button to cancel instead, and the page sends nothing.
-    await page.get_by_role("button", name="Send").wait_for()
+    await _written(page)
     await page.get_by_placeholder("Type your message...").fill(text)
     await page.keyboard.press("Enter")
 
 
-async def _press(button: Any) -> None:
+async def _press(page: Any, button: Any) -> None:
     # The page scrolls to its newest message meanwhile, and a click at a place can miss what moves; a key does not.
+    await _written(page)
     await button.press("Enter")
+
+
+async def _written(page: Any) -> None:
+    # While an answer is written there is a button to cancel instead, and the page sends nothing.
+    await page.get_by_role("button", name="Send", exact=True).wait_for()
 
 
 async def _history(client: httpx2.AsyncClient, thread_id: str) -> list[tuple[str, str]]:
@@ -78,15 +83,15 @@ async def test_people_talk_edit_ask_again_and_stop(tmp_path: Path, origin: str) 
         await page.get_by_text("Two.", exact=True).first.wait_for()
         await page.reload()
         await page.get_by_text("Two.", exact=True).first.wait_for()
-        await _press(page.get_by_role("button", name="Edit").last)
+        await _press(page, page.get_by_role("button", name="Edit").last)
         await page.locator("textarea").first.fill("Second, please")
-        await _press(page.get_by_role("button", name="Submit"))
+        await _press(page, page.get_by_role("button", name="Submit"))
         await page.get_by_text("Two again.").wait_for()
-        await _press(page.get_by_role("button", name="Refresh").last)
+        await _press(page, page.get_by_role("button", name="Refresh").last)
         await page.get_by_text("Another two.").wait_for()
         await _say(page, "Third")
         await page.get_by_text("Slowly").wait_for()
-        await _press(page.get_by_role("button", name="Cancel"))
+        await page.get_by_role("button", name="Cancel").press("Enter")
         thread_id = page.url.partition("threadId=")[2].partition("&")[0]
 
         async def stopped() -> bool:
@@ -106,5 +111,5 @@ async def test_a_question_of_a_run_is_answered(tmp_path: Path, origin: str) -> N
         await _say(page, "I want my money back.")
         await page.get_by_role("button", name="Accept").wait_for()
         await page.reload()
-        await _press(page.get_by_role("button", name="Accept"))
+        await _press(page, page.get_by_role("button", name="Accept"))
         await page.get_by_text("A person chose accept.").wait_for()
