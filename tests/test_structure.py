@@ -57,7 +57,8 @@ MOST_FILES = 377
 # Blocks of recalled turns that are counted once, and long texts that hold up no other task, brought 88.
 # Messages that their first chunk alone names brought 5.
 # Named helpers that had been inlined, and the repairs of a review, brought 214.
-MOST_LINES = 81_046
+# Going back in the transaction of a write brought 28.
+MOST_LINES = 81_074
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

@@ -39,3 +39,26 @@ async def test_a_turn_without_statements_is_stored_whole_or_not_at_all(memory: M
     assert await session.count() == 1
     with pytest.raises(WrongUser):
         await append_once(memory.session("s", user_id="bob"), turn[:1], Joined())
+
+
+async def test_a_turn_takes_the_place_of_later_messages_or_changes_nothing(memory: Memory) -> None:
+    """They are superseded in the transaction that stores it; that of a known revision is rolled back."""
+    session, state = memory.session("s", user_id="ann"), memory.channels.state
+    await session.append([Message("user", text, id=text) for text in ("one", "two", "three")])
+
+    async def write(writer: str, after: int) -> bool:
+        claim = Message("system", "[revision]", id="revision:1", original={"writer": writer})
+        joined = Joined(after=[state.keep_statement("test", "writer", writer)], supersedes_after=after)
+        return await append_once(session, [claim, Message("user", f"I am {writer}.")], joined)
+
+    assert await write("a", 2)
+    said = ["one", "two", "[revision]", "I am a."]
+    for writer, is_stored in (("b", False), ("a", True)):
+        assert await write(writer, 1) is is_stored
+        assert [one.content for one in await session.tail(10)] == said
+    info = await session.info()
+    assert (info.message_count, info.last_message) == (4, "I am a.")
+    assert await state.value("test", "writer") == "a"
+    with pytest.raises(WrongUser):
+        await append_once(memory.session("s", user_id="bob"), [Message("user", "Mine.")], Joined(supersedes_after=0))
+    assert [one.content for one in await session.tail(10)] == said

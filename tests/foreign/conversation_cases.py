@@ -147,6 +147,47 @@ async def test_a_branch_supersedes_and_a_fork_is_a_session_of_its_own(memory: Me
     assert len((await store.load(name)).messages) == 4
 
 
+class LateWriter(Conversations):
+    """A store that reads a record, and then waits until another writer has written."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
+        self.has_read, self.may_write = asyncio.Event(), asyncio.Event()
+
+    async def read_record(self, conversation_id: str) -> ConversationRecord | None:
+        """Return the record as it was before the other write."""
+        found = await super().read_record(conversation_id)
+        self.has_read.set()
+        await self.may_write.wait()
+        return found
+
+
+async def test_a_refused_branch_takes_back_nothing(memory: Memory) -> None:
+    """Of two that leave entries at once, the second had read the record before the first was stored."""
+    store, late, name = Conversations(memory), LateWriter(memory), new_name()
+    await ask(store, name, "One.")
+    await ask(store, name, "Two.")
+    record: Any = await store.read_record(name)
+    entries = await store.read_history(record.head_id)
+    new, refused = [
+        ConversationEntry(parent_id=entries[at].id, message=ModelResponse(parts=[TextPart(text)]))
+        for at, text in ((3, "First."), (1, "Second."))
+    ]
+    first, second = [dataclasses.replace(record, head_id=one.id, revision=one.id) for one in (new, refused)]
+    writing = asyncio.create_task(late.write_record(second, new_entries=[refused], expected_revision=record.revision))
+    await late.has_read.wait()
+    await store.write_record(first, new_entries=[new], expected_revision=record.revision)
+    late.may_write.set()
+    with pytest.raises(ConversationConflict):
+        await writing
+    said = [("user", "One."), ("assistant", "I see 3 messages."), ("assistant", "First.")]
+    assert await texts(memory, name) == said
+    # A repeat of the write that was stored changes nothing either.
+    await store.write_record(first, new_entries=[new], expected_revision=record.revision)
+    assert await texts(memory, name) == said
+    assert [one.id for one in await store.read_history(new.id)] == [*(one.id for one in entries[:4]), new.id]
+
+
 async def test_conversations_are_listed_by_scope_newest_first(memory: Memory) -> None:
     """Those of the store's user; an erase of the user takes them."""
     user = f"ann-{uuid.uuid4()}"

@@ -90,15 +90,15 @@ class Conversations(ConversationStore):
         if (stored.revision if stored else None) != expected_revision:
             raise ConversationConflict(record.conversation_id)
         parent_id = new_entries[0].parent_id if new_entries else record.head_id
-        if stored is not None or parent_id is not None:
-            await self._go_back_to(record, parent_id)
+        left = None if stored is None and parent_id is None else await self._left_after(record, parent_id)
         dumped: Json = {"record": _RECORD.dump_python(record, mode="json")}
         state = self._memory.channels.state
         names = [f"conversation:{record.conversation_id}", *(f"entry:{entry.id}" for entry in new_entries)]
         statements = [state.keep_statement(self._scope, name, record.conversation_id) for name in names]
         note = _note(record.conversation_id, expected_revision, dumped)
         messages = [note, *(_message(entry) for entry in new_entries)]
-        if not await append_once(self._session(record.conversation_id), messages, Joined(after=statements)):
+        joined = Joined(after=statements, supersedes_after=left)
+        if not await append_once(self._session(record.conversation_id), messages, joined):
             raise ConversationConflict(record.conversation_id)
 
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
@@ -139,8 +139,11 @@ class Conversations(ConversationStore):
             next_id = history[-1].parent_id
         return history[::-1]
 
-    async def _go_back_to(self, record: ConversationRecord, entry_id: str | None) -> None:
-        """Supersede the entries after the one that a record continues from, or branch the session that has it."""
+    async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
+        """Return the `seq` after which a record leaves entries, if any; it continues from the entry.
+
+        If another session has that entry, it is branched.
+        """
         session, seq = self._session(record.conversation_id), 0
         if entry_id is not None:
             try:
@@ -149,11 +152,10 @@ class Conversations(ConversationStore):
                 raise ConversationConflict(record.conversation_id) from None
             if home.session_id != session.session_id:
                 await home.branch(message.seq, session_id=session.session_id)
-                return
+                return None
             seq = message.seq or 0
-        later = await messages_after(session, seq)
-        if any(_entry(message) is not None for message in later):
-            await session.take_back(len(later))
+        later = await messages_after(session, seq, 1, keep=lambda message: _entry(message) is not None)
+        return seq if later else None
 
     async def _find(self, entry_id: str) -> tuple[Session, Message]:
         first = await self._memory.channels.state.value(self._scope, f"entry:{entry_id}")

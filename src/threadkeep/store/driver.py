@@ -67,10 +67,14 @@ class Appended(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Statements of the transaction that stores a turn, `before` its messages and `after` them."""
+    """Statements of the transaction that stores a turn, `before` its messages and `after` them.
+
+    With `supersedes_after` it first supersedes the active messages of the session after this `seq`.
+    """
 
     before: Sequence[Statement] = ()
     after: Sequence[Statement] = ()
+    supersedes_after: int | None = None
 
 
 @dataclass

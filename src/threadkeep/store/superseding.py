@@ -27,7 +27,7 @@ from threadkeep.store.codec import (
 )
 from threadkeep.store.driver import Connection, Row
 from threadkeep.store.statements import load_statements
-from threadkeep.store.transcripts import Branching, Superseded, Superseding
+from threadkeep.store.transcripts import END, Branching, Superseded, Superseding
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,14 @@ class SupersedingWriter:
             return Superseded()
         messages = tuple(message_of(row) for row in taken)
         return Superseded(len(seqs), min(seqs, default=0), max(seqs, default=0), messages, by)
+
+    async def supersede_after(self, connection: Connection, session_id: str, seq: int, *, now: str) -> None:
+        """Supersede all active messages after a `seq`; another writer of the session waits for the transaction."""
+        await connection.fetch(self._sql["hold"], {"session_id": session_id})
+        between = {"session_id": session_id, "first_seq": seq + 1, "last_seq": END}
+        mark = {**between, "now": now, "id": None, "superseded_by": None, "run_id": None}
+        if seqs := [int(found) for (found,) in await connection.fetch(self._sql["supersede_between"], mark)]:
+            await self.refresh(connection, session_id, seqs)
 
     async def refresh(self, connection: Connection, session_id: str, seqs: Sequence[int]) -> None:
         """Update all data derived from a session, after messages with these `seq` values were superseded."""

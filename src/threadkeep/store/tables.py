@@ -45,6 +45,7 @@ from threadkeep.store.transcripts import (
     Superseding,
     TableSessions,
 )
+from threadkeep.store.turn_writer import TurnWriter
 
 _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500
@@ -80,6 +81,7 @@ class TableTranscripts:
         self._count = count
         self._clock = clock
         self._commits = GroupCommit(driver, graph_turns)
+        self._turns = TurnWriter(graph_turns)
         self._superseding = SupersedingWriter()
         self._sql = load_statements("transcripts.sql", "superseding.sql")
         self._deletion = deletion_statements(driver.backend)
@@ -103,7 +105,19 @@ class TableTranscripts:
         if joined is None:
             raise TurnRefused("What belongs to the turn is too large; store one after the other.")
         prepared.before, prepared.after, prepared.is_joined = joined.before, joined.after, True
+        if joined.supersedes_after is not None:
+            return await self._append_instead(prepared, joined.supersedes_after)
         return await self._commits.append(prepared), prepared.rows
+
+    async def _append_instead(self, prepared: PreparedTurn, seq: int) -> tuple[Receipt, Sequence[list[Row]]]:
+        """Store a turn in the place of the messages after a `seq`, all in one transaction."""
+        async with self._driver.writing() as connection:
+            await self._superseding.supersede_after(connection, prepared.turn.session_id, seq, now=prepared.now)
+            rows = await connection.fetch_each(prepared.before)
+            receipt = await self._turns.store(connection, prepared)
+            if receipt.duplicates:
+                raise TurnRefused("A message of the turn is known already.")  # this rolls the transaction back
+            return receipt, [*rows, *await connection.fetch_each(prepared.after)]
 
     async def newest(
         self,
