@@ -9,11 +9,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace
 from threadkeep.observe import Backend
-from threadkeep.records import dump_json
 from threadkeep.store.driver import Connection, Driver, Parameters, RowLocked
 from threadkeep.store.statements import Tables, for_rows, row_parameters
 from threadkeep.store.tables import like_pattern
@@ -176,15 +175,13 @@ class _TableWriting:
         if metadata is None:
             changed = await self._connection.execute(self._sql["delete_metadata"], row)
         elif version is None:
-            row = {**_place(self._metadata), "value": dump_json(metadata)}
+            row = {**_place(self._metadata), "value": _text_of(metadata)}
             changed = await self._connection.execute(self._sql["insert_metadata"], row)
         else:
-            changed = await self._connection.execute(
-                self._sql["update_metadata"], {**row, "value": dump_json(metadata)}
-            )
+            changed = await self._connection.execute(self._sql["update_metadata"], {**row, "value": _text_of(metadata)})
         if not changed:
             raise ConversationChanged
-        puts = [{**_place(key), "value": dump_json(value)} for key, value in others.items() if value is not None]
+        puts = [{**_place(key), "value": _text_of(value)} for key, value in others.items() if value is not None]
         removals = [_place(key) for key, value in others.items() if value is None]
         if puts:
             await self._connection.execute_many(self._sql["put_item"], puts)
@@ -216,6 +213,11 @@ def _value(text: str | bytes) -> Value:
         except (ValueError, RecursionError):
             return {}
     return value if isinstance(value, dict) else {}
+
+
+def _text_of(value: Value) -> str:
+    """Return the JSON of an item, whose values are JSON already."""
+    return to_json(value).decode()
 
 
 def _place(key: ItemKey) -> Parameters:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from threadkeep.errors import SessionDamaged, StoreUnavailable
 from threadkeep.graph_store.items import Items, Value, Writing
+from threadkeep.graph_store.known import KnownChunks
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace, chunk_key, chunk_of, places_down, stretches
 from threadkeep.graph_store.shapes import (
     METADATA,
@@ -41,7 +43,7 @@ class HeldChunks:
         if chunk not in self.read:
             [value] = await self.writing.get([key])
             if value is not None:
-                messages_in(self.conversation, chunk, value, self.layout.value_field)
+                messages_in(self.conversation, chunk, value, partial(message_in, value_field=self.layout.value_field))
             elif chunk == chunk_of(max(self.conversation.last_seq, 1), self.conversation.chunk_size):
                 raise missing_chunk(self.conversation)
             self.read[chunk] = value
@@ -152,6 +154,7 @@ class ConversationReader:
         self._items = items
         self._layout = layout
         self.damages = DamageRegister()
+        self.known = KnownChunks(layout.value_field)
         self.owner_of: Callable[[str], Awaitable[str | None]] | None = None
         """Who owns a conversation whose metadata do not say it any more."""
 
@@ -163,7 +166,7 @@ class ConversationReader:
         """
         [found] = await self._items.get([self._layout.metadata(session_id)])
         if found is None:
-            self.damages.forget(session_id)
+            self.forget(session_id)
             return None
         try:
             conversation = self.described(session_id, found)
@@ -173,6 +176,11 @@ class ConversationReader:
                 return None
             raise
         return conversation if user_id in (None, conversation.user_id) else None
+
+    def forget(self, session_id: str) -> None:
+        """Forget a conversation that does not exist any more."""
+        self.damages.forget(session_id)
+        self.known.forget(session_id)
 
     def described(self, session_id: str, metadata: Value) -> Conversation:
         """Return the conversation that metadata describe. Raises `SessionDamaged`."""
@@ -274,7 +282,7 @@ class ConversationReader:
                             raise missing_chunk(conversation)
                 if value is not None:
                     with self.damages.noting(conversation.session_id, chunk_key(number)):
-                        messages = messages_in(conversation, number, value, self._layout.value_field, places)
+                        messages = self.known.messages_in(conversation, number, value, places)
                     yield value, messages
 
     async def _changed(self, conversation: Conversation) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -213,9 +213,15 @@ def chunk_value(
 
 
 def messages_in(
-    conversation: Conversation, chunk: int, value: Value, value_field: str, places: tuple[int, int] | None = None
+    conversation: Conversation,
+    chunk: int,
+    value: Value,
+    read: Callable[[Value], Message],
+    places: tuple[int, int] | None = None,
 ) -> list[Message]:
     """Return the messages of a chunk, in order; with `places` only those between two `seq` values, both included.
+
+    `read` returns each of them, as `message_in` does.
 
     Raises:
         SessionDamaged: the item is not this chunk of this conversation, or one of these messages cannot be used.
@@ -223,7 +229,7 @@ def messages_in(
     first, last = places or (1, conversation.last_seq + conversation.chunk_size)
     try:
         values = _values_in(conversation, chunk, value)
-        return [message_in(each, value_field) for each in values if first <= each["seq"] <= last]
+        return [read(each) for each in values if first <= each["seq"] <= last]
     except _Misshapen as error:
         raise SessionDamaged(
             conversation.session_id, chunk_key(chunk), str(error), user_id=conversation.user_id

@@ -187,6 +187,7 @@ class ConversationSuperseding:
             await self._writer.put(writing, found, await self._retitled(chunks, changed, taken), chunks.items)
 
         await self._writer.hold(session_id, work)
+        self._reader.known.forget(session_id)
 
     async def _standing(self, chunks: HeldChunks, message_id: str) -> Value | None:
         """Return the message with an id, or the last one that has replaced it."""

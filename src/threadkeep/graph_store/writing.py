@@ -17,7 +17,6 @@ from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import (
     Conversation,
     answer_note,
-    messages_in,
     metadata_value,
     missing_chunk,
     noted_seq,
@@ -263,6 +262,7 @@ class ConversationWriter:
                 shorter = replace(shorter, last_message=None)
             items = await self._without(writing, found, beginning)
             await self.put(writing, found, shorter, items | await self._steps_without(writing, shorter))
+            self.reader.known.forget(session_id)
             return True
 
         return await self.hold(session_id, work)
@@ -287,7 +287,7 @@ class ConversationWriter:
             if idle_before is not None:
                 raise
             gone = await self._remove_damaged(session_id)
-        self.reader.damages.forget(session_id)
+        self.reader.forget(session_id)
         return gone
 
     async def _remove_damaged(self, session_id: str) -> bool:
@@ -382,7 +382,7 @@ class ConversationWriter:
 
     def _read(self, conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
         """Return the messages of a chunk as stored. Raises `SessionDamaged`."""
-        messages_in(conversation, chunk, value, self.layout.value_field)
+        self.reader.known.messages_in(conversation, chunk, value)
         found: Sequence[Value] = value["messages"]
         return found
 
