@@ -59,7 +59,8 @@ MOST_FILES = 378
 # Named helpers that had been inlined, and the repairs of a review, brought 214.
 # Going back in the transaction of a write brought 28.
 # Messages of a graph store that are checked once brought 90, and a file.
-MOST_LINES = 81_162
+# Fields of manifests that are required in responses brought 7.
+MOST_LINES = 81_169
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

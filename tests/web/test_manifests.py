@@ -48,6 +48,7 @@ async def test_the_schema_tells_the_forms_of_dates(client: httpx2.AsyncClient) -
     schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
     since = schemas["FactReference"]["properties"]["since"]
     assert [one.get("format") for one in since["anyOf"]] == ["date", None]
+    assert {"call", "created_at"} <= set(schemas["ContextManifest"]["required"])
     created_at = schemas["ContextManifest"]["properties"]["created_at"]
     assert (created_at["type"], created_at["format"]) == ("string", "date-time")
 

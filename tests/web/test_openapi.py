@@ -123,6 +123,19 @@ async def test_operations_have_readable_names(client: httpx2.AsyncClient) -> Non
     assert [name for name in names if "api_v1" in name or "__" in name] == []
 
 
+SENT_WHOLE = (
+    *("AssistantBody", "Completion", "CompletionMessage", "ModelsBody", "FactView", "Forgotten", "Health", "Readiness"),
+    *("ProcedureView", "TaskBody", "ThreadBody", "ThreadRunBody", "ThreadStateBody", "Person"),
+)
+
+
+async def test_what_is_always_sent_is_required(client: httpx2.AsyncClient) -> None:
+    """Also a field with a default value: a generated client need not ask whether it is there."""
+    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    for name in SENT_WHOLE:
+        assert set(schemas[name]["required"]) == set(schemas[name]["properties"]), name
+
+
 # The engine of runs waits for random times in a thread beside, which Hypothesis takes for the strategies' doing.
 @pytest.mark.filterwarnings("ignore:Do not use the .random. module:hypothesis.errors.HypothesisDeprecationWarning")
 @pytest.mark.hypothesis

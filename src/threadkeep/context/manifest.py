@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import TypeAdapter, computed_field
+from pydantic import ConfigDict, TypeAdapter, computed_field
 from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.context.window import Exclusion, ExclusionReason
@@ -180,6 +180,11 @@ class StablePrefix:
     """SHA-256 of these messages."""
 
 
+def _require_stored(schema: dict[str, Any]) -> None:
+    """Mark the fields that every stored manifest has as required."""
+    schema["required"] += ["call", "created_at"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ContextManifest:
     """The record of one model call: the messages sent, in order, and the excluded ones with reasons; no message text.
@@ -188,6 +193,8 @@ class ContextManifest:
     transcript, or to a `conversation` that the node stores elsewhere. Without any transcript, as in a run without a
     session, every entry is a `text`. Fields with default values are absent in JSON.
     """
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True, json_schema_extra=_require_stored)
 
     session_id: str | None = None
     """Absent for a call in a run that belongs to no session."""

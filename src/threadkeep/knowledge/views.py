@@ -72,7 +72,7 @@ class ScopedView(BaseModel):
         return cls.model_validate({**values, "scope": record.scope.kind, "owner": record.scope.owner})
 
 
-class FactView(ScopedView, extra="forbid"):
+class FactView(ScopedView, extra="forbid", json_schema_serialization_defaults_required=True):
     """A value of a key in a scope."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)]
@@ -189,7 +189,7 @@ class ProcedureInput(
         return Procedure(scope=Scope(self.scope, self.owner), **self.model_dump(exclude={"scope", "owner"}))
 
 
-class ProcedureView(ScopedView, ProcedureInput):
+class ProcedureView(ScopedView, ProcedureInput, json_schema_serialization_defaults_required=True):
     """A procedure as it is stored, with its uses."""
 
     used: int
@@ -250,7 +250,7 @@ class ForgetFactsInput(
         return self
 
 
-class Forgotten(BaseModel):
+class Forgotten(BaseModel, json_schema_serialization_defaults_required=True):
     """The result of forgetting facts."""
 
     forgotten: int = Field(description="How many there were; of facts all values of their keys count.")

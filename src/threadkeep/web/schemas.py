@@ -281,13 +281,13 @@ class SearchResult(BaseModel):
     damaged: tuple[str, ...] = _DAMAGED
 
 
-class Health(BaseModel):
+class Health(BaseModel, json_schema_serialization_defaults_required=True):
     """The process responds."""
 
     status: str = "ok"
 
 
-class Readiness(BaseModel):
+class Readiness(BaseModel, json_schema_serialization_defaults_required=True):
     """The service can work: its database answers."""
 
     ready: bool = True

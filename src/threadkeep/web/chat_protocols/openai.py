@@ -69,7 +69,7 @@ class CompletionBody(
             raise InvalidInput("`n` is 1 here: a turn has one answer.")
 
 
-class CompletionMessage(BaseModel):
+class CompletionMessage(BaseModel, json_schema_serialization_defaults_required=True):
     """The answer."""
 
     role: str = "assistant"
@@ -77,7 +77,7 @@ class CompletionMessage(BaseModel):
     refusal: str | None = None
 
 
-class CompletionChoice(BaseModel):
+class CompletionChoice(BaseModel, json_schema_serialization_defaults_required=True):
     """The only choice."""
 
     index: int = 0
@@ -95,7 +95,7 @@ class CompletionUsage(BaseModel):
     estimated: bool = ESTIMATED
 
 
-class Completion(BaseModel):
+class Completion(BaseModel, json_schema_serialization_defaults_required=True):
     """A completion. `id` is the run's; the session is in the header `X-Session-Id`."""
 
     id: str
@@ -106,7 +106,7 @@ class Completion(BaseModel):
     usage: CompletionUsage
 
 
-class ModelBody(BaseModel):
+class ModelBody(BaseModel, json_schema_serialization_defaults_required=True):
     """A workflow as a model."""
 
     id: str
@@ -115,7 +115,7 @@ class ModelBody(BaseModel):
     owned_by: str = "threadkeep"
 
 
-class ModelsBody(BaseModel):
+class ModelsBody(BaseModel, json_schema_serialization_defaults_required=True):
     """The workflows as models."""
 
     object: str = "list"

@@ -30,7 +30,7 @@ class ServerInfo(BaseModel):
     flags: dict[str, bool]
 
 
-class AssistantBody(BaseModel):
+class AssistantBody(BaseModel, json_schema_serialization_defaults_required=True):
     """A workflow as an assistant."""
 
     assistant_id: str
@@ -60,7 +60,7 @@ _MESSAGES: dict[str, JsonValue] = {
 }
 
 
-class SchemasBody(BaseModel):
+class SchemasBody(BaseModel, json_schema_serialization_defaults_required=True):
     """The schemas of an assistant."""
 
     graph_id: str

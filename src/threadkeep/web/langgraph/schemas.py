@@ -29,7 +29,7 @@ type ThreadField = Literal[
 type ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 
 
-class CheckpointBody(BaseModel):
+class CheckpointBody(BaseModel, json_schema_serialization_defaults_required=True):
     """A checkpoint: the end of a turn."""
 
     thread_id: str
@@ -37,14 +37,14 @@ class CheckpointBody(BaseModel):
     checkpoint_id: str = Field(description="The `seq` of the turn's last message; 0 is before the first one.")
 
 
-class InterruptBody(BaseModel):
+class InterruptBody(BaseModel, json_schema_serialization_defaults_required=True):
     """A question of a run to a person."""
 
     id: str
     value: Any = None
 
 
-class TaskBody(BaseModel):
+class TaskBody(BaseModel, json_schema_serialization_defaults_required=True):
     """A run that waits for a person."""
 
     id: str
@@ -56,7 +56,7 @@ class TaskBody(BaseModel):
     result: Any = None
 
 
-class ThreadStateBody(BaseModel):
+class ThreadStateBody(BaseModel, json_schema_serialization_defaults_required=True):
     """The state of a thread at the end of a turn."""
 
     values: dict[str, Any] = Field(description="`messages`: the active messages of the transcript.")
@@ -69,7 +69,7 @@ class ThreadStateBody(BaseModel):
     created_at: datetime | None
 
 
-class ThreadBody(BaseModel):
+class ThreadBody(BaseModel, json_schema_serialization_defaults_required=True):
     """A thread."""
 
     thread_id: str
@@ -291,7 +291,7 @@ class RunCreateBody(
         return given == {"goto": END}
 
 
-class ThreadRunBody(BaseModel):
+class ThreadRunBody(BaseModel, json_schema_serialization_defaults_required=True):
     """A run."""
 
     run_id: str
