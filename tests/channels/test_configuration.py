@@ -59,9 +59,9 @@ def test_a_bot_may_have_limits_texts_and_a_workflow(tmp_path: Path) -> None:
         (BOT + "    tokn: x", "channel 1, tokn: is not a field of this kind; remove it"),
         (BOT + "    receive: mail", "channel 1, receive: input should be 'polling' or 'webhook'"),
         (BOT + "    receive: webhook", "channel 'support': A bot that receives by webhook needs a secret"),
-        (BOT + "    secret: a b", "channel 'support': A webhook's secret has 1 to 256"),
+        (BOT + "    secret: a b", "channel 'support': A webhook's secret is 1 to 256"),
         (BOT + "    texts: {hello: x}", "channel 'support': There is no text 'hello'"),
-        (BOT.replace("${BOT_TOKEN}", "canary"), "channel 'support': A Telegram token is digits"),
+        (BOT.replace("${BOT_TOKEN}", "canary"), "channel 'support': A Telegram token consists of digits"),
         (BOT.replace("BOT_TOKEN", "NOTHING"), "The variable NOTHING is not set"),
         (BOT + BOT.partition("channels:")[2], "two channels are called 'support'"),
         (
@@ -86,5 +86,5 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, content: bytes | Non
     path = tmp_path / "channels.yaml"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with pytest.raises(InvalidInput, match="cannot read the channels file"):
         read_channels(path, {})

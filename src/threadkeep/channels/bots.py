@@ -26,11 +26,11 @@ class Texts:
     """The texts that a bot sends without a model. An empty text is not sent.
 
     `welcome` answers /start, `new` answers /new and /reset, and `media` answers a picture or another message without
-    text. `failed` replaces the answer of a failed run. `busy` answers a message that arrived during another run,
-    `too_many` the first message beyond the limit of a minute, and `later` ends a stream whose answer takes longer.
-    `asked_elsewhere` follows a question of a run that a text of the chat cannot answer.
-    In `whoami`, `{id}` is the id of the sender and `{session}` the id of the conversation. `forget_question` asks for
-    confirmation before `forgotten`; `forget_group` rejects the command in a group.
+    text. `failed` replaces the answer of a failed run. `busy` answers a message that arrives while another run is
+    active. `too_many` answers the first message beyond the limit per minute. `later` ends a stream if the answer takes
+    too long. `asked_elsewhere` follows a run's question that cannot be answered by a text in the chat. In `whoami`,
+    `{id}` is the id of the sender and `{session}` the id of the conversation. `forget_question` asks for confirmation
+    before `forgotten`; `forget_group` rejects the command in a group.
     """
 
     welcome: str
@@ -76,7 +76,7 @@ TEXTS: Mapping[Language, Texts] = {
         too_many="You are sending messages too fast. Please wait a minute.",
         later="This takes longer. The answer follows.",
         asked_elsewhere=(
-            "This has to be decided outside of this chat: I will write when it is, and until then you can go on here, "
+            "This has to be decided outside of this chat. I will write when it is; until then you can go on here, "
             "or send /new to cancel it."
         ),
     ),
@@ -101,9 +101,9 @@ TEXTS: Mapping[Language, Texts] = {
 
 
 class SenderRates:
-    """The messages of each sender within the last minute; no limit if `per_minute` is 0.
+    """Message counts of each sender within the last minute; there is no limit if `per_minute` is 0.
 
-    A message that the platform repeats counts once. Each process counts its own messages.
+    A message that the platform sends twice counts once. Each process counts its own messages.
     """
 
     def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,7 +113,7 @@ class SenderRates:
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
-        """Count a message; return whether it is within the limit."""
+        """Count a message, and return whether it is within the limit."""
         if not self._per_minute:
             return "within"
         now = self._clock()
@@ -142,7 +142,7 @@ class SenderRates:
 
 @dataclass(frozen=True, kw_only=True)
 class Bot:
-    """A bot. If `allowed_users` (ids of the platform) is not empty, it accepts only their messages.
+    """A bot. If `allowed_users` (ids of the platform) is not empty, the bot answers only these users.
 
     `double_texting` replaces the workflow's own policy for a message that arrives during a turn.
     """
@@ -201,21 +201,21 @@ _NEWEST = 50
 
 
 def question_text(run: Run, texts: Texts) -> str:
-    """Return what a run that waits asks; if the chat cannot answer it, also that it is answered elsewhere."""
+    """Return the questions of a waiting run, with `asked_elsewhere` if a text in the chat cannot answer them."""
     asked = [text for text in _questions(run) if text is not None]
     return "\n".join(asked if is_answered_by_text(run) else [*asked, *filter(None, [texts.asked_elsewhere])])
 
 
 def is_answered_by_text(run: Run) -> bool:
-    """Return whether a run asks one question, which is a text or has one as its `question`."""
+    """Return True if a run asks exactly one question, and the question has a text."""
     asked = _questions(run)
     return len(asked) == 1 and asked[0] is not None
 
 
 async def question_for(memory: Memory, runs: RunService, bot: Bot, message: IncomingMessage) -> Run | None:
-    """Return the run whose question a message answers; None if the message begins a run.
+    """Return the run whose question a message answers, or None if the message starts a new run.
 
-    It is the newest run of the sender in the conversation, the question can be answered by a text, and was sent.
+    This is the sender's newest run in the conversation, if its question was sent and a text can answer it.
     """
     if not await _runs_of(runs, message, RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)):
         return None
@@ -225,15 +225,15 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run is None or run.status != "waiting" or not is_answered_by_text(run):
         return None
     if run.trigger != "webhook" or run.newest_message_id is None:
-        return None  # the person did not see its question in this chat
+        return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # The outbox forgets old messages. A message that is being sent may have arrived.
+    # The outbox deletes old messages. A message that is being sent may already have arrived.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 
 
 async def end_questions(runs: RunService, message: IncomingMessage) -> None:
-    """Cancel the runs of a conversation that wait for an answer in the chat."""
+    """Cancel the runs of a conversation that wait for an answer from the chat."""
     query = RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)
     for run in await _runs_of(runs, message, query):
         if run.trigger == "webhook":
@@ -246,7 +246,7 @@ async def _runs_of(runs: RunService, message: IncomingMessage, query: RunQuery) 
 
 
 def _is_by(message: IncomingMessage, run: Run) -> bool:
-    """Return whether a run answers a message of the same sender; a group has several."""
+    """Return True if a run has a message of the same sender; a group has several senders."""
     if message.sender is None:
         return False
     known = [one.values.get("metadata") for one in run.inputs]

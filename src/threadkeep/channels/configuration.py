@@ -1,4 +1,4 @@
-"""The YAML file that lists the bots. Secrets come from the environment or from the file, which may be private."""
+"""The YAML file that lists the bots. Secrets come from the environment or from the file itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
-    """Settings shared by all kinds of bots."""
+    """Settings that all kinds of bots share."""
 
     name: str
     workflow: str = "chat"
@@ -45,15 +45,15 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
     double_texting: DoubleTexting | None = None
 
     def all_texts(self) -> Texts:
-        """Return the texts of the language, overridden with the bot's own texts.
+        """Return the texts in the bot's language, with the bot's own texts in place of the defaults.
 
         Raises:
-            InvalidInput: there is no text of that name.
+            InvalidInput: a text has an unknown name.
         """
         return TEXTS[self.language].changed(self.texts)
 
     def options[O: DataclassInstance](self, kind: type[O], **others: object) -> O:
-        """Return options with the settings of the same names, except `others`.
+        """Return options of type `kind`, from `others` and, for the rest, from the settings of the same names.
 
         Raises:
             InvalidInput: an option is invalid.
@@ -96,7 +96,7 @@ class WeComSettings(BotSettings):
 
 
 class WeComDirectSettings(WeComSettings):
-    """An application of a corporation; `secret` is the application's."""
+    """An application of a corporation; `secret` is the secret of the application."""
 
     kind: Literal["wecom_dm"]
     corp_id: str
@@ -114,14 +114,14 @@ class WeComDirectSettings(WeComSettings):
 
 
 class WeComServiceSettings(WeComSettings):
-    """The customer service of a corporation; `secret` is the one of customer service."""
+    """The customer service of a corporation; `secret` is the secret of customer service."""
 
     kind: Literal["wecom_cs"]
     corp_id: str
     secret: SecretStr = Field(min_length=1)
     receive: Literal["webhook"] = "webhook"
     desks: frozenset[str] = frozenset()
-    # Customers write several short messages; they get one answer.
+    # Customers write several short messages in a row; they get one answer.
     double_texting: DoubleTexting | None = "coalesce"
 
     def channel(self) -> WeComServiceChannel:
@@ -175,15 +175,15 @@ class ChannelsFile(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=
 
 
 def read_channels(path: Path, environment: Mapping[str, str]) -> ChannelsFile:
-    """Read the channels file; `${NAME}` is replaced with an environment variable.
+    """Read the channels file; replace `${NAME}` with the environment variable of that name.
 
     Raises:
-        InvalidInput: names the file, the bot and the field; never a value.
+        InvalidInput: the file is invalid. The text names the file, the bot and the field, never a value.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path}: the file of the channels cannot be read ({type(error).__name__}).") from None
+        raise InvalidInput(f"{path}: cannot read the channels file ({type(error).__name__}).") from None
     try:
         content = _expanded(yaml.safe_load(text), environment)
         file = ChannelsFile.model_validate(content)
@@ -209,7 +209,7 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
             bot.all_texts()
         except InvalidInput as error:
             raise InvalidInput(f"{path}: channel {bot.name!r}: {error}") from None
-        # Only one of them would get the messages.
+        # Only one of two channels for the same Telegram bot would receive the messages.
         if bot.kind == "telegram" and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
             raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")
 
@@ -248,12 +248,12 @@ def _sentence(error: ValidationError) -> str:
 
 
 def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, str]) -> None:
-    """Append a bot to the file, or create the file; only its owner may read it, because it can contain secrets.
+    """Append a bot to the file, or create the file, readable only by its owner because it can contain secrets.
 
-    Comments and the order of the file stay as they are.
+    Existing comments and the order of the file stay the same.
 
     Raises:
-        InvalidInput: the result would not be valid, or the file's `channels` are not a list at its end.
+        InvalidInput: the result would be invalid, or `channels` is not a list at the end of the file.
     """
     lines = yaml.safe_dump([dict(fields)], sort_keys=False, allow_unicode=True)
     text = _read(path)
@@ -285,7 +285,7 @@ def _read(path: Path) -> str:
 
 
 def _indent_of_last_list(path: Path, text: str) -> int:
-    """Return the column of the items of `channels`, which must be the last key of the file, in block style."""
+    """Return the indentation of the items of `channels`, which must be a block list and the last key of the file."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
@@ -294,4 +294,4 @@ def _indent_of_last_list(path: Path, text: str) -> int:
         key, value = root.value[-1]
         if key.value == "channels" and isinstance(value, yaml.SequenceNode) and not value.flow_style:
             return int(value.start_mark.column)
-    raise InvalidInput(f"{path}: a bot is appended to a block list `channels` at the end of the file; add it by hand.")
+    raise InvalidInput(f"{path}: `channels` is not a block list at the end of the file; add the bot by hand.")

@@ -1,8 +1,8 @@
 """The contract of a channel, which reads callbacks, and of its client, which sends answers.
 
-A `Channel` verifies callbacks, reads them into updates, and splits answers into messages. It does no I/O. A
-`ChannelClient` makes the calls to the platform. The service that starts runs and delivers answers works with these
-records only. The functions at the end read a platform's JSON: a field of an unexpected type counts as missing.
+A `Channel` verifies callbacks, parses them into updates, and splits answers into messages. It does no I/O. A
+`ChannelClient` calls the platform's API. The rest of the service works only with the records of this module. The
+functions at the end read a platform's JSON; they treat a field of an unexpected type as missing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class IncomingMessage:
     `message_id` is the same for every delivery of the message. `results` are the fields for templates of a workflow.
     `reply_to` is the address of the answer, as JSON that the outbox stores; it may contain secrets. `sent_at` is the
     platform's time, None if unknown. `quoted_text` is the text that the message replies to; it is not part of the
-    transcript. A `private` chat has one person. A message with `wants_answer` False is stored without a run.
+    transcript. A `private` chat has one person. A message with `wants_answer` False is stored but starts no run.
     """
 
     message_id: str
@@ -103,7 +103,7 @@ class IncomingMessage:
 
 @dataclass(frozen=True)
 class Ignored:
-    """An update that starts no run. A picture or another message without text is included as `message`."""
+    """An update that starts no run. `message` is set for a picture or another message without text."""
 
     reason: UpdateReason
     message: IncomingMessage | None = field(default=None, repr=False)
@@ -136,9 +136,9 @@ class MessageRecalled:
 
 @dataclass(frozen=True)
 class AnswerFailed:
-    """A part of an answer that the platform accepted and then could not deliver.
+    """A part of an answer that the platform first accepted and then could not deliver.
 
-    `sent_id` is the id under which it was sent, `error` names a kind, and `address` is where it can be sent again.
+    `sent_id` is the id with which it was sent, `error` the kind of error, and `address` where it can be sent again.
     """
 
     session_id: str
@@ -149,7 +149,7 @@ class AnswerFailed:
 
 @dataclass(frozen=True)
 class StreamRefresh:
-    """A request of a WeCom AI bot for the text of an answer so far."""
+    """A request of WeCom for the current text of an AI bot's answer."""
 
     stream_id: str
 
@@ -187,32 +187,32 @@ class Channel(Protocol):
     Guarantees:
 
     - `receive` verifies the exact bytes of a callback, in constant time, before it parses more than their envelope.
-    - A verified callback never raises: an update that is not understood is `Ignored`.
-    - An `IncomingMessage` has text that is not blank, a `session_id` and a `message_id`; repeats have the same ones.
-    - Errors and the `repr` of records contain neither secrets nor people's words.
+    - `receive` raises nothing once a callback is verified: an update that it does not understand is `Ignored`.
+    - An `IncomingMessage` has non-blank text, a `session_id` and a `message_id`, which are the same for each delivery.
+    - Errors and the `repr` of records contain no secrets and no text of a message.
     """
 
     @property
     def kind(self) -> ChannelKind:
-        """The platform, a label of the metrics and the first part of each key."""
+        """The platform. It is a label of the metrics and the first part of each key."""
 
     @property
     def name(self) -> str:
-        """The configured name, the last part of the callback's path."""
+        """The configured name. It is the last part of the callback's path."""
 
     @property
     def scope(self) -> str:
-        """The bot's identity on its platform, independent of its configured name; the owner of offsets and tokens."""
+        """The bot's identity on its platform, whatever its configured name. Offsets and tokens belong to it."""
 
     def receive(self, callback: Callback) -> Received:
-        """Verify a callback and read it.
+        """Verify a callback and parse it.
 
         Raises:
-            CallbackRefused: the callback is not from the platform, or too old; it gets 403.
+            CallbackRefused: the callback is not from the platform or is too old; the response is 403.
         """
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Return the texts of the messages for an answer, in order; none if it is blank."""
+        """Split an answer into the texts of its messages, in order; return none if the answer is blank."""
 
 
 def check_name(name: str) -> None:
@@ -228,20 +228,20 @@ def check_name(name: str) -> None:
 
 
 def complete(message: IncomingMessage) -> IncomingMessage | Ignored:
-    """Return the message if it can be answered, else the reason to ignore it."""
+    """Return the message if it can be answered, otherwise an `Ignored` with the reason."""
     if message.session_id is None:
         return Ignored("incomplete")
     return message if message.text.strip() else Ignored("no_text", message)
 
 
 def stored_message(message: IncomingMessage) -> str:
-    """Return a message as JSON, without its address."""
+    """Serialize a message as JSON, without its address."""
     fields = {**vars(message), "sent_at": message.sent_at and message.sent_at.isoformat(), "reply_to": {}}
     return json.dumps({**fields, "sender": message.sender and vars(message.sender)})
 
 
 def restored_message(stored: str, address: Address) -> IncomingMessage:
-    """Return a message from its JSON and its address."""
+    """Restore a message from its JSON and its address."""
     fields = json.loads(stored)
     fields["sender"] = fields["sender"] and Sender(**fields["sender"])
     fields["sent_at"] = fields["sent_at"] and datetime.fromisoformat(fields["sent_at"])
@@ -256,8 +256,8 @@ type Account = Mapping[str, Json]
 class Part:
     """A text that fits into one message.
 
-    `key` is the same for each attempt, for platforms that drop duplicates. Only the `first` part is sent as a reply.
-    `again` means that the part may have been sent before.
+    `key` is the same for each attempt, for platforms that drop duplicates. Only the `first` part is sent as a reply. If
+    `again` is True, the part may have been sent before.
     """
 
     text: str = field(repr=False)
@@ -278,9 +278,9 @@ class Sent:
 
 @dataclass(frozen=True)
 class Later:
-    """The part must be sent again, after `seconds` if the platform says so. `error` names a kind.
+    """The part must be sent again, after `seconds` if the platform says so. `error` is the kind of error.
 
-    `uncertain` means that the part may have arrived, because the connection broke after sending.
+    If `uncertain` is True, the part may have arrived, because the connection broke after sending.
     """
 
     error: str
@@ -310,16 +310,16 @@ class ChannelClient(Protocol):
 
     @property
     def can_send(self) -> bool:
-        """False while another process has the only connection to the platform."""
+        """False while another process holds the connection to the platform, if the platform allows only one."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send one part of an answer."""
 
     async def show_working(self, address: Address) -> None:
-        """Show the person that the bot is working, if the platform supports it."""
+        """Show the person that the bot is working, if the platform can."""
 
     async def account(self) -> Account | str:
-        """Return the bot as the platform knows it, for operators; or the kind of an error."""
+        """Return what the platform reports about the bot, for operators, or the kind of an error."""
 
 
 def read_json(text: str | bytes) -> Json:

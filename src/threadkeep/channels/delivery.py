@@ -1,4 +1,4 @@
-"""Delivery of answers: they are claimed, split, sent, and retried until the platform accepts them."""
+"""Delivery of answers: claim, split and send them, and retry until the platform accepts them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from threadkeep.store.outbox import Outgoing
 
 @dataclass(frozen=True)
 class DeliveryOptions:
-    """Options for delivery. Times in seconds.
+    """Options for delivery. Times are in seconds.
 
-    A message is claimed for `claim_seconds`, longer than sending a part takes. A message that is undelivered after
-    `give_up_seconds` needs a person. Finished messages are remembered for `keep_seconds`, so that a repeated update
-    gets no second answer. A message whose run has not begun after `take_again_seconds` is taken again, because its
-    process may have died; if that fails, it expires after `unasked_seconds`.
+    A process claims a message for `claim_seconds`, which must be longer than sending a part takes. A message that is
+    undelivered after `give_up_seconds` is marked as failed. Finished messages are remembered for `keep_seconds`, so
+    that a repeated update gets no second answer. If a message has no run after `take_again_seconds`, its process may
+    have died, and the message is taken again; without success it expires after `unasked_seconds`.
     """
 
     concurrency: int = 16
@@ -43,18 +43,18 @@ class DeliveryOptions:
     keep_seconds: float = 7 * 86_400.0
 
     def __post_init__(self) -> None:
-        """Reject invalid times.
+        """Reject times that are not positive.
 
         Raises:
-            InvalidInput: names the option.
+            InvalidInput: an option is not above 0; the text names it.
         """
         for name, value in asdict(self).items():
             if not value > 0:
-                raise InvalidInput(f"{name} is a number above 0; correct it.")
+                raise InvalidInput(f"{name} must be a number above 0; correct it.")
 
 
 class Delivery:
-    """The sender of ready answers for the bots of this process; the messages of a session are sent one by one."""
+    """The sender of ready answers for the bots of this process. It sends the messages of a session one by one."""
 
     def __init__(self, memory: Memory, bots: Mapping[str, Bot], options: DeliveryOptions) -> None:
         self._memory = memory
@@ -70,7 +70,7 @@ class Delivery:
         self._woken.set()
 
     async def keep_delivering(self, take_left: Callable[[timedelta], Awaitable[None]]) -> None:
-        """Deliver until cancelled; call `take_left` for the messages that dead processes left."""
+        """Deliver until cancelled; call `take_left` to process the messages of processes that died."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.poll_seconds):
@@ -83,7 +83,7 @@ class Delivery:
                     await take_left(timedelta(seconds=self._options.take_again_seconds))
 
     async def finish(self, *, seconds: float) -> None:
-        """Send the answers that are ready, within a time limit; the rest is sent by other processes or later."""
+        """Send the answers that are ready, within `seconds`; other processes, or this one later, send the rest."""
         with contextlib.suppress(StoreError):
             await self.deliver_due()
         if self._sending:
@@ -92,7 +92,7 @@ class Delivery:
             task.cancel()
 
     async def deliver_due(self, *, of_all: bool = True) -> None:
-        """Start sending due answers; with `of_all` also mark the answers of runs that other processes executed."""
+        """Start sending due answers. If `of_all` is True, also look for answers of runs in other processes."""
         if of_all:
             await self._outbox.make_ready()
             await self._outbox.end_unasked(older_than=timedelta(seconds=self._options.unasked_seconds))
@@ -140,7 +140,7 @@ class Delivery:
                     if not await self._outbox.note_part(
                         message, self._owner, index, seconds=self._options.claim_seconds
                     ):
-                        return  # it was dropped, or another process claimed it
+                        return  # the message was dropped, or another process claimed it
                 case Moved(address):
                     await self._outbox.move(message.number, self._owner, address)
                 case Later() as later:
@@ -178,7 +178,7 @@ class Delivery:
 
 
 async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
-    """Mark an answer as failed that the platform had accepted and could not deliver."""
+    """Mark an answer as failed that the platform had accepted but could not deliver."""
     outbox = memory.channels.outbox
     for message in await outbox.sent(bot.name, failed.session_id):
         ids = [Part("", _key(message, index)).sent_id for index in range(message.parts_sent)]
@@ -200,7 +200,7 @@ async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
 
 
 def _key(message: Outgoing, index: int) -> str:
-    # A run that asked a person, and was answered, has two texts for one message, at different times.
+    # If a run asks a question and gets a reply, one message has two texts, created at different times.
     return f"{message.session_id}\n{message.message_id}\n{message.created_at.isoformat()}\n{index}"
 
 
@@ -227,7 +227,7 @@ def _notify(
 
 
 def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
-    """Return the answer to a message; of several messages of one run, only the newest gets the answer."""
+    """Return the answer to a message. If a run has several messages, only the newest one gets the answer."""
     if result.run.inputs and result.run.newest_message_id != message.message_id:
         return ""
     match result.status:

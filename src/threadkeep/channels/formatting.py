@@ -1,4 +1,4 @@
-"""Formatting of answers for a platform: splitting within its limit, and MarkdownV2 of Telegram."""
+"""Formatting of answers for a platform: splitting at its size limit, and Telegram's MarkdownV2."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from markdown_it.token import Token
 
 type Size = Callable[[str], int]
 
-# Paragraph, line, sentence, blank: the best cut first.
+# Cuts in order of preference: paragraph, line, sentence, white space.
 _CUTS = tuple(map(re.compile, (r"\n[ \t]*\n", r"\n", r"(?<=[.!?])[ \t]+|(?<=[。！？；])", r"\s+")))
 
-# The fence of a code block, and a power.
+# A fence of a code block, and `**` between spaces, such as a power.
 _NO_MARKUP = re.compile(r"`{3,}|(?<!\S)\*\*(?!\S)")
 
 _FENCE = re.compile(r"[ ]{0,3}(`{3,8}|~{3,8})([^`]*)")
@@ -24,21 +24,21 @@ _FENCE_ROOM = 100
 
 
 def utf16_length(text: str) -> int:
-    """Return the number of UTF-16 code units, in which Telegram counts."""
+    """Return the number of UTF-16 code units, which Telegram counts."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def utf8_length(text: str) -> int:
-    """Return the number of bytes in UTF-8, in which WeCom counts."""
+    """Return the number of bytes in UTF-8, which WeCom counts."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 
 def split_text(text: str, limit: int, *, size: Size = len, markup: bool = False) -> tuple[str, ...]:
-    """Split a text into parts of at most `limit`; no part is blank.
+    """Split a text into parts of at most `limit` units; no part is blank.
 
-    A cut is at the last paragraph, line, sentence or blank in the second half of the part, in this order of
-    preference, else between two characters. White space at a cut is dropped; everything else stays in order. With
-    `markup` a cut inside bold, code or a link of Markdown is the last choice.
+    A cut is at the end of the last paragraph, else line, sentence or word, in the second half of the part. If there is
+    none, the cut is between two characters. White space at a cut is dropped; everything else stays in order. With
+    `markup`, a cut inside bold text, code or a link of Markdown is the last choice.
     """
     parts: list[str] = []
     rest = text.strip("\n")
@@ -51,7 +51,7 @@ def split_text(text: str, limit: int, *, size: Size = len, markup: bool = False)
 
 
 def split_markdown(text: str, limit: int, *, size: Size = len) -> tuple[str, ...]:
-    """Split as `split_text` does; a code block that is cut is closed and reopened."""
+    """Split a text as `split_text` does; close and reopen a code block at a cut."""
     if size(text) <= limit:
         return split_text(text, limit, size=size)
     parts = split_text(text, limit - _FENCE_ROOM, size=size, markup=True)
@@ -66,7 +66,7 @@ def _fitting(text: str, limit: int, size: Size) -> int:
 
 
 def _cut(text: str, fits: int, avoid: Callable[[str, int], bool] | None = None) -> tuple[int, int] | None:
-    """Return the end of a part and the start of the next one; None if there is no good place."""
+    """Return the end of a part and the start of the next one; None if there is no suitable cut."""
     for pattern in _CUTS:
         found = [match.span() for match in pattern.finditer(text, max(1, fits // 2), fits + 1) if match.start() <= fits]
         for span in reversed(found):
@@ -76,7 +76,7 @@ def _cut(text: str, fits: int, avoid: Callable[[str, int], bool] | None = None) 
 
 
 def _in_markup(text: str, position: int) -> bool:
-    """Return True if a position is inside bold, code or a link of its line."""
+    """Return True if a position is inside bold text, code or a link of its line."""
     before = _NO_MARKUP.sub("", text[text.rfind("\n", 0, position) + 1 : position])
     if before.count("**") % 2 or before.count("`") % 2:
         return True
@@ -84,7 +84,7 @@ def _in_markup(text: str, position: int) -> bool:
 
 
 def _hard_cut(text: str, fits: int) -> tuple[int, int]:
-    """Return a cut between two characters that are not displayed as one."""
+    """Return a cut between two characters that are displayed separately."""
     end = fits
     while end > max(1, fits - 16) and _joined(text, end):
         end -= 1
@@ -92,7 +92,7 @@ def _hard_cut(text: str, fits: int) -> tuple[int, int]:
 
 
 def _joined(text: str, position: int) -> bool:
-    """Return True if the characters before and after a position are displayed as one."""
+    """Return True if the characters before and after a position are displayed as one character."""
     after = text[position]
     return (
         unicodedata.combining(after) > 0
@@ -144,7 +144,7 @@ _STANDS_FOR_TIMES = "\ufdd0"
 
 _MARKS = {"strong": "*", "em": "_", "s": "~"}
 
-# Backslashes and entities stay as the model wrote them.
+# Backslashes and entities stay as the model writes them.
 _INLINE = MarkdownIt("zero").enable(["backticks", "emphasis", "link", "strikethrough"])
 
 
@@ -186,9 +186,9 @@ def _rendered(line: str, *, bold: bool = False) -> str:
 
 
 def _inline(tokens: Sequence[Token], *, bold: bool) -> str:
-    """Render the tokens of a line. Code may not be nested in other markup, nor bold in bold."""
+    """Render the tokens of a line. MarkdownV2 allows no code inside other markup, and no bold inside bold."""
     done: list[str] = []
-    # Marks and URLs of the open elements; an empty entry renders as nothing.
+    # Closing marks and URLs of the open elements; an empty entry renders as nothing.
     open_marks: list[str] = ["*"] if bold else []
     for token in tokens:
         if token.nesting == 1:

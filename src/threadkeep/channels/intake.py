@@ -1,4 +1,4 @@
-"""Intake of channel messages: each is taken once, and answered by a run in the background."""
+"""Intake of channel messages: each message is processed once and answered by a run in the background."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ type StartedRuns = list[Started] | None
 
 
 class Intake:
-    """The intake of updates, by callbacks or by polling.
+    """The intake of updates from callbacks and polling.
 
-    A message is taken when it is stored in the outbox and then as a run. `wake` is called when an answer is ready to
-    send.
+    A message is taken when it is stored, first in the outbox and then as a run. The intake calls `wake` when an answer
+    is ready to send.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class Intake:
         self._streams = AnswerStreams(memory)
         self._background: set[asyncio.Task[None]] = set()
         self._taken_again: set[int] = set()
-        # One lock per session: its messages become runs in the order of their arrival in this process.
+        # One lock per session, so that its messages become runs in the order of their arrival in this process.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def take_page(self, bot: Bot, updates: Iterable[Update]) -> None:
-        """Take updates that belong together; their runs start after all of them are stored, so that they may join.
+        """Take updates that belong together; start runs when all are stored, so that one run can answer several.
 
         Raises:
-            StoreUnavailable: some were not taken.
+            StoreUnavailable: some updates were not taken.
         """
         started: list[Started] = []
         try:
@@ -87,13 +87,13 @@ class Intake:
                 self.in_background(self._until_ready(bot, each))
 
     async def take(self, bot: Bot, update: Update, started: StartedRuns = None, *, again: bool = False) -> None:
-        """Take one update; repeating it changes nothing. A run is appended to `started` instead of being executed now.
+        """Take one update; repeating it changes nothing. If `started` is a list, append the run, not yet executed.
 
-        An update that can never be taken is reported and skipped, so that the next ones are not blocked. A message that
-        is taken `again` met the rate limit when it arrived.
+        An update that can never be taken is reported and skipped, so that it does not block the next ones. With
+        `again`, the rate limit is not checked again.
 
         Raises:
-            StoreUnavailable: it was not taken.
+            StoreUnavailable: the update was not taken.
         """
         try:
             await self._take(bot, update, started, again)
@@ -103,12 +103,12 @@ class Intake:
             self._notify_trouble(error, bot)
 
     async def take_left(self, older_than: timedelta) -> None:
-        """Take the messages whose process died before their runs began; not every platform repeats them.
+        """Take the messages of processes that died before the runs began; not every platform sends such messages again.
 
-        Commands are left out: executed late, they would reset or erase what was said since.
+        Commands are left out: executed late, they would reset or erase messages that arrived in the meantime.
 
         Raises:
-            StoreUnavailable: some were not taken.
+            StoreUnavailable: some messages were not taken.
         """
         for left in await self._outbox.left(older_than=older_than):
             bot = self._bots.get(left.channel)
@@ -123,7 +123,7 @@ class Intake:
             self._taken_again.add(left.number)
 
     async def close(self) -> None:
-        """Stop waiting for runs; answers that become ready later are found by a poll of any process."""
+        """Stop waiting for runs. The poll of any process finds answers that become ready later."""
         for task in self._background:
             task.cancel()
         if self._background:
@@ -150,7 +150,7 @@ class Intake:
         self.notify(bot, "taken")
 
     async def _in_first_chat(self, bot: Bot, message: IncomingMessage) -> IncomingMessage:
-        """Return the message with the first id of its chat, if the chat has changed its id."""
+        """Return the message with the first id of its chat if the chat has changed its id."""
         chat = message.reply_to.get("chat_id")
         # Only a group becomes a supergroup, and the ids of supergroups begin with -100.
         if bot.channel.kind != "telegram" or not str(chat).startswith("-100"):
@@ -187,7 +187,7 @@ class Intake:
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Count a message; return whether its sender may send it now. The first one beyond the limit is told so."""
+        """Count a message; return True if it is within the rate limit. Send `too_many` for the first one beyond."""
         sender = message.sender.id if message.sender else message.session_id or ""
         rate = bot.rates.count(sender, message.message_id)
         if rate == "first_beyond":
@@ -195,7 +195,7 @@ class Intake:
         return rate == "within"
 
     async def _identify(self, sender: Sender) -> None:
-        """Register the sender as a person; the next message tries again on failure."""
+        """Register the sender as a person; after a failure, the sender's next message tries again."""
         with contextlib.suppress(StoreError, InvalidInput):
             await self._memory.persons.resolve(sender.id, name=sender.name or None)
 
@@ -217,7 +217,7 @@ class Intake:
         return await self._start(bot, message, request, started=started)
 
     async def _reply(self, bot: Bot, message: IncomingMessage, run: Run, started: StartedRuns) -> bool:
-        """Answer the question of a run with a message; return False if that was already done."""
+        """Answer the question of a run with a message; return False if the message was already processed."""
         session_id = message.session_id or ""
         added = await self._owe(bot, message, None)
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
@@ -227,7 +227,7 @@ class Intake:
         try:
             await runs.resume(run.run_id, message.text, user_id=message.user_id, message_id=message.message_id)
         except (InvalidInput, RunNotFound):
-            # Another delivery of the message has answered it, or a person elsewhere; then the message begins a run.
+            # Another delivery of the message, or a person elsewhere, has answered it; then the message begins a run.
             return await self._answer(bot, message, started) or added
         self.in_background(self._until_ready(bot, (message, run.run_id)))
         return added
@@ -259,10 +259,10 @@ class Intake:
         content: str | None = None,
         started: StartedRuns = None,
     ) -> bool:
-        """Add the answer to the outbox and start its run; return False if that was already done."""
+        """Add the answer to the outbox and start its run; return False if the message was already processed."""
         session_id = message.session_id or ""
         added = await self._owe(bot, message, content)
-        # A process may have died between the two steps; an answered message starts no second run.
+        # A process may die between these two steps. A message that was answered starts no second run.
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
             return False
         try:
@@ -270,7 +270,7 @@ class Intake:
         except (SessionBusy, WrongUser, WorkflowNotFound, InvalidInput) as error:
             busy = isinstance(error, SessionBusy)
             if not busy:
-                # The workflow is missing, or another user created the session in another way.
+                # The workflow is missing, or the session belongs to another user.
                 self._notify_trouble(error, bot)
             text = bot.texts.busy if busy else bot.texts.failed
             await self._outbox.answer(bot.name, session_id, message.message_id, text)
@@ -287,7 +287,7 @@ class Intake:
         try:
             return await runs.submit(request, mode=mode)
         except WrongUser:
-            # The key of a private chat names its person.
+            # The key of a private chat identifies its person, who therefore becomes the owner of the session.
             owner, session_id = request.user_id, request.session_id
             if owner is None or session_id is None or not await self._outbox.own(bot.name, session_id, owner):
                 raise
@@ -298,7 +298,7 @@ class Intake:
         return known is None or known.status == "waiting"
 
     async def _say(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Send a text that is not the answer of a run; return False if that was already done."""
+        """Send a text that is not the answer of a run; return False if it was already added."""
         if not text:
             return True
         added = await self._owe(bot, message, text, waits=False)
@@ -308,8 +308,8 @@ class Intake:
         return added
 
     async def _owe(self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True) -> bool:
-        """Add the answer to a message to the outbox; return False if it was there already."""
-        # The platform fetches an answer of an AI bot without a connection itself, for some time.
+        """Add the answer to a message to the outbox; return False if it is already there."""
+        # WeCom itself fetches the answers of an AI bot without a connection, for a limited time.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
         after = STREAM_TIME if is_fetched else timedelta()
@@ -327,7 +327,7 @@ class Intake:
         )
 
     async def _store(self, message: IncomingMessage, session_id: str) -> None:
-        """Store a message of another participant on the bot's side."""
+        """Store a message that another participant wrote on the bot's side."""
         stored = Message(
             role=message.role,
             content=message.text,
@@ -338,11 +338,11 @@ class Intake:
         await self._memory.session(session_id, user_id=message.user_id).append([stored])
 
     async def _note_recall(self, recalled: MessageRecalled) -> None:
-        """Note in the transcript that a message was taken back; cancel its run if it has not begun."""
+        """Note in the transcript that a message was recalled; cancel its run if the run has not begun."""
         session = self._memory.session(recalled.session_id, user_id=recalled.user_id)
         run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
         if run_id is None and await session.find(recalled.message_id) is None:
-            return  # it was not taken, such as a picture
+            return  # the message was never stored, such as a picture
         run = None if run_id is None else await self._memory.runs.run(run_id)
         if run is not None and run.status == "queued" and len(run.inputs) == 1:
             await (await self._runs.service()).cancel(run.run_id)
@@ -371,13 +371,13 @@ class Intake:
         self._wake()
 
     async def _forget(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Order the deletion of a person's conversations with this bot; return False if that was already done.
+        """Request the deletion of a person's conversations with this bot; return False if it was already requested.
 
-        Each conversation is deleted after its earlier turns have ended, with messages that arrived in the meantime.
+        Each conversation is deleted after its earlier turns end, together with messages that arrive in the meantime.
         Then the deletion is confirmed.
         """
         own_prefix = f"{message.session_id}:"
-        # Of no session, because the outbox of a session is deleted with it. Its key does not name the person.
+        # The entry has no session, because a session is deleted with its outbox. Its key does not name the person.
         key = (bot.name, f"forgotten:{sha256(own_prefix.encode()).hexdigest()}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(
@@ -387,7 +387,7 @@ class Intake:
             return False
         runs = await self._runs.service()
         sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
-        # A chat of commands alone is no session, and has an address.
+        # A chat with commands only has an address but no session.
         own = {name for name in (*sessions, own_prefix[:-1]) if f"{name}:".startswith(own_prefix)}
         deletions = [
             await runs.submit(RunRequest(workflow=DELETE, session_id=name, message_id=message.message_id))
@@ -406,7 +406,7 @@ class Intake:
         return added
 
     async def _forget_person(self, user_id: str) -> None:
-        """Forget the names and facts of a person without other conversations, unless they have several ids."""
+        """Forget the names and facts of a person who has only this id and no other conversations."""
         async for _ in self._memory.sessions(user_id=user_id):
             return
         with contextlib.suppress(KnowledgeNotFound):
@@ -414,7 +414,7 @@ class Intake:
                 await self._memory.persons.forget(user_id)
 
     def in_background(self, work: Awaitable[object]) -> None:
-        """Run work until `close`; a failure is reported, and the poll of any process finds the answer."""
+        """Run work until `close`. A failure is reported; the poll of any process finds the answer."""
 
         async def guarded() -> None:
             with ErrorBoundary(self._notify_trouble):
@@ -430,7 +430,7 @@ class Intake:
     def notify(
         self, bot: Bot, outcome: UpdateOutcome, reason: UpdateReason | None = None, session_id: str | None = None
     ) -> None:
-        """Report what became of an update."""
+        """Report the outcome of an update."""
         event = UpdateReceived(
             channel=bot.channel.kind, bot=bot.name, outcome=outcome, reason=reason, session_id=session_id
         )

@@ -33,7 +33,7 @@ from threadkeep.memory import Memory
 from threadkeep.runs.service import RunsOnDemand
 
 TAKE_SECONDS = 4.0
-"""Seconds that a callback may take. WeCom waits five seconds, then repeats it."""
+"""Seconds that a callback may take. WeCom waits for five seconds and then repeats it."""
 
 
 class ChannelService:
@@ -55,7 +55,7 @@ class ChannelService:
         return list(self._bots)
 
     def fetch_with(self, bot: Bot, notice: Callable[[DeskNotified], Awaitable[None]]) -> None:
-        """Call `notice` with each notice of a bot's desks."""
+        """Call `notice` for each notice that a desk of this bot has messages."""
         self._desks[bot.name] = notice
 
     async def receive(self, name: str, callback: Callback) -> CallbackResponse:
@@ -64,7 +64,7 @@ class ChannelService:
         Raises:
             ChannelNotFound: there is no bot of that name.
             CallbackRefused: the callback is not from the platform.
-            StoreUnavailable, TimeoutError: it was not taken; the platform sends it again.
+            StoreUnavailable, TimeoutError: the callback was not processed; the platform sends it again.
         """
         bot = self._bots.get(name)
         if bot is None:
@@ -77,7 +77,7 @@ class ChannelService:
         responding = asyncio.create_task(self._respond(bot, received))
         done, _ = await asyncio.wait([responding], timeout=TAKE_SECONDS)
         if not done:
-            # The task continues; when the platform repeats the callback, its messages are found stored.
+            # The task continues. When the platform repeats the callback, its messages are already stored.
             self._intake.in_background(responding)
             raise TimeoutError
         return await responding
@@ -100,7 +100,7 @@ _FINISH_SECONDS = 10.0
 
 @asynccontextmanager
 async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) -> AsyncIterator[ChannelService]:
-    """Run the bots inside the block: accept callbacks, poll updates, deliver answers.
+    """Run the bots inside the block: accept callbacks, poll for updates, deliver answers.
 
     Raises:
         InvalidInput: the options of a bot are invalid.
@@ -130,7 +130,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
                     fetching.append(client.keep_connected(intake, bot))
         stack.push_async_callback(delivery.finish, seconds=_FINISH_SECONDS)
         await stack.enter_async_context(_running(delivery.keep_delivering(intake.take_left)))
-        # What fetches messages ends before the intake, so that nothing is taken after it.
+        # Polling ends before the intake closes, so that no message is taken after that.
         stack.push_async_callback(intake.close)
         for each_work in fetching:
             await stack.enter_async_context(_running(each_work))
@@ -138,10 +138,10 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
 
 
 def bot_of(settings: AnyBot, channel: Channel, client: ChannelClient) -> Bot:
-    """Return the bot for its settings.
+    """Create the bot for its settings.
 
     Raises:
-        InvalidInput: there is no text of that name.
+        InvalidInput: a text has an unknown name.
     """
     return Bot(
         channel=channel,
@@ -156,7 +156,7 @@ def bot_of(settings: AnyBot, channel: Channel, client: ChannelClient) -> Bot:
 
 
 def client_of(settings: AnyBot, channel: Channel, memory: Memory, http: httpx2.AsyncClient) -> ChannelClient:
-    """Return the client of a bot."""
+    """Create the client of a bot."""
     match settings:
         case TelegramSettings():
             return TelegramClient(settings.token.get_secret_value(), http, api=settings.api)

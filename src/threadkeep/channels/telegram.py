@@ -67,9 +67,9 @@ _USERNAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 class TelegramOptions:
     """Options of a Telegram bot.
 
-    `secret` belongs to the webhook; without one every callback is rejected. An update whose kind or chat type is not
-    in `allowed_updates` or `chat_types` is ignored; with `edited_message` an edit is a new message. In a group the
-    bot accepts commands, replies to itself and messages that mention `username`, or `all` messages. Until the
+    `secret` is the secret of the webhook; without it every callback is rejected. An update is ignored if its kind is
+    not in `allowed_updates` or its chat type not in `chat_types`. With `edited_message`, an edit is a new message. In a
+    group the bot accepts commands, replies to itself and messages that mention `username`, or `all` messages. Until the
     `username` is known, it accepts everything that Telegram delivers.
     """
 
@@ -85,15 +85,15 @@ class TelegramOptions:
         """Reject options that Telegram would reject.
 
         Raises:
-            InvalidInput: the sentence names the option, never a secret.
+            InvalidInput: an option is invalid. The text names the option, never a secret.
         """
         check_name(self.name)
         if not _TOKEN.fullmatch(self.token):
-            raise InvalidInput("A Telegram token is digits, a colon and a key; copy it from @BotFather.")
+            raise InvalidInput("A Telegram token consists of digits, a colon and a key; copy it from @BotFather.")
         if self.secret and not _SECRET.fullmatch(self.secret):
-            raise InvalidInput("A webhook's secret has 1 to 256 of A-Z, a-z, 0-9, _ and -; choose another one.")
+            raise InvalidInput("A webhook's secret is 1 to 256 of A-Z, a-z, 0-9, _ and -; choose another one.")
         if self.username and not _USERNAME.fullmatch(self.username):
-            raise InvalidInput("A bot's username is letters, digits and _; write it without the @.")
+            raise InvalidInput("A bot's username has only letters, digits and _; write it without the @.")
 
     @property
     def bot_id(self) -> str:
@@ -102,7 +102,7 @@ class TelegramOptions:
 
 
 class TelegramChannel:
-    """A Telegram bot, by webhook or by long polling. Its client sets an `username` that is not configured."""
+    """A Telegram bot with a webhook or long polling. If no `username` is configured, its client sets it."""
 
     kind: Literal["telegram"] = "telegram"
 
@@ -117,7 +117,7 @@ class TelegramChannel:
         return f"telegram:{self.options.bot_id}"
 
     def receive(self, callback: Callback) -> Received:
-        """Verify the secret of a webhook and read its update."""
+        """Verify the secret of a webhook and parse its update."""
         given = callback.header(SECRET_HEADER)
         if not given or not self.options.secret or callback.method != "POST":
             raise CallbackRefused("signature_missing")
@@ -132,7 +132,7 @@ class TelegramChannel:
         if kind is None:
             return Ignored("kind" if fields else "malformed")
         event = object_in(fields, kind)
-        # The message with the button is the bot's own; the event names the person who pressed it.
+        # The message with the button is from the bot itself; the event names the person who pressed it.
         message = object_in(event, "message") if kind == "callback_query" else event
         if migrated := _migration(message):
             return migrated
@@ -142,7 +142,7 @@ class TelegramChannel:
         return Ignored("incomplete") if update_id is None else self._message(kind, update_id, event, message)
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer at paragraphs; a code block that is cut is closed and reopened."""
+        """Split an answer at paragraphs; close and reopen a code block at a cut."""
         return split_markdown(text, MAX_MESSAGE, size=utf16_length)
 
     def _reason_to_ignore(
@@ -154,7 +154,7 @@ class TelegramChannel:
             return "chat_type"
         if object_in(event, "from").get("is_bot") is True:
             return "from_bot"
-        # Service messages, such as a new member or a pinned message, are messages as well.
+        # Service messages, such as a new member or a pinned message, also arrive as messages.
         return None if kind == "callback_query" or not (_WORDS | _MEDIA).isdisjoint(message) else "kind"
 
     def _message(
@@ -166,7 +166,7 @@ class TelegramChannel:
         sender = _sender(object_in(event, "from"))
         fields = self._fields(kind, event, message, text)
         address = {name: fields[name] for name in _ADDRESS if name in fields}
-        # Each picture of an album is a message; those without words are answered once.
+        # Each picture of an album is a message of its own. Pictures without text get one answer together.
         album = "" if text else id_in(message, "media_group_id")
         metadata: dict[str, Json] = {"channel": self.name, "platform_message_id": fields["message_id"]}
         if sender is not None:
@@ -208,7 +208,7 @@ class TelegramChannel:
             "update_type": kind,
             "should_process": bool(text),
         }
-        # Replies in a group without topics have a thread id as well.
+        # Replies in a group without topics also have a thread id.
         if message.get("is_topic_message") is True:
             fields["message_thread_id"] = id_in(message, "message_thread_id")
         return fields
@@ -233,7 +233,7 @@ class TelegramChannel:
         return text if takes_all or asked_by_name or command or self._answers_bot(message) else None
 
     def _own_names(self, entities: Sequence[Json], units: bytes, *, in_group: bool) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of the bot's name in UTF-16 bytes: mentions with the following blank, and /command@bot."""
+        """Yield the UTF-16 byte ranges of the bot's name: a mention and the space after it, or `@bot` of a command."""
         own_name = f"@{self.username}".lower() if self.username else None
         for entity in entities:
             fields = object_in(entity)
@@ -256,12 +256,12 @@ class TelegramChannel:
 
 
 def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:
-    """Return a message with the id that its conversation began with; the answer still goes to the chat's current id."""
+    """Return a message with the first id of its chat; the answer still goes to the chat's current id."""
     return replace(message, results={PARSER: {**object_in(message.results, PARSER), "chat_id": chat_id}})
 
 
 def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
-    """Return the change of a chat's id, which is announced in both the old and the new chat."""
+    """Return the change of a chat's id, which Telegram announces in both the old and the new chat."""
     here = id_in(object_in(message, "chat"), "id")
     new, old = id_in(message, "migrate_to_chat_id"), id_in(message, "migrate_from_chat_id")
     if here and new:
@@ -279,6 +279,6 @@ def _name(fields: Mapping[str, Json]) -> str:
 
 
 def _quoted(message: Mapping[str, Json]) -> str:
-    """Return the text that a message replies to: the part that the person selected, else the whole."""
+    """Return the text that a message replies to: the part that the person selected, or else the whole text."""
     answered = object_in(message, "reply_to_message")
     return text_in(object_in(message, "quote"), "text") or text_in(answered, "text") or text_in(answered, "caption")

@@ -52,9 +52,9 @@ _NUMBERS = ("chat_id", "message_id", "message_thread_id")
 
 @dataclass(frozen=True)
 class TelegramAnswer:
-    """A response of the Bot API. `status` is 0 without a response; then `error` names a kind.
+    """A response of the Bot API. Without a response `status` is 0 and `error` is the kind of error.
 
-    `uncertain` means that the call may have been executed.
+    If `uncertain` is True, the call may have been executed.
     """
 
     status: int
@@ -75,7 +75,7 @@ class TelegramAnswer:
 
 
 class TelegramClient:
-    """The API calls of one bot. Every URL contains the token, so no URL is ever logged or shown."""
+    """The API calls of one bot. Every URL contains the token, so URLs are never logged or shown."""
 
     def __init__(self, token: str, http: httpx2.AsyncClient, *, api: str = API) -> None:
         self._root = f"{api.rstrip('/')}/bot{token}"
@@ -102,14 +102,14 @@ class TelegramClient:
     can_send = True
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a formatted part; send plain text if Telegram rejects it, which is mostly because of its format."""
+        """Send a formatted part. If Telegram rejects it, usually because of its format, send it as plain text."""
         answer = await self._send_message(address, part, formatted=True)
         if answer.status == 400 and "migrate_to_chat_id" not in answer.parameters:
             answer = await self._send_message(address, part, formatted=False)
         return _outcome(answer, address)
 
     async def show_working(self, address: Address) -> None:
-        """Acknowledge a pressed button, and show that the bot is typing, for about five seconds."""
+        """Acknowledge a pressed button, and show for about five seconds that the bot is typing."""
         if query := text_in(address, "callback_query_id"):
             await self.call("answerCallbackQuery", {"callback_query_id": query})
         await self.call("sendChatAction", {"action": "typing", **_place(address)})
@@ -128,7 +128,7 @@ class TelegramClient:
         return found
 
     async def learn_username(self, channel: TelegramChannel) -> str | None:
-        """Ask for the bot's username unless it is known; return the kind of an error, or None."""
+        """Request the bot's username if it is unknown; return the kind of an error, or None."""
         if channel.username:
             return None
         answer = await self.call("getMe")
@@ -136,14 +136,14 @@ class TelegramClient:
         return None if channel.username else answer.problem
 
     async def keep_learning(self, channel: TelegramChannel) -> None:
-        """Ask for the bot's username until it is known."""
+        """Request the bot's username, with retries, until it is known."""
         pause = _FIRST_PAUSE_SECONDS
         while await self.learn_username(channel) is not None:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def updates(self, offset: int | None, kinds: Sequence[str], *, seconds: int) -> TelegramAnswer:
-        """Wait for updates, starting at an offset."""
+        """Wait for updates from an offset on."""
         wanted: dict[str, Json] = {"offset": offset, "timeout": seconds, "limit": 100, "allowed_updates": list(kinds)}
         return await self.call("getUpdates", wanted, seconds=seconds + _MARGIN_SECONDS)
 
@@ -159,9 +159,9 @@ class TelegramClient:
 
 
 class TelegramPolling:
-    """The poller of one bot. Only one process polls at a time; another takes over if it dies.
+    """The poller of one bot. Only one process polls at a time; if it dies, another process takes over.
 
-    The offset is stored after its updates are taken; an update that arrives twice is taken once.
+    The offset is stored after its updates are taken. An update that arrives twice is processed once.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class TelegramPolling:
             await asyncio.shield(self._release())
 
     async def poll(self) -> str | None:
-        """Take the available updates, or wait for some; return the kind of an error, or None."""
+        """Take the available updates, or wait for new ones; return the kind of an error, or None."""
         if not await self._duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             await asyncio.sleep(_LOOK_SECONDS)
             return None
@@ -210,7 +210,7 @@ class TelegramPolling:
             return answer.problem
         for update in updates_in(answer):
             await self._intake.take(self._bot, self._channel.read_update(update))
-            # It may be below the stored one: after a week without updates, Telegram begins at a random number.
+            # The new offset can be lower: after a week without updates, Telegram begins at a random number.
             offset = (number_in(update, "update_id") or 0) + 1
         if offset is not None and str(offset) != stored:
             kept = await self._state.keep_for_duty(

@@ -1,4 +1,4 @@
-"""WeCom callbacks: their verification and encryption, and the messages of members to an application."""
+"""WeCom callbacks: their verification and encryption, and the messages that members send to an application."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WeComCrypto:
     """The keys of a callback URL.
 
     `receive_id` is the corporation's id for applications and customer service, and empty for a company's own AI bot.
-    None accepts any receiver.
+    With None, any receiver is accepted.
     """
 
     def __init__(self, token: str, encoding_aes_key: str, receive_id: str | None) -> None:
@@ -81,7 +81,7 @@ class WeComCrypto:
         return hashlib.sha1(b"".join(parts)).hexdigest()  # noqa: S324 - the platform's algorithm
 
     def open(self, callback: Callback, encrypted: str) -> str:
-        """Verify and decrypt the text of a callback: signature, clock, decryption and receiver, in this order.
+        """Verify and decrypt the text of a callback: check signature and clock, decrypt, then check the receiver.
 
         Raises:
             CallbackRefused: one of the checks failed.
@@ -101,10 +101,10 @@ class WeComCrypto:
         return plain
 
     def decrypt(self, encrypted: str) -> tuple[str, str]:
-        """Return the text and the receiver's id of an encrypted text whose signature was verified.
+        """Decrypt a text with a verified signature; return the plain text and the receiver's id.
 
         Raises:
-            CallbackRefused: it was not encrypted with this key.
+            CallbackRefused: the text was not encrypted with this key.
         """
         try:
             decryptor = self._cipher.decryptor()
@@ -131,9 +131,9 @@ class WeComCrypto:
         return Sealed(encrypted, self.sign(timestamp, nonce, encrypted), timestamp, nonce)
 
     def receive(self, callback: Callback, envelope: Callable[[bytes], str]) -> Received | str:
-        """Return the decrypted text of a callback; for the URL verification, which is a GET, return the response.
+        """Return the decrypted text of a callback, or the response if the callback is the URL verification (a GET).
 
-        `envelope` returns the encrypted text in a body.
+        `envelope` extracts the encrypted text from a body.
         """
         if callback.method == "GET":
             return Received(CallbackResponse(self.open(callback, callback.parameter("echostr")).encode()))
@@ -146,9 +146,9 @@ def xml_envelope(body: bytes) -> str:
 
 
 def read_xml(text: str | bytes) -> dict[str, str] | None:
-    """Return the fields directly below the root of an XML text; None if it is not XML or has a document type.
+    """Return the fields directly below the root of an XML text; None if it is not XML or has a DOCTYPE.
 
-    Document types are rejected because they can define entities.
+    A DOCTYPE is rejected because it can define entities.
     """
     fields: dict[str, str] = {}
     path: list[str] = []
@@ -202,14 +202,14 @@ class WeComDirectOptions:
     encoding_aes_key: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Reject options from which no key can be derived.
+        """Reject options that are not valid.
 
         Raises:
-            InvalidInput: the sentence names the option.
+            InvalidInput: an option is invalid; the text names it.
         """
         check_name(self.name)
         if not self.corp_id or not (self.agent_id.isascii() and self.agent_id.isdigit()):
-            raise InvalidInput("A WeCom application needs its corp_id and the digits of its agent_id; set both.")
+            raise InvalidInput("A WeCom application needs its corp_id and its agent_id (digits only); set both.")
 
 
 class WeComDirectChannel:
@@ -224,7 +224,7 @@ class WeComDirectChannel:
 
     @property
     def scope(self) -> str:
-        """The application of the corporation."""
+        """The ids of the corporation and the application."""
         return f"wecom_dm:{self.options.corp_id}:{self.options.agent_id}"
 
     def receive(self, callback: Callback) -> Received:
@@ -236,7 +236,7 @@ class WeComDirectChannel:
         return Received(SUCCESS, (Ignored("malformed") if fields is None else self._message(fields),))
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer at paragraphs, by bytes."""
+        """Split an answer at paragraphs; count its size in bytes."""
         return split_text(text, MAX_MESSAGE_BYTES, size=utf8_length)
 
     def _message(self, fields: Mapping[str, Json]) -> IncomingMessage | Ignored:

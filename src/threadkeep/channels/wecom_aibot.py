@@ -1,4 +1,4 @@
-"""WeCom AI bots: JSON callbacks, and answers that WeCom fetches while they grow, from any process."""
+"""WeCom AI bots: JSON callbacks, and streamed answers that WeCom fetches from any process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from threadkeep.store.outbox import Outgoing
 MAX_MESSAGE_BYTES = 20_480
 PARSER = "wecom_ai_bot_events_parser"
 STREAM_TIME = timedelta(seconds=330)
-"""WeCom fetches an answer for six minutes; after this time it is sent to the address of its message."""
+"""The time during which WeCom fetches an answer (its limit is 6 minutes). Later it is sent to `response_url`."""
 
 _HOST = ".weixin.qq.com"
 _WRITE_SECONDS = 0.5
@@ -61,10 +61,10 @@ _MENTION = re.compile(r"@\S+(?:\s+|$)")
 class WeComAIBotOptions:
     """Options of an AI bot.
 
-    Groups mention the bot as `bot_name`; without it, the first mention of a group message is taken for the bot's.
-    With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot.
-    `own_api` is the address of an API that replaces WeCom's; answers may be sent to it as well. A bot with a
-    `connection` has neither token nor key, and takes no callbacks over HTTP.
+    Group messages mention the bot as `bot_name`; without it, the first mention of a group message counts as the bot's.
+    With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot. `own_api` is
+    the address of an API that replaces WeCom's; answers may also be sent there. A bot with a `connection` needs no
+    token and no key, and accepts no callbacks over HTTP.
     """
 
     name: str
@@ -80,7 +80,7 @@ class WeComAIBotOptions:
         """Reject a name that cannot be part of a path.
 
         Raises:
-            InvalidInput: the sentence names the option.
+            InvalidInput: the name is not valid.
         """
         check_name(self.name)
 
@@ -95,17 +95,17 @@ class WeComAIBotChannel:
         self.options = options
         token, key = options.token, options.encoding_aes_key
         if options.connection:
-            # Nobody knows this key, so that each callback over HTTP is refused.
+            # The key is random and unknown to others, so every callback over HTTP is rejected.
             token, key = secrets.token_hex(), base64.b64encode(secrets.token_bytes(32)).decode().rstrip("=")
         self._crypto = WeComCrypto(token, key, options.receive_id)
 
     @property
     def scope(self) -> str:
-        """The bot's id, or its configured name."""
+        """The bot's id, or its configured name if it has no id."""
         return f"wecom_aibot:{self.options.bot_id or self.name}"
 
     def receive(self, callback: Callback) -> Received:
-        """Verify a callback, decrypt it and parse it. The response is empty; `stream_response` creates another one."""
+        """Verify, decrypt and parse a callback. The response is empty; use `stream_response` to create another one."""
         opened = self._crypto.receive(callback, _envelope)
         if isinstance(opened, Received):
             return opened
@@ -114,16 +114,16 @@ class WeComAIBotChannel:
     def stream_response(
         self, stream_id: str, text: str, *, finished: bool, timestamp: str, nonce: str
     ) -> CallbackResponse:
-        """Return the whole text of an answer so far, encrypted, as the response to a message or a refresh."""
+        """Return the encrypted response with the whole text of an answer so far."""
         stream: Json = {"id": stream_id, "finish": finished, "content": text}
         return self._response({"msgtype": "stream", "stream": stream}, timestamp=timestamp, nonce=nonce)
 
     def welcome_response(self, text: str, *, timestamp: str, nonce: str) -> CallbackResponse:
-        """Return a welcome text, encrypted, as the response to `ChatEntered`."""
+        """Return the encrypted response to `ChatEntered` with a welcome text."""
         return self._response({"msgtype": "text", "text": {"content": text}}, timestamp=timestamp, nonce=nonce)
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer at paragraphs, by bytes; a code block that is cut is closed and reopened."""
+        """Split an answer at paragraphs, by its size in bytes; close and reopen a code block at a cut."""
         return split_markdown(text, MAX_MESSAGE_BYTES, size=utf8_length)
 
     def _response(self, message: Json, *, timestamp: str, nonce: str) -> CallbackResponse:
@@ -150,9 +150,9 @@ class WeComAIBotChannel:
         person = object_in(fields, "from")
         user, chat = id_in(person, "userid"), id_in(fields, "chatid")
         if not user or (chat_type == "group" and not chat):
-            return Ignored("incomplete")  # a group without its id would get the key of the person
+            return Ignored("incomplete")  # without its id, a group would get the key of the person
         if corporation := id_in(person, "corpid"):
-            # The bot serves several corporations, which may have members of the same id.
+            # The bot serves several corporations, and two of them may have a member with the same id.
             user = f"{corporation}:{user}"
         found: dict[str, Json] = {"bot_id": bot, "chat_type": chat_type, "user": user, "msg_type": kind}
         if chat_type == "group":
@@ -193,10 +193,10 @@ class WeComAIBotChannel:
 
 
 class AnswerStreams:
-    """The growing answers of the AI bots of this database.
+    """The streamed answers of all AI bots of this database.
 
-    The id of a stream is the number of its answer in the outbox. The process that follows the run writes the text so
-    far into the outbox; each refresh reads the whole text from there.
+    The id of a stream is the number of its answer in the outbox. The process that follows the run writes the current
+    text into the outbox, and each refresh reads the whole text from there.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -204,14 +204,14 @@ class AnswerStreams:
         self._outbox = memory.channels.outbox
 
     async def response(self, bot: Bot, channel: WeComAIBotChannel, update: Update) -> CallbackResponse | None:
-        """Return the response to an update that was taken; None if it gets none."""
+        """Return the response to an update that was taken, or None if the update gets no response."""
         match update:
             case ChatEntered() if bot.texts.welcome:
                 timestamp, nonce = self._seal()
                 return channel.welcome_response(bot.texts.welcome, timestamp=timestamp, nonce=nonce)
             case StreamRefresh(stream_id):
                 number = int(stream_id) if stream_id.isdecimal() and len(stream_id) < 19 else 0
-                # An unknown stream ends, or WeCom would ask for it for minutes.
+                # End an unknown stream; otherwise WeCom would request it again for minutes.
                 found = await self._outbox.entry(bot.name, number)
                 return await self._stream(bot, channel, found) if found else self._sealed(channel, stream_id, NOTHING)
             case IncomingMessage() as message:
@@ -223,7 +223,7 @@ class AnswerStreams:
         return None
 
     async def record(self, bot: Bot, message: IncomingMessage, events: AsyncIterator[Followed]) -> None:
-        """Write the text of a run's answer into the outbox as it grows, until the run ends."""
+        """Write the growing text of a run's answer into the outbox until the run ends."""
         outgoing = await self._outbox.find(bot.name, message.session_id or "", message.message_id)
         if outgoing is None:
             return
@@ -240,19 +240,19 @@ class AnswerStreams:
             await asyncio.wait([writing])
 
     async def _keep_writing(self, number: int, pieces: Sequence[RunPiece]) -> None:
-        """Write the text of the newest message into the outbox whenever it has grown."""
+        """Write the text of the newest message into the outbox each time it has grown."""
         written = 0
         while True:
             if len(pieces) > written:
                 written = len(pieces)
                 newest = pieces[-1].message_id
                 text = "".join(piece.text for piece in pieces if piece.message_id == newest)
-                with contextlib.suppress(StoreError):  # the whole text is there when the run ends
+                with contextlib.suppress(StoreError):  # the outbox gets the whole text when the run ends
                     await self._outbox.note_partial(number, text)
             await asyncio.sleep(_WRITE_SECONDS)
 
     async def _stream(self, bot: Bot, channel: WeComAIBotChannel, outgoing: Outgoing) -> CallbackResponse:
-        """Return the whole text so far, and record an answer that is fetched to its end."""
+        """Return the whole text so far; mark the answer as delivered if it was fetched to its end."""
         stream_id = str(outgoing.number)
         if outgoing.status == "waiting":
             await self._outbox.make_ready(outgoing.session_id)
@@ -269,8 +269,8 @@ class AnswerStreams:
                 self._notify(bot, outgoing, len(parts[:1]))
                 return self._sealed(channel, stream_id, first)
             outgoing = await self._outbox.entry(bot.name, outgoing.number) or outgoing
-        # An answer that is sent to the address of the message is not shown twice.
-        # One of several parts cannot be: its address takes one message, so the first part was fetched.
+        # An answer that is sent to the address of the message is not also shown in the stream. An answer with several
+        # parts is shown: the address accepts one message only, so the first part was fetched.
         is_sent = outgoing.parts_sent == 0 if len(parts) > 1 else outgoing.status == "ready" or outgoing.parts_sent > 0
         return self._sealed(channel, stream_id, bot.texts.later if is_sent else first)
 
@@ -297,9 +297,9 @@ class AnswerStreams:
 
 
 def is_response_url(url: str, own_api: str = "") -> bool:
-    """Return True for a WeCom URL with https and the standard port; answers are sent nowhere else.
+    """Return True for a WeCom URL with https and the standard port. Answers are sent to no other address.
 
-    An operator's `own_api` stands for WeCom, in tests or behind a proxy.
+    An operator can set `own_api` to replace WeCom, for tests or behind a proxy.
     """
     if own_api and url.startswith(f"{own_api.rstrip('/')}/"):
         return True
@@ -320,7 +320,7 @@ def _envelope(body: bytes) -> str:
 
 
 def _text(fields: Mapping[str, Json]) -> str:
-    """Return the words of a message; empty if its kind has none."""
+    """Return the text of a message; empty if its kind has no text."""
     kind = text_in(fields, "msgtype")
     if kind in ("text", "voice"):  # a voice message includes the recognized words
         return text_in(object_in(fields, kind), "content").strip()
@@ -336,6 +336,6 @@ def _event(fields: Mapping[str, Json], found: Mapping[str, Json]) -> Update:
 
 
 def _cut(channel: WeComAIBotChannel, text: str) -> str:
-    """Return the part of a growing text that fits into one message."""
+    """Return the part of an unfinished text that fits into one message."""
     parts = channel.split(text)
     return parts[0] if parts else ""

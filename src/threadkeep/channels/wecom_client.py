@@ -1,4 +1,4 @@
-"""Calls to WeCom's API. The access token of an application is shared by all processes, in the database."""
+"""Calls to WeCom's API. All processes share the access token of an application through the database."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _REFUSED: Mapping[int, str] = {
     45002: "TooLong",
     60111: "InvalidUser",
     81013: "InvalidUser",
-    95001: "ReplyLimit",  # five messages since the customer wrote last
-    95002: "ReplyTimeOver",  # 48 hours since the customer wrote last
+    95001: "ReplyLimit",  # five messages since the customer last wrote
+    95002: "ReplyTimeOver",  # 48 hours since the customer last wrote
     95018: "SessionState",  # a servicer has the conversation
 }
 
 
 @dataclass(frozen=True)
 class WeComAnswer:
-    """A response of the API; `code` 0 is success. Without a readable response `code` is None and `error` names a kind.
+    """A response of the API; `code` 0 means success. Without a readable response, `code` is None and `error` is set.
 
-    `uncertain` means that the call may have been executed.
+    If `uncertain` is True, the call may have been executed.
     """
 
     code: int | None
@@ -68,7 +68,7 @@ class WeComAnswer:
 
 
 class WeComApi:
-    """The API calls of one application. URLs contain secrets, so no URL is ever logged or shown."""
+    """The API calls of one application. URLs contain secrets, so they are never logged or shown."""
 
     def __init__(
         self, memory: Memory, http: httpx2.AsyncClient, *, scope: str, corp_id: str, secret: str, api: str = API
@@ -87,7 +87,7 @@ class WeComApi:
         return "WeComApi()"
 
     async def call(self, method: str, values: Mapping[str, Json]) -> WeComAnswer:
-        """Call a method with the access token; get another token if WeCom no longer accepts it."""
+        """Call a method with the access token; get a new token if WeCom no longer accepts it."""
         answer = WeComAnswer(None, error="NoToken")
         for _ in range(2):
             token = await self.token()
@@ -96,12 +96,12 @@ class WeComApi:
             answer = await self._ask("POST", method, {"access_token": token}, values)
             if answer.code not in _TOKEN_CODES:
                 break
-            # Another process may have stored a new token already, which stays.
+            # Another process may already have stored a new token; do not delete that one.
             await self._state.forget(self._scope, "access_token", token)
         return answer
 
     async def token(self) -> str | WeComAnswer:
-        """Return the access token, or the failed answer of WeCom."""
+        """Return the access token, or the error response of WeCom."""
         async with self._asking:
             if known := await self._state.value(self._scope, "access_token"):
                 return known
@@ -130,7 +130,7 @@ async def ask(
     query: Mapping[str, str] | None = None,
     values: Mapping[str, Json] | None = None,
 ) -> WeComAnswer:
-    """Send a request to WeCom; failures of the network are returned."""
+    """Send a request to WeCom; return network failures instead of raising them."""
     try:
         response = await http.request(verb, url, params=query, json=values, timeout=_CALL_SECONDS)
     except httpx2.HTTPError as error:
@@ -145,7 +145,7 @@ async def ask(
 
 
 def outcome_of(answer: WeComAnswer) -> Outcome:
-    """Return the outcome of a message; failures that an operator can mend are retried."""
+    """Return the outcome of a message. Failures that an operator can correct are retried."""
     if answer.ok:
         return Refused("InvalidUser") if text_in(answer.fields, "invaliduser") else Sent()
     if answer.code is not None and (refusal := _REFUSED.get(answer.code)):
@@ -154,7 +154,7 @@ def outcome_of(answer: WeComAnswer) -> Outcome:
 
 
 class WeComClient:
-    """The parts of a client that all of an application's channels share."""
+    """The base class of clients for one application."""
 
     can_send = True
 
@@ -162,25 +162,25 @@ class WeComClient:
         self.api = api
 
     async def show_working(self, address: Address) -> None:
-        """Do nothing: WeCom has no sign of working."""
+        """Do nothing: WeCom cannot show that a bot is working."""
 
     async def account(self) -> Account | str:
-        """Get an access token; return the corporation, or the kind of an error."""
+        """Return that an access token could be obtained, or the kind of an error."""
         token = await self.api.token()
         return token.problem if isinstance(token, WeComAnswer) else {"access_token": "valid"}
 
 
 class WeComDirectClient(WeComClient):
-    """The messages of an application to members."""
+    """A client that sends an application's messages to members."""
 
     def __init__(self, api: WeComApi, agent_id: str) -> None:
         super().__init__(api)
         self._agent_id = int(agent_id)
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part; only a repeat of a part asks WeCom to drop it if its text was sent already.
+        """Send a part. Ask WeCom to drop duplicates only if the part may have been sent before.
 
-        WeCom compares texts, so that an honest second "Yes." would be dropped as well.
+        WeCom compares texts, so it would also drop an intended second "Yes.".
         """
         message: dict[str, Json] = {
             "touser": text_in(address, "touser"),
@@ -194,10 +194,10 @@ class WeComDirectClient(WeComClient):
 
 
 class WeComServiceClient(WeComClient):
-    """The messages of desks to customers, and the pages of messages from them."""
+    """A client that sends messages of desks to customers and fetches pages of their messages."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part once; WeCom knows its id."""
+        """Send a part with its id, so that WeCom sends it only once."""
         message: dict[str, Json] = {
             "touser": text_in(address, "touser"),
             "open_kfid": text_in(address, "open_kfid"),
@@ -208,7 +208,7 @@ class WeComServiceClient(WeComClient):
         return outcome_of(await self.api.call("kf/send_msg", message))
 
     async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
-        """Fetch a page of a desk's messages after a cursor."""
+        """Fetch the page of a desk's messages after a cursor."""
         values: dict[str, Json] = {"open_kfid": desk, "limit": 1000}
         return await self.api.call(
             "kf/sync_msg", values | ({"cursor": cursor} if cursor else {}) | ({"token": token} if token else {})
@@ -216,7 +216,7 @@ class WeComServiceClient(WeComClient):
 
 
 class WeComAIBotClient:
-    """The answers of an AI bot that its stream did not take: each message has one address, for one answer."""
+    """A client for AI bot answers that WeCom did not fetch. Each message has one address, for one answer."""
 
     can_send = True
 
@@ -225,7 +225,7 @@ class WeComAIBotClient:
         self._own_api = "" if api == API else api
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part to the address of the message; a second part is refused, as a second answer is."""
+        """Send a part to the address of the message. WeCom rejects any further part or answer."""
         url = text_in(address, "response_url")
         if not is_response_url(url, self._own_api):
             return Refused("NoResponseAddress")
@@ -235,8 +235,8 @@ class WeComAIBotClient:
         return Sent() if answer.ok else Refused(answer.problem)
 
     async def show_working(self, address: Address) -> None:
-        """Do nothing: the stream shows it."""
+        """Do nothing: the stream shows that the bot is working."""
 
     async def account(self) -> Account | str:
-        """Return nothing: WeCom calls the bot, and has no request that describes it."""
+        """Return nothing: WeCom calls the bot and has no API that describes it."""
         return {}

@@ -1,7 +1,7 @@
-"""The long connection of a WeCom AI bot: a WebSocket that brings messages and takes answers, without a public address.
+"""The long connection of a WeCom AI bot: a WebSocket for messages and answers that needs no public address.
 
-A frame is `{"cmd", "headers": {"req_id"}, "body"}`. WeCom acknowledges each frame of the bot by its `req_id`, and
-repeats no message.
+A frame is `{"cmd", "headers": {"req_id"}, "body"}`. WeCom acknowledges each frame of the bot by its `req_id`. It does
+not repeat messages.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _CALLBACKS = ("aibot_msg_callback", "aibot_event_callback")
 _BUSY = (None, -1, 45009)
-# At its level DEBUG the library would log frames, with the secret and with people's words.
+# At level DEBUG the library would log whole frames, including the secret and the text of messages.
 _QUIET = logging.getLogger(f"{__name__}.frames")
 _QUIET.setLevel(logging.WARNING)
 
 
 @dataclass(eq=False)
 class _Stream:
-    """The growing answer to a message that came over this connection; its frames are sent one by one."""
+    """The streamed answer to a message that arrived over this connection. Its frames are sent one by one."""
 
     req_id: str
     ends_at: float
@@ -80,8 +80,8 @@ class _Stream:
 class AIBotConnection:
     """The connection of an AI bot, and the client that sends its answers.
 
-    One process at a time has the connection; another one connects if it dies. The answer to a message grows in its
-    stream while the connection lasts. After that, or after the time of the stream, the answer is a message of its own.
+    Only one process at a time holds the connection; if it dies, another process connects. An answer is streamed while
+    the connection and the time of its stream last. After that it is sent as a separate message.
     """
 
     def __init__(self, memory: Memory, channel: WeComAIBotChannel, *, secret: str, address: str = ADDRESS) -> None:
@@ -104,11 +104,11 @@ class AIBotConnection:
 
     @property
     def can_send(self) -> bool:
-        """True while this process has the connection."""
+        """True while this process holds the connection."""
         return self._subscribed
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """End the stream of the message with a part, or send the part as a message."""
+        """End the stream of the message with a part; without a stream, send the part as a message."""
         stream = self._streams.pop(text_in(address, "req_id"), None)
         if stream is not None:
             async with stream.lock:
@@ -122,14 +122,14 @@ class AIBotConnection:
         return Sent() if answer.ok else Refused(answer.problem)
 
     async def show_working(self, address: Address) -> None:
-        """Do nothing: the stream shows it."""
+        """Do nothing: the stream shows that the bot is working."""
 
     async def account(self) -> Account | str:
         """Return nothing: a second connection would end the first one."""
         return {}
 
     async def keep_connected(self, intake: Intake, bot: Bot) -> None:
-        """Stay connected until cancelled; connect again after a pause on failure."""
+        """Stay connected until cancelled; after a failure, pause and connect again."""
         try:
             while True:
                 error: str | None = None
@@ -149,7 +149,7 @@ class AIBotConnection:
             await asyncio.shield(self._release())
 
     async def _connect(self, intake: Intake, bot: Bot) -> str | None:
-        """Connect, and take messages until the connection ends; return the kind of an error, or None."""
+        """Connect, and process messages until the connection ends; return the kind of an error, or None."""
         duties = self._memory.channels.duties
         if not await duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             await asyncio.sleep(_LOOK_SECONDS)
@@ -183,7 +183,7 @@ class AIBotConnection:
                 req_id = id_in(object_in(frame, "headers"), "req_id")
                 body = object_in(frame, "body")
                 if text_in(object_in(body, "event"), "eventtype") == "disconnected_event":
-                    self._pause = _LONGEST_PAUSE_SECONDS  # somebody else has connected
+                    self._pause = _LONGEST_PAUSE_SECONDS  # another client has connected
                 elif text_in(frame, "cmd") in _CALLBACKS:
                     task = asyncio.create_task(self._receive(intake, bot, req_id, body), name="threadkeep-connection")
                     self._tasks.add(task)
@@ -200,7 +200,7 @@ class AIBotConnection:
             await self._take(intake, bot, req_id, body)
 
     async def _take(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
-        """Take a message or an event, as often as the database needs: WeCom does not repeat it."""
+        """Take a message or an event; retry until the database accepts it, because WeCom does not repeat it."""
         update, message = self._addressed(self._channel.read(body), req_id, body)
         stream = None
         if message is not None:
@@ -223,7 +223,7 @@ class AIBotConnection:
     def _addressed(
         self, update: Update, req_id: str, body: Mapping[str, Json]
     ) -> tuple[Update, IncomingMessage | None]:
-        """Return an update and its message, whose answer goes over the connection."""
+        """Return an update and its message, with the connection as the address of the answer."""
         message = update.message if isinstance(update, Ignored) else update
         if not isinstance(message, IncomingMessage):
             return update, None
@@ -232,7 +232,7 @@ class AIBotConnection:
         return (replace(update, message=message) if isinstance(update, Ignored) else message), message
 
     async def _grow(self, stream: _Stream, bot: Bot, message: IncomingMessage) -> None:
-        """Show the text of an answer so far, until the answer is sent or the time of its stream is over."""
+        """Stream the text of an answer until the answer is sent or the time of its stream is over."""
         shown = None
         while self._streams.get(stream.req_id) is stream:
             found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
@@ -251,9 +251,9 @@ class AIBotConnection:
             await asyncio.sleep(_GROW_SECONDS)
 
     def _text(self, stream: _Stream, bot: Bot, found: Outgoing) -> tuple[str | None, bool]:
-        """Return the text that a stream shows, None if it stays, and whether it ends with it."""
+        """Return the text to show in a stream (None if it is unchanged) and whether the stream ends with it."""
         if found.status not in ("waiting", "ready"):
-            return NOTHING, True  # such as a message whose answer comes with that to a later one
+            return NOTHING, True  # such as a message that is answered together with a later one
         if asyncio.get_running_loop().time() >= stream.ends_at:
             return bot.texts.later, True
         if found.status == "ready":
@@ -280,7 +280,7 @@ class AIBotConnection:
         return WeComAnswer(code, answer, error="" if code is not None else "Disconnected", uncertain=code is None)
 
     def _end_streams(self) -> None:
-        """Forget the streams of a connection that ended; nobody waits for its acknowledgements any longer."""
+        """Drop the streams of a connection that ended, and end the calls that wait for an acknowledgement."""
         self._streams.clear()
         for waiting in self._acks.values():
             if not waiting.done():

@@ -1,4 +1,4 @@
-"""WeCom customer service: a callback announces messages of a desk, and one process fetches pages of them."""
+"""WeCom customer service: a callback announces messages of a desk, and one process fetches them in pages."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
 _NOTICE_PREFIX = "notice:"
 _FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6: "ReplyLimit", 10: "Forbidden"}
-"""Why a message that WeCom had accepted could not be delivered: 48 hours, closed, five messages, refused."""
+"""Why WeCom could not deliver an accepted message: 48 hours over, session closed, five messages sent, rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeComServiceOptions:
-    """Options of a corporation's customer service, with all of its desks, or only those in `desks`."""
+    """Options of a corporation's customer service. It serves all desks, or only `desks` if that is not empty."""
 
     name: str
     corp_id: str
@@ -75,7 +75,7 @@ class WeComServiceOptions:
         """Reject options without a corporation.
 
         Raises:
-            InvalidInput: the sentence names the option.
+            InvalidInput: an option is invalid; the text names it.
         """
         check_name(self.name)
         if not self.corp_id:
@@ -84,9 +84,9 @@ class WeComServiceOptions:
 
 @dataclass(frozen=True)
 class SyncPage:
-    """A page of a desk: its updates by time, and the cursor of the next page.
+    """A page of a desk's messages: its updates in order of time, and the cursor of the next page.
 
-    Store the updates before the cursor. A page can be empty although there are more.
+    Store the updates before the cursor. A page can be empty although there are more pages.
     """
 
     updates: tuple[Update, ...]
@@ -106,11 +106,11 @@ class WeComServiceChannel:
 
     @property
     def scope(self) -> str:
-        """The customer service of the corporation."""
+        """The id of the corporation."""
         return f"wecom_cs:{self.options.corp_id}"
 
     def receive(self, callback: Callback) -> Received:
-        """Verify a callback, decrypt it and return the desk that has messages."""
+        """Verify and decrypt a callback; return the desk that has new messages."""
         opened = self._crypto.receive(callback, xml_envelope)
         if isinstance(opened, Received):
             return opened
@@ -126,7 +126,7 @@ class WeComServiceChannel:
         return SyncPage(updates, text_in(fields, "next_cursor"), has_more=fields.get("has_more") in (1, True))
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer at paragraphs, by bytes."""
+        """Split an answer at paragraphs; count its size in bytes."""
         return split_text(text, MAX_MESSAGE_BYTES, size=utf8_length)
 
     def _notice(self, fields: Mapping[str, Json]) -> Update:
@@ -141,7 +141,7 @@ class WeComServiceChannel:
         return not self.options.desks or desk in self.options.desks
 
     def _update(self, item: Mapping[str, Json]) -> Update:
-        # The ids of the desk and the customer are inside the event.
+        # In an event, the ids of the desk and the customer are inside the `event` object.
         event = object_in(item, "event")
         desk = id_in(item, "open_kfid") or id_in(event, "open_kfid")
         customer = id_in(item, "external_userid") or id_in(event, "external_userid")
@@ -184,10 +184,10 @@ class WeComServiceChannel:
 
 
 class DeskFetching:
-    """The fetcher of the desks of one bot.
+    """A worker that fetches the messages of one bot's desks.
 
-    A notice is stored before its callback is answered, and stays until the desk is fetched to its end. The cursor of a
-    desk is stored after the messages of its page are taken; a message that comes twice is taken once.
+    A notice is stored before its callback is answered, and deleted when all messages of the desk are fetched. The
+    cursor of a desk is stored after the messages of its page are taken. A message that arrives twice is processed once.
     """
 
     def __init__(
@@ -209,13 +209,13 @@ class DeskFetching:
         self._noticed = asyncio.Event()
 
     async def notice(self, notified: DeskNotified) -> None:
-        """Store that a desk has messages, and have them fetched."""
+        """Store that a desk has new messages, and wake the fetching task."""
         value = json.dumps({"token": notified.token, "at": self._memory.clock().isoformat()})
         await self._state.keep(self._channel.scope, f"{_NOTICE_PREFIX}{notified.open_kf_id}", value)
         self._noticed.set()
 
     async def keep_fetching(self) -> None:
-        """Fetch noticed desks until cancelled; retry after a pause on failure."""
+        """Fetch the desks that have notices until cancelled; after a failure, pause and try again."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             error = None
@@ -236,14 +236,14 @@ class DeskFetching:
             self._noticed.clear()
 
     async def fetch(self, desk: str, notice: str) -> str | None:
-        """Take all messages of a desk, unless another process does so; return the kind of an error, or None."""
+        """Take all new messages of a desk, unless another process is doing so; return the kind of an error, or None."""
         duty = f"fetch:{self._channel.scope}:{desk}"
         if not await self._duties.claim(duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             return None
         try:
             error = await self._fetch_pages(desk, notice, duty)
             if error is None:
-                # A newer notice has another value and stays.
+                # If a newer notice was stored, it has another value and is not deleted.
                 await self._state.forget(self._channel.scope, f"{_NOTICE_PREFIX}{desk}", notice)
             return error
         finally:
@@ -272,9 +272,9 @@ class DeskFetching:
                 return "LostDuty"
 
     def _begun_recently(self, updates: Iterable[Update]) -> list[Update]:
-        """Return the updates of a desk that was never fetched, which come with up to three days of history.
+        """Return the updates of a desk that is fetched for the first time, with up to three days of history.
 
-        Older messages are stored without an answer.
+        Messages older than 10 minutes are marked to be stored without an answer.
         """
         since = self._memory.clock() - _UNKNOWN_AGE
         found: list[Update] = []
@@ -286,7 +286,7 @@ class DeskFetching:
         return found
 
     def _token_in(self, notice: str) -> str | None:
-        """Return the token of a notice, if it is still valid; without one WeCom allows few calls."""
+        """Return the token of a notice if it is still valid. Without a token, WeCom allows fewer calls."""
         fields = object_in(read_json(notice))
         at = time_of(text_in(fields, "at"))
         is_valid = self._memory.clock() - at < timedelta(seconds=_TOKEN_SECONDS)
