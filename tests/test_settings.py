@@ -380,7 +380,7 @@ def test_a_graph_store_on_sqlite_beside_transcripts_on_postgres_has_a_file_of_it
 
 def test_a_graph_store_on_postgres_needs_to_know_which() -> None:
     """A DSN is required, unless the transcripts are on PostgreSQL already."""
-    with pytest.raises(InvalidSettings, match="THREADKEEP_POSTGRES_DSN must say which") as caught:
+    with pytest.raises(InvalidSettings, match="so set THREADKEEP_POSTGRES_DSN") as caught:
         load_settings(database_url=SQLITE, graph_store_backend="postgres")
     assert caught.value.variable == "THREADKEEP_POSTGRES_DSN"
 
@@ -407,9 +407,9 @@ def test_variables_that_are_no_settings_are_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("threadkeep_foo", SECRET)
     (tmp_path / ".env").write_text(f"THREADKEEP_API_KEY={SECRET}\nTHREADKEEP_PORT=8701\nOTHER=1\n")
     assert unknown_variables() == [
-        "THREADKEEP_API_KEY is no setting and does nothing; did you mean THREADKEEP_API_KEYS?",
-        "THREADKEEP_FOO is no setting and does nothing; correct its name, or take it away.",
-        "THREADKEEP_SYSTEM_PROMT is no setting and does nothing; did you mean THREADKEEP_SYSTEM_PROMPT?",
+        "THREADKEEP_API_KEY is not a setting and has no effect; did you mean THREADKEEP_API_KEYS?",
+        "THREADKEEP_FOO is not a setting and has no effect; correct its name, or remove it.",
+        "THREADKEEP_SYSTEM_PROMT is not a setting and has no effect; did you mean THREADKEEP_SYSTEM_PROMPT?",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Open the parts of the application as the settings say, and close them again."""
+"""Opening and closing of the application's parts, configured by the settings."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ async def open_app(
     bots: bool = False,
     channel: Channel = "http",
 ) -> AsyncIterator[App]:
-    """Open the memory that the settings name, with a chat that uses their model.
+    """Open the application that the settings describe: its memory, chat, workflows, runs and bots.
 
-    Without `works` this process takes no runs from the queue. With `bots` it runs the bots of the settings.
+    Without `works` this process takes no runs from the queue. With `bots` it runs the configured bots.
     `channel` is recorded for messages of sessions without a channel. On exit, running turns get `shutdown_timeout`
-    seconds to finish; the messages of later turns stay stored.
+    seconds to finish; the messages of turns that need longer stay stored.
 
     Raises:
         InvalidSettings: a model cannot be created, its context window is too small for a question, or a bot is invalid.
@@ -152,7 +152,7 @@ def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> 
 
 
 def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> FactLearning | None:
-    """Return how facts are learned from turns, with the model of the summarizer; None if they are not."""
+    """Return the fact learning for turns, with the summarizer's model; None if the settings turn it off."""
     if not options.learning and not options.directives:
         return None
 
@@ -199,7 +199,7 @@ def runs_of(
 
 
 def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, imports: bool = True) -> Workflows:
-    """Return the built-in chat with its options, and the workflows in `names` or else in the settings.
+    """Return the built-in chat, and the workflows in `names`, by default those in the settings.
 
     Raises:
         InvalidWorkflow: lists every problem of every workflow.

@@ -7,11 +7,11 @@ from types import TracebackType
 
 
 class ErrorBoundary:
-    """A context manager that ends its block at an error instead of raising it, whatever the class of the error.
+    """A context manager that catches any error of its block and reports it.
 
-    It is for background loops, which have to outlive each failure, for calls of models and other code that may raise
-    anything, and for one item of many. The error is passed to `report` and stays in `error`, so that no failure is
-    silent. Cancellation, KeyboardInterrupt and SystemExit are raised, and so are the errors in `raising`.
+    Use it in background loops that must survive each failure, around models and other code that may raise anything, and
+    around one item of many. The error is passed to `report` and stays in `error`, so no failure is silent.
+    Cancellation, KeyboardInterrupt, SystemExit and the errors in `raising` are not caught.
     """
 
     def __init__(
@@ -23,9 +23,9 @@ class ErrorBoundary:
 
     @property
     def caught(self) -> Exception:
-        """The error of a block that did not come to its end."""
+        """The error that ended the block."""
         if self.error is None:
-            raise AttributeError("The block ended without an error; read `error`, which is None then.")
+            raise AttributeError("The block raised no error; check that `error` is not None first.")
         return self.error
 
     def __enter__(self) -> ErrorBoundary:

@@ -1,9 +1,9 @@
-"""The tree of errors. Each message is a sentence with its cure; the data is on the instance.
+"""The tree of errors. Each message says what is wrong and how to cure it; attributes of the instance hold the data.
 
 ::
 
     ThreadkeepError
-    ├── InvalidInput (ValueError)         what the caller passed cannot be used
+    ├── InvalidInput (ValueError)         an argument cannot be used
     │   ├── InvalidMessage
     │   ├── InvalidKey                    .reason is one of the reasons of `threadkeep.resolve_key`
     │   ├── InvalidSettings               .variable names the environment variable
@@ -13,26 +13,26 @@
     ├── WrongUser (PermissionError)       the session belongs to somebody else
     ├── MessageNotFound (LookupError)     the session has no message with that id
     ├── MessageSuperseded                 the message was taken back or replaced before
-    ├── QuestionGone (LookupError)        what a turn answers was deleted, mostly with its session
+    ├── QuestionGone (LookupError)        the message that a turn answers was deleted
     ├── RunNotFound (LookupError)
     ├── KnowledgeNotFound (LookupError)   no such fact, procedure or person; .kind says which
-    ├── SessionBusy                       another turn of the session is queued or at work, and none may wait
-    ├── ContextGone (LookupError)         a model call's messages are not all there any more
+    ├── SessionBusy                       another turn of the session is queued or running
+    ├── ContextGone (LookupError)         some messages of a model call no longer exist
     ├── WorkflowNotFound (LookupError)    no workflow of that name is registered
-    ├── ChildFailed                       a workflow that another one started gave no result
-    ├── BudgetSpent                       a run has used the tokens or the money that it may
+    ├── ChildFailed                       a child workflow gave no result
+    ├── BudgetSpent                       a run has used up its tokens or its money
     ├── ModelCallFailed                   the model did not answer; the question is stored
     ├── RunFailed                         a workflow gave no answer; its run says why
     ├── RunWaits                          a workflow asks a person before it answers
     ├── ChannelNotFound (LookupError)     no bot of that name is configured
     ├── ApiKeyNotFound (LookupError)      no valid key of the service has that name
     ├── CallbackRefused (PermissionError)  a callback did not come from the platform, or came too late
-    ├── GraphitiError (ConnectionError)   the Graphiti server did not do what was asked; .kind says how it failed
+    ├── GraphitiError (ConnectionError)   a request to the Graphiti server failed; .kind says how
     ├── GraphitiClosed (PermissionError)  nothing may go to Graphiti: .reason is off, no_consent or untrusted
     ├── Interrupted                       the service or the turn was stopped before the answer was complete
     └── StoreError
         ├── StoreUnavailable (ConnectionError)   down, locked, full or read-only: the same call may succeed later
-        │   ├── PendingFolderUnusable     the folder of the pending turns can keep nothing
+        │   ├── PendingFolderUnusable     the folder of pending turns cannot be written
         │   └── TurnInMemoryOnly          neither the database nor that folder takes a turn; a crash would lose it
         ├── SessionDamaged                an item of one session in a graph store cannot be read
         ├── SchemaTooNew                  the database was written by a newer Threadkeep
@@ -89,7 +89,7 @@ type CallbackRefusal = Literal["signature_missing", "signature_wrong", "stale", 
 
 @dataclass(frozen=True)
 class WorkflowProblem:
-    """A problem of a workflow: a sentence with its cure, and its location; None if it is in no file."""
+    """A problem of a workflow: what is wrong, the cure, and the location (None if the workflow is not in a file)."""
 
     sentence: str
     file: str | None = None
@@ -117,7 +117,7 @@ class WorkflowNotFound(ThreadkeepError, LookupError):
     def __init__(self, name: str, available: Sequence[str]) -> None:
         super().__init__(
             f"There is no workflow {name!r} here; there are {', '.join(available)}. "
-            "THREADKEEP_WORKFLOWS names the files and modules of others."
+            "Add the file or module of any other workflow to THREADKEEP_WORKFLOWS."
         )
         self.name = name
         self.available = tuple(available)
@@ -196,8 +196,8 @@ class QuestionGone(ThreadkeepError, LookupError):
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
-            f"What this turn answers is not in session {session_id!r}: it was deleted, and an answer does not bring it "
-            "back. Append it as a turn of its own if it is to be kept all the same."
+            f"The message that this turn answers was deleted from session {session_id!r}, so the turn was not stored. "
+            "Append it without `answers` to store it anyway."
         )
         self.session_id = session_id
 
@@ -207,19 +207,19 @@ class RunNotFound(ThreadkeepError, LookupError):
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
-            f"There is no run {run_id!r} here: it was never asked for, or it went with its session or with its time."
+            f"There is no run {run_id!r} here: it never existed, or it was deleted with its session or by retention."
         )
         self.run_id = run_id
 
 
 class KnowledgeNotFound(ThreadkeepError, LookupError):
-    """The thing does not exist or is hidden from this user; `kind` says which."""
+    """The item does not exist, or this user may not see it; `kind` is its type, such as `fact`."""
 
     def __init__(
         self, kind: Literal["fact", "proposal", "procedure", "person", "scope", "delivery"], name: str
     ) -> None:
         several = "deliveries" if kind == "delivery" else f"{kind}s"
-        super().__init__(f"There is no {kind} {name!r} here, or not for this user; list the {several} there are.")
+        super().__init__(f"There is no {kind} {name!r} here that this user may see; list the {several}.")
         self.kind = kind
         self.name = name
 
@@ -234,8 +234,8 @@ class SessionBusy(ThreadkeepError):
     def __init__(self, session_id: str | None, run_id: str) -> None:
         where = "The conversation" if session_id is None else f"Session {session_id!r}"
         super().__init__(
-            f"{where} is still busy with run {run_id!r}, and its workflow takes no message meanwhile: "
-            "send it again when that is over, cancel that run, or let the workflow enqueue (double_texting)."
+            f"{where} is still busy with run {run_id!r}, and its workflow rejects messages until that run ends: "
+            "send the message again later, cancel the run, or set double_texting of the workflow to enqueue."
         )
         self.session_id = session_id
         self.run_id = run_id
@@ -251,7 +251,7 @@ class BudgetSpent(ThreadkeepError):
     def __init__(self, run_id: str, *, limit: str, used: float, allowed: float, estimated: bool = False) -> None:
         about = "about " if estimated else ""
         super().__init__(
-            f"Run {run_id!r} has used {about}{used:g} of {allowed:g} ({limit}), and calls no model any more: "
+            f"Run {run_id!r} has used {about}{used:g} of {allowed:g} ({limit}) and may not call a model again:  "
             f"retry the run with a larger {limit}."
         )
         self.run_id = run_id
@@ -343,10 +343,10 @@ class GraphitiError(ThreadkeepError, ConnectionError):
     """The Graphiti server did not do what was requested. No sentence quotes the request or the response.
 
     `kind` says how it failed: unreachable, timeout, broken connection, server error (5xx), too many requests (408,
-    429), rejected key (401, 403), rejected request (other 4xx), or a response that Graphiti does not send. `status`
+    429), rejected key (401, 403), rejected request (other 4xx), or a response that is not Graphiti's. `status`
     is the HTTP status, if there was a response. `retry_after` is the number of seconds that the server asks to wait.
-    `uncertain` means that the request may have been executed. `accepted` is the number of messages that the server took
-    before, if they are sent one by one.
+    `uncertain` means that the request may have been executed. `accepted` is the number of messages that the server
+    accepted before the failure, if they are sent one by one.
     """
 
     accepted: int | None = None
@@ -375,12 +375,12 @@ class GraphitiError(ThreadkeepError, ConnectionError):
 _GRAPHITI_FAILURES: dict[GraphitiFailure, str] = {
     "unreachable": "The Graphiti server cannot be reached. Start it, or correct THREADKEEP_GRAPHITI_ENDPOINT.",
     "timeout": "The Graphiti server did not answer in time. See its log, or raise THREADKEEP_GRAPHITI_TIMEOUT_MS.",
-    "broken": "The connection to the Graphiti server broke. It is tried again; see the server's log if it goes on.",
-    "server": "The Graphiti server failed. See its log, and whether its database, model and embedder answer.",
-    "limited": "The Graphiti server takes no more requests for now. It is tried again; lower the load if it goes on.",
-    "denied": "The Graphiti server does not take the key. Correct THREADKEEP_GRAPHITI_API_KEY, or the proxy before it.",
-    "refused": "The Graphiti server refused a request. See what `threadkeep knowledge test` says of its version.",
-    "unreadable": "The answer is none of Graphiti's. See what is behind THREADKEEP_GRAPHITI_ENDPOINT.",
+    "broken": "The connection to the Graphiti server broke. It is retried; see the server's log if this continues.",
+    "server": "The Graphiti server failed. See its log, and check its database, model and embedder.",
+    "limited": "The Graphiti server limits requests. They are retried; lower the load if this continues.",
+    "denied": "The Graphiti server rejected the key. Correct THREADKEEP_GRAPHITI_API_KEY, or the proxy in front of it.",
+    "refused": "The Graphiti server rejected a request. Check the server's version with `threadkeep knowledge test`.",
+    "unreadable": "The response is not from Graphiti. Check which server THREADKEEP_GRAPHITI_ENDPOINT names.",
 }
 
 type GraphitiClosure = Literal["off", "no_consent", "untrusted"]
@@ -396,7 +396,7 @@ class GraphitiClosed(ThreadkeepError, PermissionError):
 
 _GRAPHITI_CLOSURES: dict[GraphitiClosure, str] = {
     "off": "Graphiti is off. Set THREADKEEP_GRAPHITI_ENABLED=true and THREADKEEP_GRAPHITI_ENDPOINT.",
-    "no_consent": "Nobody allowed this data to go there. Allow it with: threadkeep knowledge consent --grant",
+    "no_consent": "Nobody has consented to sending this data. Consent with: threadkeep knowledge consent --grant",
     "untrusted": "The workspace is not trusted. Trust it with: threadkeep knowledge trust",
 }
 
@@ -408,7 +408,7 @@ class StoreError(ThreadkeepError):
 class StoreUnavailable(StoreError, ConnectionError):
     """The database is down, locked beyond its timeout, full or read-only; do not assume that anything was stored.
 
-    The same call can be repeated safely for messages with an id: messages that did arrive are recognised.
+    Messages with an id can safely be sent again: those that were already stored are recognised.
     `interrupted` means that the connection broke during the call, so an immediate retry on another connection is
     worthwhile.
     """
@@ -432,25 +432,25 @@ class DatabaseFileReplaced(StoreUnavailable):
 
 
 class PendingFolderUnusable(StoreUnavailable):
-    """The folder of the pending turns is not usable: a file is in its place, or it is not writable."""
+    """The folder of pending turns cannot be used: its path is a file, or it is not writable."""
 
     def __init__(self, folder: Path, error: OSError) -> None:
         super().__init__(
-            f"Turns cannot be kept in {error.filename or folder} ({error.strerror or type(error).__name__}). "
+            f"Pending turns cannot be stored in {error.filename or folder} ({error.strerror or type(error).__name__}). "
             "Make the folder writable for this user, or name another one in THREADKEEP_PENDING_DIR."
         )
         self.folder = folder
 
 
 class TurnInMemoryOnly(StoreUnavailable):
-    """A turn is on no disk: neither the database nor the folder of the pending turns takes it.
+    """A turn could be stored neither in the database nor in the folder of pending turns.
 
     It is retried as long as this process lives; a crash would lose it. Do not send it again without its message ids.
     """
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
-            "The turn is in memory only, because neither the database nor the folder of the pending turns takes it. "
+            "The turn is in memory only: neither the database nor the folder of pending turns can store it. "
             "Keep this process running, and repair one of the two: `threadkeep doctor` says what is wrong."
         )
         self.session_id = session_id
@@ -479,8 +479,8 @@ class SchemaTooNew(StoreError):
 
     def __init__(self, *, found: int, known: int) -> None:
         super().__init__(
-            f"The database is at schema {found}, this Threadkeep knows schemas up to {known}: "
-            "upgrade Threadkeep on this machine, or open a database of its own age."
+            f"The database is at schema {found}, but this Threadkeep only knows schemas up to {known}: "
+            "upgrade Threadkeep on this machine, or open an older database."
         )
         self.found = found
         self.known = known

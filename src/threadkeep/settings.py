@@ -53,7 +53,7 @@ class Settings(RunSettings, GraphitiSettings):
         description="The database of transcripts: sqlite:////absolute/path.db or postgresql://user@host/database.",
     )
     sqlite_synchronous: Literal["FULL", "NORMAL"] = Field(
-        "FULL", description="SQLite's durability: FULL survives a power cut, NORMAL may lose the last turns then."
+        "FULL", description="SQLite's durability: FULL survives a power cut, NORMAL may lose the last turns."
     )
     lock_timeout: float = Field(10.0, gt=0, description="Seconds to wait for SQLite's lock.")
     postgres_pool_min_size: int = Field(1, ge=0, description="Connections that stay open.")
@@ -65,15 +65,15 @@ class Settings(RunSettings, GraphitiSettings):
     )
 
     database_key: SecretStr | None = Field(
-        None, description="64 hexadecimal digits that encrypt SQLite files (extra sqlcipher); keep it somewhere else."
+        None, description="64 hexadecimal digits that encrypt SQLite files (extra sqlcipher); store them elsewhere."
     )
-    graph_store_backend: Backend | None = Field(None, description="The engine; by default that of DATABASE_URL.")
+    graph_store_backend: Backend | None = Field(None, description="Its engine; by default as in DATABASE_URL.")
     graph_store_sqlite_path: Path | None = Field(None, description="Absolute path of the graph store's SQLite file.")
-    postgres_dsn: SecretStr | None = Field(None, description="The graph store's PostgreSQL, for its backend postgres.")
+    postgres_dsn: SecretStr | None = Field(None, description="The graph store's PostgreSQL, if GRAPH_STORE_BACKEND is.")
     transcripts: TranscriptLocation = Field("tables", description="The storage of messages: tables or graph_store.")
 
-    host: str = Field("127.0.0.1", description="Address to listen on; other than loopback needs API_KEYS.")
-    port: int = Field(8700, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs API_KEYS.")
+    port: int = Field(8700, ge=0, le=65535, description="Port to listen on; 0 means any free port.")
     api_keys: Annotated[dict[str, SecretStr], NoDecode] = Field(
         default_factory=dict, description="Comma-separated name:key pairs; empty serves loopback only."
     )
@@ -97,7 +97,7 @@ class Settings(RunSettings, GraphitiSettings):
         default_factory=list,
         description="Comma-separated origins of web pages that may call the service: https://chat.example.com.",
     )
-    body_limit: int = Field(2_097_152, ge=1024, description="The maximum of bytes in a request's body.")
+    body_limit: int = Field(2_097_152, ge=1024, description="The maximum size of a request's body in bytes.")
     max_connections: int = Field(1000, ge=1, description="Open connections, streams included; others get 503.")
     header_timeout: float = Field(10.0, gt=0, description="Seconds for the headers of a request to arrive.")
     body_timeout: float = Field(30.0, gt=0, description="Seconds for the body of a request to arrive.")
@@ -119,16 +119,16 @@ class Settings(RunSettings, GraphitiSettings):
     history_enabled: bool = Field(True, description="Add earlier turns to chats.")
     history_max_messages: int = Field(20, ge=0, description="Earlier messages in a model call; 0 means none.")
     history_max_tokens: int = Field(
-        4000, ge=0, description="The maximum of tokens in a model call; 0 means no history."
+        4000, ge=0, description="The maximum number of tokens in a model call; 0 means no history."
     )
     history_window: Literal["anchored", "sliding"] = Field(
-        "anchored", description="The way to cut earlier messages: in steps that consecutive calls share, or one by one."
+        "anchored", description="How to cut earlier messages: in steps that consecutive calls share, or one by one."
     )
     context_window: int | None = Field(
-        None, ge=1, description="Tokens of the context window, input and reply; by default those of the model."
+        None, ge=1, description="Tokens of the context window, for input and reply; by default the model's limit."
     )
     max_output_tokens: int | None = Field(
-        None, ge=1, description="Tokens of the context window that are kept free for the reply."
+        None, ge=1, description="Tokens of the context window that are reserved for the reply."
     )
     summary_trigger: str = Field(
         "", description="Summarise messages at this size: tokens:20000, messages:40, fraction:0.5; empty means never."
@@ -141,21 +141,21 @@ class Settings(RunSettings, GraphitiSettings):
         "off", description="Search for relevant older turns: in the session, or in all sessions of its user."
     )
     facts: bool = Field(False, description="Add known facts of the session, the workspace and the user to chats.")
-    learning: bool = Field(False, description="Have a model propose facts from messages of people in chats.")
+    learning: bool = Field(False, description="Have a model propose facts from people's messages in chats.")
     learning_accept_from: float | None = Field(
-        None, ge=0, le=1, description="The confidence to accept a proposed fact; by default a person decides."
+        None, ge=0, le=1, description="The confidence that accepts a proposed fact; by default a person decides."
     )
     directives: bool = Field(
-        False, description="Store lines such as `preference (user): Keep diffs small.` of messages as facts."
+        False, description="Store message lines such as `preference (user): Keep diffs small.` as facts."
     )
     workspace: str | None = Field(
-        None, max_length=512, description="The workspace of runs that name none; its facts have this name."
+        None, max_length=512, description="The workspace of runs that name none; its facts are stored under this name."
     )
     memory_max_messages: int = Field(8, description="Messages that the in-run reducer keeps; less than 1 means 1.")
     memory_max_chars: int = Field(8000, ge=0, description="Characters that the in-run reducer keeps; 0 means no limit.")
 
     manifest_retention_days: float = Field(
-        30.0, ge=0, le=36_500, description="Days that records of model calls are stored; 0 means none are."
+        30.0, ge=0, le=36_500, description="Days to keep records of model calls; 0 means that none are stored."
     )
     retention_archive_max_age_days: float | None = Field(
         None, gt=0, le=36_500, description="The age in days after which messages are archived."
@@ -197,7 +197,7 @@ class Settings(RunSettings, GraphitiSettings):
         variable = f"{PREFIX}POSTGRES_DSN"
         if value is not None and parse_address(value.get_secret_value(), variable=variable).backend != "postgres":
             raise InvalidSettings(
-                f"{variable} names no PostgreSQL: write postgresql://user@host/db.", variable=variable
+                f"{variable} is not a PostgreSQL URL: write postgresql://user@host/db.", variable=variable
             )
         return value
 
@@ -231,7 +231,7 @@ class Settings(RunSettings, GraphitiSettings):
         if value is None or not value.get_secret_value():
             return None
         if not re.fullmatch("[0-9a-fA-F]{64}", value.get_secret_value()):
-            raise ValueError("it is 64 hexadecimal digits; make one with: openssl rand -hex 32")
+            raise ValueError("it must be 64 hexadecimal digits; create them with: openssl rand -hex 32")
         if find_spec("sqlcipher3") is None:
             raise ValueError("it needs the extra sqlcipher; install it with: pip install 'threadkeep[sqlcipher]'")
         return value
@@ -244,7 +244,7 @@ class Settings(RunSettings, GraphitiSettings):
         if address.scheme == "http" and not is_loopback(address.hostname or ""):
             raise ValueError("write the address of the keys with https")
         if value is not None and len(text) < 32 and not address.netloc:
-            raise ValueError("a shared secret has 32 characters at least")
+            raise ValueError("a shared secret needs at least 32 characters")
         return value
 
     @field_validator("workflows", "cors_origins", mode="before")
@@ -283,7 +283,7 @@ class Settings(RunSettings, GraphitiSettings):
             )
         if self.graph_store_backend == "postgres" and self.postgres_dsn is None and self.database.backend != "postgres":
             raise InvalidSettings(
-                f"{PREFIX}GRAPH_STORE_BACKEND is postgres, so {PREFIX}POSTGRES_DSN must say which: postgresql://user@host/db.",
+                f"{PREFIX}GRAPH_STORE_BACKEND is postgres, so set {PREFIX}POSTGRES_DSN=postgresql://user@host/db.",
                 variable=f"{PREFIX}POSTGRES_DSN",
             )
         if self.graphiti_enabled and self.transcripts == "graph_store":
@@ -302,11 +302,11 @@ class Settings(RunSettings, GraphitiSettings):
             _ = self.compression
         except InvalidInput as error:
             variable = f"{PREFIX}SUMMARY_KEEP"
-            sentence = f"{variable} does not go with {PREFIX}SUMMARY_TRIGGER: {error}"
+            sentence = f"{variable} cannot be combined with {PREFIX}SUMMARY_TRIGGER: {error}"
             raise InvalidSettings(sentence, variable=variable) from None
         if not self.needs_keys and not is_loopback(self.host):
             raise InvalidSettings(
-                f"{PREFIX}HOST is not a loopback address, and without {PREFIX}API_KEYS anybody could read all: "
+                f"{PREFIX}HOST is not a loopback address, and without {PREFIX}API_KEYS anybody could read everything: "
                 f"set {PREFIX}API_KEYS=name:key, or {PREFIX}REQUIRE_KEYS=true with keys of `threadkeep keys add`, "
                 f"or keep {PREFIX}HOST at 127.0.0.1.",
                 variable=f"{PREFIX}HOST",
@@ -323,7 +323,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def needs_keys(self) -> bool:
-        """Return whether each request needs a key or a token, whatever keys the database has."""
+        """Return whether each request needs a key or a token, even if the database has no keys."""
         return bool(self.api_keys or self.jwt_issuer) or self.require_keys
 
     def requests_per_minute(self) -> tuple[int, int]:
@@ -340,7 +340,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def graph_store(self) -> DatabaseAddress:
-        """The database of LangGraph's store: the same as that of the transcripts unless the settings name another."""
+        """The database of LangGraph's store: the database of the transcripts, unless the settings name another one."""
         if self.postgres_dsn is not None and self.graph_store_backend in (None, "postgres"):
             return parse_address(self.postgres_dsn.get_secret_value(), variable=f"{PREFIX}POSTGRES_DSN")
         if self.graph_store_sqlite_path is not None and self.graph_store_backend in (None, "sqlite"):
@@ -351,7 +351,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def compression(self) -> Compression | None:
-        """Return when older chat messages are replaced with a summary; None if never."""
+        """Return the options for replacing older chat messages with a summary; None if they are never replaced."""
         if not self.summary_trigger:
             return None
 
@@ -417,13 +417,13 @@ def unknown_variables() -> list[str]:
     """Return a sentence for each unknown `THREADKEEP_*` variable in the environment and in `.env`."""
     known = [name.upper() for name in Settings.model_fields]
     names = (name.upper() for name in (*os.environ, *dotenv_values(".env")))
-    # The prefix is the same in all names, and would make any two of them look alike.
+    # All names share the prefix, so it would make any two of them look alike.
     given = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
     sentences = []
     for name in sorted(given.difference(known)):
         close = get_close_matches(name, known, n=1, cutoff=0.7)
-        advice = f"did you mean {PREFIX}{close[0]}?" if close else "correct its name, or take it away."
-        sentences.append(f"{PREFIX}{name} is no setting and does nothing; {advice}")
+        advice = f"did you mean {PREFIX}{close[0]}?" if close else "correct its name, or remove it."
+        sentences.append(f"{PREFIX}{name} is not a setting and has no effect; {advice}")
     return sentences
 
 

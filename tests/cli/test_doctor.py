@@ -68,7 +68,7 @@ def test_a_variable_that_is_no_setting_is_found(cli: CommandLine) -> None:
         outcome = cli("doctor", "--json")
         assert outcome.exit_code == exit_code
         told = [finding["detail"] for finding in outcome.json["findings"] if finding["level"] == "warn"]
-        assert told == ["THREADKEEP_MODLE is no setting and does nothing; did you mean THREADKEEP_MODEL?"]
+        assert told == ["THREADKEEP_MODLE is not a setting and has no effect; did you mean THREADKEEP_MODEL?"]
 
 
 def test_a_system_prompt_that_leaves_no_room_is_found(cli: CommandLine) -> None:

@@ -41,7 +41,7 @@ def test_with_json_every_line_is_an_object(cli: CommandLine) -> None:
         _, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0
     lines = [json.loads(line) for line in err.splitlines()]
-    assert lines[0]["event"] == "THREADKEEP_MODLE is no setting and does nothing; did you mean THREADKEEP_MODEL?"
+    assert lines[0]["event"] == "THREADKEEP_MODLE is not a setting and has no effect; did you mean THREADKEEP_MODEL?"
     assert all(isinstance(line, dict) for line in lines)
 
 

@@ -36,7 +36,7 @@ _GROUPS = "groups in Graphiti"
 class Memory(history.Memory):
     """The sessions, facts, procedures and persons of one database.
 
-    `open_memory` opens and closes it; without a block, as in notebooks, `open` and `close` do.
+    `open_memory` opens it and closes it after a block. Use `open` and `close` where there is no block, as in notebooks.
     """
 
     def __init__(self, parts: MemoryParts) -> None:
@@ -82,14 +82,14 @@ class Memory(history.Memory):
         return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, groups=groups, remains=remains)
 
     def export(self, *, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield all data of a person as lines of JSON, under all ids: the data that `erase` would delete.
+        """Yield all data of a person, under every id, as lines of JSON: the data that `erase` would delete.
 
-        A line of the type `position` says how to go on: its `after` yields only the lines that follow. The last line
-        has the type `end`. Nothing is locked, so data that is written meanwhile may be missing.
+        To continue an interrupted export, pass the `after` of its last line of type `position`. A complete export ends
+        with a line of type `end`. Nothing is locked, so data that is written meanwhile may be missing.
 
         Raises:
             InvalidInput: the id or the position cannot be used.
-            StoreUnavailable: a database does not answer; go on after the last position.
+            StoreUnavailable: a database does not answer; continue after the last position.
         """
         return self._person_export.lines(user_id, after)
 
@@ -104,13 +104,13 @@ class Memory(history.Memory):
     async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:
         """Delete the groups of a person and of the person's sessions from Graphiti; return what remains there.
 
-        Those of sessions that were deleted before go too: nobody knows whose they were.
+        Groups of sessions that were deleted earlier are deleted too, because their owners are unknown.
         """
         remains: list[str] = []
         purged = 0
         deleted = set(await self.eraser.groups_without_session()) if wanted.ids else set()
         if not self.graphiti.is_on and (groups := await self.eraser.groups(wanted) + len(deleted)):
-            remains.append(f"Graphiti: {groups} groups, which this process does not reach: erase again where it is on")
+            remains.append(f"Graphiti: {groups} groups; erase again in a process with Graphiti enabled")
         scopes = [Scope("user", id_) for id_ in wanted.ids]
         scopes += [Scope("session", session_id) for session_id in await self.eraser.sessions(wanted)]
         scopes += [Scope("session", session_id) for session_id in sorted(deleted)]
@@ -150,7 +150,7 @@ class Memory(history.Memory):
     async def _opened(
         cls, address: DatabaseAddress, observers: Sequence[Observer], options: MemoryOptions
     ) -> AsyncIterator[Self]:
-        """Open the sessions of a database, and deliver to Graphiti."""
+        """Open the sessions of a database, and deliver messages to Graphiti in the background."""
         async with AsyncExitStack() as stack:
             opening = open_sessions(address, cls, observers=observers, options=options)
             memory = await stack.enter_async_context(opening)
@@ -225,7 +225,7 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the context; a failure is raised here. It was left already if the event loop ends."""
+        """Leave the context, unless the ending event loop has left it already; a failure is raised here."""
         self._leave.set()
         if self._task is not None and not (self._task.done() and self._task.cancelled()):
             await self._task

@@ -15,7 +15,7 @@ from threadkeep.memory.sync_memory import SyncMemory
 
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
 _BLOCKED_SECONDS = (0.5, 0.1)
-"""Seconds after which a loop counts as blocked that has not started some work: at first, and once it was blocked."""
+"""Seconds to wait for a loop to start some work until it counts as blocked: at first, and after it was blocked once."""
 
 _making = threading.RLock()
 _caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
@@ -23,11 +23,11 @@ _blocked_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("thread
 
 
 class OnLoop[M: history.Memory, H]:
-    """An object of a memory; its calls run on the event loop of the memory.
+    """A wrapper of an object that belongs to a memory; it runs calls on the memory's event loop.
 
     A blocking call may come from the thread of that loop, such as `agent.invoke` in a notebook cell, or from a thread
     for which that loop waits. Then it runs on a companion: the same database, opened on a loop in a separate thread.
-    The companion has its own object, and closes with the memory.
+    The companion has a separate object, and closes with the memory.
     """
 
     def __init__(self, memory: M | SyncMemory, make: Callable[[M], H]) -> None:
@@ -95,12 +95,12 @@ class OnLoop[M: history.Memory, H]:
 
 
 def caller_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of the caller whose work runs here; None for a blocking call."""
+    """Return the event loop of the caller of the current work; None for a blocking call."""
     return _caller_loop.get()
 
 
 def blocked_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that is blocked while the caller waits for the work that runs here."""
+    """Return the event loop that is blocked while its caller waits for the current work."""
     return _blocked_loop.get()
 
 

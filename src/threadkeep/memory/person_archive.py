@@ -1,4 +1,4 @@
-"""The archive of a person's export: its lines, and a page that people read."""
+"""The archive of a person's export: its lines, and a page for people to read."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Sink:
 
 
 async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[bytes]:
-    """Yield a ZIP archive with the lines of an export, and a page that shows them; parts are yielded early.
+    """Yield a ZIP archive of an export's lines and a page that shows them, in parts while the lines arrive.
 
     The lines are also written to an anonymous temporary file, from which the page is made.
     """
@@ -84,9 +84,9 @@ async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[byt
 
 
 def whole_lines(file: BinaryIO) -> tuple[str | None, int]:
-    """Cut the beginning of an export after its last position; return that, and the number of lines before it.
+    """Truncate an unfinished export after its last position line; return that position and the number of lines left.
 
-    The next line is written there.
+    The file is left at its end, so that the caller can append further lines.
     """
     after, count, end, number = None, 0, 0, 0
     while line := file.readline():

@@ -29,7 +29,7 @@ from threadkeep.store.manifests import StoredManifest
 
 type _Key = tuple[str | int, ...]
 type _Unit = tuple[_Key, list[str]]
-"""Some lines, and their position in the order of their section."""
+"""A position in a section of the export, and the lines at that position."""
 
 FORMAT: Final = 1
 LEFT_OUT: Final = (
@@ -37,17 +37,17 @@ LEFT_OUT: Final = (
     "checkpoints of runs and messages on their way to channels or Graphiti, whose texts are in the messages",
     "bookkeeping such as the last read message, the active session and the ids of answered messages",
     "the last tool calls of agents that keep their conversations in a graph store",
-    "facts that a Graphiti server made from the messages, and keeps itself",
+    "facts that a Graphiti server derived from the messages and stores itself",
     "backups, and logs of model providers",
 )
 _PAGE: Final = 200
 _LAST: Final = "\U0010ffff"
-"""A key after those of all sessions."""
+"""A key that sorts after all other keys of its section."""
 
 
 @dataclass(frozen=True)
 class Person:
-    """The person of an export: all ids, and the sessions that are the person's own."""
+    """The person of an export: all ids, and the sessions that the person owns."""
 
     wanted: Erasable
     sessions: tuple[str, ...]
@@ -56,8 +56,8 @@ class Person:
 class PersonExport:
     """The lines of a person's export.
 
-    Each line is a JSON object with a `type`. A line of the type `position` says how to go on after it, and the last
-    line has the type `end`. The order is that of ids, so that an interrupted export can be continued.
+    Each line is a JSON object with a `type`. An interrupted export can be continued after any line of type `position`,
+    because all data is ordered by id. The last line has the type `end`.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class PersonExport:
         }
 
     async def lines(self, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield the lines of a person, by any id; with the `after` of a position line only those that follow it.
+        """Yield the lines of the person with an id; with the `after` of a position line, only the lines that follow it.
 
         Raises:
             InvalidInput: the id or the position cannot be used, such as a position in the export of another person.
-            StoreUnavailable: the database does not answer; go on after the last position.
+            StoreUnavailable: the database does not answer; continue after the last position.
         """
         wanted = await self._eraser.wanted(None, user_id)
         whose = _digest_of(wanted.ids)
@@ -125,11 +125,11 @@ class PersonExport:
         except (ValueError, TypeError, RecursionError):
             name, owner, key = "", "", []
         if name not in self._sections or not all(type(part) in (str, int) for part in key):
-            raise InvalidInput("This is no position; pass the `after` of the last position line, as it is.")
+            raise InvalidInput("This is not a position; pass the `after` of the last position line unchanged.")
         if owner != whose:
             raise InvalidInput(
-                "This is a position in the export of another person, or the person's ids have changed since; begin "
-                "the export again, without it."
+                "This position belongs to the export of another person, or the person's ids have changed since; start "
+                "the export again without a position."
             )
         return name, tuple(key)
 
@@ -207,7 +207,7 @@ class PersonExport:
             yield (run_id,), lines
 
     async def _run_ids(self, person: Person) -> set[str]:
-        """Return the runs of the person and of the sessions, with all runs below them."""
+        """Return the ids of the runs of the person and of the person's sessions, with all their descendants."""
         queries = [RunQuery(user_id=id_, limit=_PAGE) for id_ in person.wanted.ids]
         queries += [RunQuery(session_id=session_id, limit=_PAGE) for session_id in person.sessions]
         found: set[str] = set()
@@ -256,7 +256,7 @@ class PersonExport:
             yield (session_id,), [_line("step", {"session_id": session_id, **step}) for step in found]
 
     async def _pending(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield turns that no database has taken yet."""
+        """Yield turns that are not stored in a database yet."""
         for entry in await self._eraser.waiting():
             if belongs(entry.turn, person.wanted, person.sessions):
                 lines = [message_line(entry.turn.session_id, message) for message in entry.turn.messages]

@@ -35,7 +35,7 @@ from threadkeep.records.messages import session_html
 from threadkeep.store.address import DatabaseAddress
 
 _SHOWN = 10
-"""The number of messages that a notebook shows of a session."""
+"""The number of newest messages that a notebook shows for a session."""
 
 
 class SyncSession(Wrapper[Session]):
@@ -132,13 +132,13 @@ class SyncMemory(Wrapper[Memory]):
 
     @classmethod
     def open(cls, url: str, *, observers: Sequence[Observer] = (), options: MemoryOptions | None = None) -> Self:
-        """Open a database until `close()`; arguments and errors are those of `threadkeep.open_memory`."""
+        """Open a database until `close()`; see `threadkeep.open_memory` for the arguments and errors."""
         thread = _MemoryThread(open_memory(url, observers=observers, options=options))
         return cls(thread.start(), thread.close)
 
     @classmethod
     def companion_of(cls, memory: history.Memory) -> Self:
-        """Open the database of an asynchronous memory again; it closes with that memory.
+        """Open the database of an asynchronous memory a second time; it is closed with that memory.
 
         Raises:
             InvalidInput: only that memory can use the database.
@@ -209,7 +209,7 @@ class _MemoryThread:
         self._opening = opening
         self._opened: Future[Memory] = Future()
         self._closed: Future[None] = Future()
-        # A daemon, so that a program that forgets to close its memory can end.
+        # A daemon thread, so that a program can exit without closing its memory.
         self._thread = threading.Thread(target=self._serve, name="threadkeep-memory", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()

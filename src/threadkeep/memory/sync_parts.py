@@ -50,7 +50,7 @@ class SyncRetention(Wrapper[Pruner]):
 
 
 class SyncRunRetention(Wrapper[RunPruner]):
-    """The retention of runs that are over."""
+    """The retention of finished runs."""
 
     plan = Iterated(RunPruner.plan)
     prune = Blocking(RunPruner.prune)
@@ -117,14 +117,14 @@ class SyncProcedures(Wrapper[Procedures]):
 
 
 class SyncEpisodes(Wrapper[Episodes]):
-    """Questions with their answers and ends."""
+    """Earlier questions with their answers and outcomes."""
 
     latest = Blocking(Episodes.latest)
     recall = Blocking(Episodes.recall)
 
 
 class SyncProposals(Wrapper[Proposals]):
-    """The facts that were proposed from what people said."""
+    """The facts that were proposed from people's messages."""
 
     proposal = Blocking(Proposals.proposal)
     page = Blocking(Proposals.page)
@@ -146,7 +146,7 @@ class SyncPersons(Wrapper[Persons]):
 
 
 class SyncConsents(Wrapper[Consents]):
-    """The consents to Graphiti, and the workspaces that are trusted."""
+    """The consents to sending data to Graphiti, and the trusted workspaces."""
 
     granted = Blocking(Consents.granted)
     closed = Blocking(Consents.closed)
@@ -159,7 +159,7 @@ class SyncConsents(Wrapper[Consents]):
 
 
 class SyncGraphiti(Wrapper[Graphiti]):
-    """The graph beside the facts of a memory."""
+    """The Graphiti connection of a memory."""
 
     recall = Blocking(Graphiti.recall)
     status = Blocking(Graphiti.status)

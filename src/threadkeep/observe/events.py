@@ -83,8 +83,8 @@ class ReadFailed(StoreEvent):
 class WriteFailed(StoreEvent):
     """A turn could not be written: `fallback` if it was spooled for a retry, else `error` or `conflict`.
 
-    It is emitted once for each failing attempt; only this event increases the counter of failed writes. `reason` says
-    what a person has to do, where waiting does not help.
+    It is emitted once for each failing attempt; only this event increases the counter of failed writes. `reason` is set
+    if waiting does not help; it says what a person has to do.
     """
 
     outcome: Outcome = "error"
@@ -113,11 +113,11 @@ class AgentOutsideTurn(SessionEvent):
 
 
 class TurnBegunInTool(SessionEvent):
-    """The first agent with memory of a run is in a tool of an agent without: the tool's question begins the turn."""
+    """The first agent with memory is in a tool of an agent without memory, so the tool's question begins the turn."""
 
 
 class TurnWaits(SessionEvent):
-    """A turn has waited for `seconds` for an earlier turn of its session, which another caller of the process has."""
+    """A turn has waited `seconds` for an earlier turn of its session, which another caller in this process executes."""
 
     seconds: float
 
@@ -211,14 +211,14 @@ class SummaryFailed(SessionEvent):
 
 
 class FactsProposed(SessionEvent):
-    """Facts were proposed from what people said in a session, and some of them accepted without a person."""
+    """Facts were proposed from people's messages in a session, and some of them were accepted automatically."""
 
     proposed: int
     accepted: int
 
 
 class LearningFailed(SessionEvent):
-    """A session could not be learned from; it is read again after its next turn. `error` is the kind of error."""
+    """Facts could not be learned from a session; it is read again after its next turn. `error` is the kind of error."""
 
     error: str
 
@@ -350,7 +350,7 @@ class RunTakenOver(WorkflowRunEvent):
 
 
 class RunTrouble(Event):
-    """A poll of the run supervision failed; the next one follows."""
+    """Background work for runs failed; it is retried. `work` names it."""
 
     work: RunWork
     error: str
@@ -363,7 +363,7 @@ class RunWorkRecovered(Event):
 
 
 class TurnFinished(SessionEvent):
-    """A turn ended, in any way. Providers report the tokens; `estimated` if some are missing."""
+    """A turn ended, successfully or not. Tokens are as reported by providers; some may be `estimated`."""
 
     channel: Channel = "other"
     status: TurnStatus = "complete"
@@ -398,7 +398,7 @@ type DeliveryOutcome = Literal["delivered", "nothing", "postponed", "failed"]
 type ChannelWork = Literal["taking", "delivery", "polling", "following"]
 
 DELIVERY_FAILURES = ("ReplyLimit", "ReplyTimeOver", "SessionState", "InvalidUser", "Forbidden", "NoResponseAddress")
-"""Errors of failed answers with a metric of their own; all others count as `other`."""
+"""The errors of failed answers that the metric names; all others count as `other`."""
 
 UPDATE_OUTCOMES: tuple[UpdateOutcome, ...] = get_args(UpdateOutcome.__value__)
 UPDATE_REASONS: tuple[UpdateReason, ...] = get_args(UpdateReason.__value__)

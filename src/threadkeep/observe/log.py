@@ -106,9 +106,9 @@ class LogObserver:
         """Write the event's name and the fields that have a value; do nothing if its level is off."""
         level = _LEVELS.get(type(event), logging.INFO)
         if isinstance(event, RunFinished) and event.status == "done" and event.session_id is not None:
-            level = logging.DEBUG  # `TurnFinished` is the line of a turn
+            level = logging.DEBUG  # a turn is logged by its `TurnFinished`
         if isinstance(event, AnswerSent) and event.outcome == "failed":
-            level = logging.WARNING  # the person waits, and nobody tries again
+            level = logging.WARNING  # a person waits for an answer that is not retried
         if not self._target.isEnabledFor(level):
             return
         values = {field.name: getattr(event, field.name) for field in fields(event)}

@@ -1,4 +1,4 @@
-"""The Observer protocol, and a fan-out that isolates the caller from failing sinks."""
+"""The Observer protocol, and a fan-out to several observers that isolates the caller from their failures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Observers:
             return
         # Log once for each sink: a sink that fails at every event would fill the log.
         self._failing.add(id(sink))
-        sentence = "The observer %s failed with %s; it is told of later events all the same."
+        sentence = "The observer %s failed with %s; it still receives later events."
         logging.getLogger("threadkeep.observe").error(sentence, type(sink).__name__, type(error).__name__)
 
 

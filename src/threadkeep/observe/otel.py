@@ -1,6 +1,6 @@
 """Spans of OpenTelemetry made from events: names, times and counts, never people's words.
 
-The names are those of the conventions for generative AI, which are in development.
+The names follow OpenTelemetry's conventions for generative AI, which are still in development.
 """
 
 from __future__ import annotations

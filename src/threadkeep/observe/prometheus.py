@@ -17,47 +17,47 @@ from threadkeep.observe import events
 METRICS: Mapping[str, str] = {
     "threadkeep_agent_history_key_resolution_failures_total": "Runs for which no candidate gave a valid session id.",
     "threadkeep_agent_history_store_read_failures_total": "Reads of the store that failed.",
-    "threadkeep_agent_history_store_write_failures_total": "Tries to write a turn that failed.",
-    "threadkeep_agent_history_truncation_events_total": "Windows that left older messages out or cut one.",
+    "threadkeep_agent_history_store_write_failures_total": "Failed attempts to write a turn.",
+    "threadkeep_agent_history_truncation_events_total": "Windows that excluded older messages or shortened one.",
     "threadkeep_agent_history_pending_writes": "Turns that wait to be written.",
     "threadkeep_agent_history_store_read_latency_ms": "Duration of reads of the store in milliseconds.",
     "threadkeep_agent_history_store_write_latency_ms": "Duration of writes to the store in milliseconds.",
-    "threadkeep_channel_updates_total": "Updates that platforms delivered, by what became of them.",
+    "threadkeep_channel_updates_total": "Updates that platforms delivered, by outcome.",
     "threadkeep_channel_refusals_total": "Updates that were ignored or refused, by reason.",
-    "threadkeep_channel_deliveries_total": "Tries to deliver an answer, by how they ended.",
-    "threadkeep_channel_failures_total": "Answers that a platform refused for good, by reason.",
+    "threadkeep_channel_deliveries_total": "Attempts to deliver an answer, by outcome.",
+    "threadkeep_channel_failures_total": "Answers that a platform rejected for good, by reason.",
     "threadkeep_channel_answer_latency_ms": "Duration from taking a message to delivering its answer in milliseconds.",
-    "threadkeep_channel_troubles_total": "Work of channels that failed and is tried again.",
-    "threadkeep_graphiti_episodes_total": "Messages for Graphiti, by what became of them.",
-    "threadkeep_graphiti_dead_total": "Messages for Graphiti that were given up, by reason.",
-    "threadkeep_graphiti_recalls_total": "Turns for which Graphiti was asked, by how that ended.",
-    "threadkeep_graphiti_recalled_facts_total": "Facts of Graphiti that were shown to models.",
-    "threadkeep_graphiti_recall_latency_ms": "Duration that a turn waited for Graphiti in milliseconds.",
-    "threadkeep_graphiti_troubles_total": "Work for Graphiti that failed and is tried again.",
-    "threadkeep_facts_proposed_total": "Facts that were proposed from what people said.",
-    "threadkeep_learning_failures_total": "Sessions that could not be learned from, and are read again later.",
-    "threadkeep_manifest_write_failures_total": "Tries to write the records of model calls that failed.",
-    "threadkeep_manifests_dropped_total": "Records of model calls that were not kept, by reason.",
+    "threadkeep_channel_troubles_total": "Failures of channel work that is retried.",
+    "threadkeep_graphiti_episodes_total": "Messages for Graphiti, by outcome.",
+    "threadkeep_graphiti_dead_total": "Messages for Graphiti that are not retried any more, by reason.",
+    "threadkeep_graphiti_recalls_total": "Turns that requested facts from Graphiti, by outcome.",
+    "threadkeep_graphiti_recalled_facts_total": "Facts from Graphiti that were sent to models.",
+    "threadkeep_graphiti_recall_latency_ms": "Time that a turn waited for Graphiti in milliseconds.",
+    "threadkeep_graphiti_troubles_total": "Failures of Graphiti work that is retried.",
+    "threadkeep_facts_proposed_total": "Facts that were proposed from people's messages.",
+    "threadkeep_learning_failures_total": "Failures to learn facts from a session, which is read again later.",
+    "threadkeep_manifest_write_failures_total": "Failed attempts to write records of model calls.",
+    "threadkeep_manifests_dropped_total": "Records of model calls that were dropped, by reason.",
     "threadkeep_memory_trimmed_chars_total": "Characters that left a run's memory because of its limit.",
     "threadkeep_memory_trimmed_messages_total": "Messages that left a run's memory because of its limit of messages.",
-    "threadkeep_model_call_messages": "Messages that a model call was sent.",
-    "threadkeep_model_call_tokens": "Tokens of the messages that a model call was sent, as counted before it.",
-    "threadkeep_model_failures_total": "Model calls that raised.",
-    "threadkeep_model_tokens_total": "Tokens of model calls, as reported or as estimated.",
+    "threadkeep_model_call_messages": "Messages sent in a model call.",
+    "threadkeep_model_call_tokens": "Tokens of the messages sent in a model call, as counted before the call.",
+    "threadkeep_model_failures_total": "Model calls that raised an error.",
+    "threadkeep_model_tokens_total": "Tokens of model calls, reported or estimated.",
     "threadkeep_pruned_messages_total": "Messages that retention archived or deleted.",
     "threadkeep_pruned_runs_total": "Runs that retention deleted.",
-    "threadkeep_pruning_failures_total": "Rounds of retention that were broken off.",
-    "threadkeep_run_latency_ms": "Duration of runs from their beginning here to their end in milliseconds.",
-    "threadkeep_run_retries_total": "Runs that failed in a way that may pass and were tried again.",
-    "threadkeep_run_takeovers_total": "Runs that went on after their process had died.",
-    "threadkeep_run_troubles_total": "Rounds of what looks after runs that failed.",
-    "threadkeep_open_runs": "Runs of the database that are not over, or are set aside.",
+    "threadkeep_pruning_failures_total": "Retention passes that were interrupted.",
+    "threadkeep_run_latency_ms": "Duration of runs in milliseconds, from their start in this process.",
+    "threadkeep_run_retries_total": "Runs that failed with a temporary error and were retried.",
+    "threadkeep_run_takeovers_total": "Runs that were taken over after their process died.",
+    "threadkeep_run_troubles_total": "Failures of background work for runs.",
+    "threadkeep_open_runs": "Runs in the database that have not ended, or are set aside.",
     "threadkeep_runs_set_aside_total": "Runs that were set aside for a person.",
-    "threadkeep_runs_total": "Runs that ended or began to wait for a person, by how.",
+    "threadkeep_runs_total": "Runs that ended or began to wait for a person, by status.",
     "threadkeep_summaries_total": "Summaries that were stored, of messages and of summaries.",
-    "threadkeep_summary_failures_total": "Tries to compress a session that failed, by reason.",
-    "threadkeep_summary_latency_ms": "Duration of the making of a summary in milliseconds.",
-    "threadkeep_turns_total": "Turns that ended, by how they ended.",
+    "threadkeep_summary_failures_total": "Failed attempts to compress a session, by reason.",
+    "threadkeep_summary_latency_ms": "Duration of the creation of a summary in milliseconds.",
+    "threadkeep_turns_total": "Turns that ended, by status.",
     "threadkeep_turn_latency_ms": "Duration of turns in milliseconds.",
 }
 """Every metric by its full name, with its help text."""
@@ -321,9 +321,9 @@ class PrometheusObserver:
 
 
 class _Series[M: MetricWrapperBase]:
-    """The series of a metric, whose labels come from closed sets.
+    """The series of a metric with labels from closed sets.
 
-    All exist from the start, or those with the values in `first`.
+    All series exist from the start; if `first` restricts the values of a label, the others are added when they occur.
     """
 
     def __init__(self, metric: M, labels: _Labels, first: _Labels) -> None:
@@ -333,7 +333,7 @@ class _Series[M: MetricWrapperBase]:
             self.of(*values)
 
     def of(self, *values: str) -> M:
-        """Return the series with these label values; an unknown value must not become a label, and is `other`."""
+        """Return the series with these label values; a value that is not in the closed set becomes `other`."""
         if not values:
             return self._metric
         known = zip(values, self._allowed, strict=True)

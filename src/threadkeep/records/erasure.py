@@ -1,4 +1,4 @@
-"""The receipt of an erase: counts by store, no text and no id of a person."""
+"""The receipt of an erase: counts by store, without text and without ids of persons."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ type ErasedKind = Literal["user", "session"]
 
 @dataclass(frozen=True)
 class ErasedStore:
-    """The rows, items or turns of a store."""
+    """The rows, items or turns of a store, counted before and after the erase."""
 
     __pydantic_config__ = DESCRIBED
 
     name: str
     before: int
     after: int
-    """Read back after the erase."""
+    """The count that was read back after the erase."""
 
 
 @dataclass(frozen=True)
 class EraseReceipt:
     """The result of an erase.
 
-    `subject` is a keyed digest of the id, `ids` are those of all ids of a person, and `signature` is one of all other
-    fields; the key is in the database.
-    `stores` are those that had something.
-    `shared_messages` in `shared_sessions` of others became empty rows. `not_reached` names remaining copies.
+    `subject` is a keyed digest of the id, `ids` has the digests of all ids of a person, and `signature` is a keyed
+    digest of all other fields; the key is in the database. `stores` lists the stores that had data.
+    `shared_messages` is the number of messages in sessions of others (`shared_sessions`) that became empty rows.
+    `not_reached` names copies that remain.
     """
 
     kind: ErasedKind
@@ -61,7 +61,7 @@ class EraseReceipt:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EraseReceipt:
-        """Return the receipt of `to_dict`. Raises `KeyError`, `TypeError` or `ValueError` if it is none."""
+        """Return the receipt that `to_dict` described. Raises `KeyError`, `TypeError` or `ValueError` otherwise."""
         return cls(
             **{
                 **values,
@@ -77,5 +77,5 @@ class EraseReceipt:
         """Return the text that the signature covers."""
         values = {**self.to_dict(), "signature": ""}
         if not self.ids:
-            del values["ids"]  # receipts of earlier versions have none
+            del values["ids"]  # receipts of earlier versions have no such field
         return dump_json(values)

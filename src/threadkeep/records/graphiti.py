@@ -52,8 +52,8 @@ class GraphitiOptions:
     Turns are sent to `scopes` and facts are read from `recall_scopes`: `auto` reads the session and the workspace,
     and the user's scope if the message is about a preference or the user's own things. A message is sent again, up
     to `max_attempts` times in all, if it does not appear as an episode within `confirm_seconds` after the last sign
-    of progress; the period grows with the number of messages on their way. `promotes` says that facts are promoted, so
-    that consent is asked for them.
+    of progress; the period grows with the number of messages in transit. `promotes` is true if facts are promoted, so
+    that consent to sending them is needed.
     """
 
     endpoint: str = ""
@@ -85,7 +85,7 @@ class GraphitiOptions:
     backfill_per_minute: int = 60
 
     def __post_init__(self) -> None:
-        """Reject options with which nothing could be sent.
+        """Reject invalid options.
 
         Raises:
             InvalidInput: names the option.
@@ -114,7 +114,7 @@ def check_group_id(group_id: str) -> str:
     """Return the id of a Graphiti group if it is valid.
 
     Raises:
-        InvalidInput: the id would stop the server's worker, which checks it too late.
+        InvalidInput: the id is not valid; the server would accept it at first, and its worker would fail later.
     """
     if not group_id or len(group_id) > 200 or not group_id.isascii():
         raise InvalidInput("A Graphiti group id has 1 to 200 letters, digits, - and _.")
@@ -125,7 +125,7 @@ def check_group_id(group_id: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Consent:
-    """A person's decision about the data that may go to an endpoint: data classes, person and time."""
+    """A person's decision about the classes of data that may be sent to an endpoint."""
 
     version: int
     endpoint: str
@@ -140,7 +140,7 @@ class Delivery:
     """A message on its way to the group of a scope; its text stays in the transcript.
 
     `sent`: the server accepted it and stores it later. `confirmed`: it was seen there as an episode. `dead`: it is
-    not tried again, for its `reason`. `repeats` counts how often it was sent again.
+    not retried; `reason` says why. `repeats` counts how often it was sent again.
     """
 
     number: int

@@ -16,7 +16,7 @@ _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _TEXT = frozenset({str})
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 DESCRIBED = {"use_attribute_docstrings": True, "json_schema_serialization_defaults_required": True}
-"""The `__pydantic_config__` of a record that is a response: its JSON schema has the docstrings of its fields."""
+"""The `__pydantic_config__` of records that are responses; it adds docstrings of fields to their JSON schemas."""
 
 _NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
 
@@ -37,7 +37,7 @@ def dump_json(value: Any) -> str:
 
 
 def example(**values: Any) -> dict[str, Any]:
-    """Return the extra keyword of a JSON schema that shows an example of its object."""
+    """Return the part of a JSON schema that gives an example of the object."""
     return {"examples": [values]}
 
 
@@ -66,11 +66,11 @@ def _copied(value: Any) -> Json:
 
 def _check_keys(value: Any) -> None:
     if type(value) is dict or isinstance(value, Mapping):
-        # The types of all keys at once: a loop over keys takes longer than the encoding.
+        # Check the types of all keys at once: a loop over the keys would take longer than the encoding.
         if not _TEXT.issuperset(map(type, value)):
             for key in value:
                 if not isinstance(key, str):
-                    raise InvalidMessage(f"JSON keys are text, not {type(key).__name__}.")
+                    raise InvalidMessage(f"JSON keys must be text, not {type(key).__name__}.")
         value = value.values()
     elif not isinstance(value, list | tuple):
         return

@@ -53,7 +53,7 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @dataclass(frozen=True)
 class Scope:
-    """The owner of knowledge: one session, one workspace or one person, by its id."""
+    """The owner of knowledge: a session, a workspace or a person, given by its id."""
 
     kind: ScopeKind
     owner: str
@@ -70,7 +70,7 @@ class Scope:
 
 
 class Evidence(NamedTuple):
-    """The origin of a fact: a message of a session, by its `seq`, or a run."""
+    """The origin of a fact: a message (`session_id` and `seq`), a session or a run."""
 
     session_id: str | None = None
     seq: int | None = None
@@ -82,7 +82,7 @@ class Fact:
     """A value of a key in a scope.
 
     `confirmed` counts how often the value was remembered, `contradicted` how often another value replaced it. A fact
-    is valid from `valid_from` until `valid_to`, or still valid if that is None. A scope has one valid fact for each
+    is valid from `valid_from` until `valid_to`; None means that it is still valid. A scope has one valid fact for each
     key. `evidence` keeps its original order.
     """
 
@@ -143,8 +143,8 @@ class NewFact:
 class Proposal:
     """A fact that was proposed from a message: by a `learner`, or by a directive (`directive` is its kind).
 
-    `evidence` is the message that it comes from. `fact_id` is the fact that it became, `decided_by` the person who
-    accepted, rejected or undid it, or the confidence that let it in.
+    `evidence` is the message that it comes from, and `fact_id` the accepted fact. `decided_by` is the person who
+    accepted, rejected or undid it, or the confidence that it needed to be accepted automatically.
     """
 
     id: str
@@ -269,11 +269,11 @@ class Person:
     aliases: tuple[str, ...]
     """All ids, `id` first."""
     names: tuple[str, ...]
-    """What channels call the person, the last seen first."""
+    """The person's names in channels, most recently seen first."""
     merged: Mapping[str, str] = field(default_factory=dict)
-    """Which id was merged into which."""
+    """The merged ids, each with the id that it was merged into."""
     preferences: Mapping[str, object] = field(default_factory=dict)
-    """The valid facts of that kind, by key."""
+    """The values of the person's valid facts of kind `preference`, by key."""
     first_seen_at: datetime
     last_seen_at: datetime
     """Exact to an hour."""
@@ -283,11 +283,11 @@ class Person:
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A question of a person, its answer, and the end of the run behind it; a view of the transcript.
+    """A question of a person with its answer and the outcome of its run.
 
-    `seq` is the first message of the question. `ended` is the status of the run if it is over, else that of the answer.
-    `tools` are the names of the tools that were called, as far as they are still stored. `feedback` is the value of
-    that name in the metadata of the answer or the question.
+    `seq` is the first message of the question. `ended` is the status of the run if it is over, else of the answer.
+    `tools` are the names of the tools that were called, as far as they are still stored. `feedback` is the value of the
+    key `feedback` in the metadata of the answer or the question.
     """
 
     session_id: str
@@ -340,12 +340,12 @@ def _check_evidence(evidence: Evidence) -> None:
     if seq is not None and (isinstance(seq, bool) or not isinstance(seq, int) or not 0 < seq < 2**53):
         raise InvalidInput("Evidence's seq is a whole number from 1, or None.")
     if seq is not None and evidence.session_id is None:
-        raise InvalidInput("Evidence with a seq has a session_id: a seq is a place in one session.")
+        raise InvalidInput("Evidence with a seq has a session_id: a seq is a position in one session.")
 
 
 def _value(what: str, value: Json, most: int) -> Json:
     if value is None:
-        raise InvalidInput(f"A {what} is not None; forget the key instead.")
+        raise InvalidInput(f"A {what} cannot be None; forget the key instead.")
     try:
         copy = as_json(value)
     except InvalidMessage:

@@ -16,7 +16,7 @@ from threadkeep.records.json_values import Json, as_json, dump_json
 type Role = Literal["user", "assistant", "system"]
 type Status = Literal["complete", "interrupted", "failed", "erased"]
 type View = Literal["active", "history"]
-"""`active` messages of a session, or its full `history` with superseded messages."""
+"""`active`: the messages of a session without superseded ones; `history`: all messages."""
 
 ROLES: tuple[str, ...] = get_args(Role.__value__)
 STATUSES: tuple[str, ...] = get_args(Status.__value__)
@@ -24,7 +24,7 @@ SPEAKERS: tuple[Role, ...] = ("user", "assistant")
 """The roles that take part in the conversation; `system` rows are notes in the transcript."""
 
 TAKEN_BACK = "recalled"
-"""The key in the metadata of a note for the id of the message that its person took back in a chat."""
+"""The metadata key of a note that holds the id of a message which its author took back in a chat."""
 
 MAX_ID_CHARACTERS = 512
 _TIMES = ("sent_at", "created_at", "superseded_at")
@@ -119,7 +119,7 @@ class Message:
         known = {f.name for f in fields(cls)}
         if set(values) - known:
             # Do not name the unknown fields: they may be people's words.
-            raise InvalidMessage(f"A message has no other fields than {', '.join(sorted(known))}.")
+            raise InvalidMessage(f"A message has only the fields {', '.join(sorted(known))}.")
         if missing := {"role", "content"} - set(values):
             raise InvalidMessage(f"A message needs the field {min(missing)!r}.")
         given = dict(values)
@@ -146,7 +146,7 @@ class Message:
 
     @property
     def place(self) -> tuple[str, str | None, int] | None:
-        """The question, author and ordinal that a complete answer is the only one for; None for other messages."""
+        """The question, author and ordinal, which identify a complete answer; None for other messages."""
         if self.answers is None or self.status != "complete":
             return None
         return self.answers, self.author, self.ordinal or 1
@@ -160,8 +160,8 @@ class Message:
 class Turn:
     """The messages that one append stores, in one transaction.
 
-    With `answers`, the id of a message, they are stored only while the session has that message. `told`: a caller
-    gets the answer as soon as it is stored. `told_at`: a caller already got it while the database was unavailable.
+    If `answers` is the id of a message, the turn is stored only while the session has that message. `told` is true if
+    a caller gets the answer as soon as it is stored. `told_at` is the time at which a caller got it in an outage.
     `workspace` is the workspace of the run, if it names one.
     """
 

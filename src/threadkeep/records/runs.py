@@ -86,7 +86,7 @@ class NewRun:
     """A request for a run. Repeating a `run_id`, or a session's `message_id`, requests the same run.
 
     A child names its parent and the node that started it. `places` are conversations that its agents store under
-    their own keys: the run is ordered among their turns as well as among its session's. With `any_session` the
+    their own keys: the run is ordered among their turns and among those of its session. With `any_session` the
     caller did not choose this session, so the message may join a turn of another session.
     """
 
@@ -106,21 +106,21 @@ class NewRun:
     any_session: bool = False
 
     def __post_init__(self) -> None:
-        """Reject a message without a session.
+        """Reject a request with missing or contradictory fields.
 
         Raises:
-            InvalidInput: the sentence says what is missing.
+            InvalidInput: names the field.
         """
         if not self.run_id or not self.workflow:
-            raise InvalidInput("A run has a run_id and the name of a workflow.")
+            raise InvalidInput("A run needs a run_id and the name of a workflow.")
         if self.message_id is not None and self.session_id is None:
-            raise InvalidInput("A run with a message_id has a session_id: ids of messages are ids within a session.")
+            raise InvalidInput("A run with a message_id needs a session_id: message ids belong to a session.")
         if self.deadline_at is not None and self.deadline_at.tzinfo is None:
             raise InvalidInput("A run's deadline_at is a datetime with a time zone, or None.")
 
 
 REPLY: Final = "reply"
-"""The name, in the `interrupt` of a run, of the message that answered its newest question."""
+"""The key, in the `interrupt` of a run, of the id of the message that answered its newest question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ class Run:
 
     @property
     def unbegun(self) -> bool:
-        """Return whether it is a message of a session that was accepted and has not begun."""
+        """Return whether the run is a turn of a session that was accepted but has not begun."""
         waits = self.status == "queued" and self.started_at is None and self.cancel_requested_at is None
         return waits and self.parent_run_id is None and self.arrival is not None and self.workflow not in OWN_NAMES
 
@@ -179,7 +179,7 @@ class Run:
 
     @property
     def newest_message_id(self) -> str | None:
-        """The newest message of the run, which gets its answer: a reply to its question, or else its newest input."""
+        """The id of the message that the run's answer replies to: a reply to its question, or else its newest input."""
         reply = self.interrupt.get(REPLY) if isinstance(self.interrupt, Mapping) else None
         if isinstance(reply, str):
             return reply
@@ -200,7 +200,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class NotYet:
-    """The run cannot start: `behind` is an earlier run of a conversation, or this run if another process has it."""
+    """The run cannot start: it waits for the run `behind`, or another process has it (`behind` is its own id)."""
 
     run: Run
     behind: str
@@ -222,9 +222,9 @@ TRACE_CUT: Final = "trace_cut"
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of a run before it has a number, with its time. `data` may contain people's words.
+    """An event of a run that has no number yet. `data` may contain people's words.
 
-    Without a time the event gets the time at which it is stored.
+    An event without a time gets the time at which it is stored.
     """
 
     kind: str
@@ -258,9 +258,9 @@ class TokenUsage:
     cache_read_tokens: int = 0
     """Input tokens from the provider's prompt cache."""
     estimated_calls: int = 0
-    """Calls without a report of the provider."""
+    """Calls for which the provider reported no usage."""
     cost: float | None = None
-    """In the unit of THREADKEEP_PRICES; null if the model has no price."""
+    """The cost in the unit of THREADKEEP_PRICES; null if the model has no price."""
 
     @property
     def tokens(self) -> int:
@@ -278,7 +278,7 @@ type ToolCallStatus = Literal["fresh", "begun_before", "finished", "gone"]
 
 @dataclass(frozen=True)
 class ToolCall:
-    """The decision about a tool that must not run twice.
+    """The decision about a call of a tool that must not run twice.
 
     `fresh`: it may run now. `begun_before`: it was started and its outcome is unknown, so a person decides.
     `finished`: `result` is its earlier result. `gone`: the run does not exist any more.
@@ -323,7 +323,7 @@ class RunQuery:
             InvalidInput: the limit is below 1.
         """
         if self.limit < 1:
-            raise InvalidInput("A page of runs has at least one.")
+            raise InvalidInput("The limit of a page of runs must be at least 1.")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class RetentionLimits:
     max_idle_days: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject limits that keep nothing, or that are too large for dates.
+        """Reject limits that would keep nothing, or that are too large for dates.
 
         Raises:
             InvalidInput: names the limit.
@@ -107,11 +107,11 @@ def _is_days(value: object) -> bool:
 class SessionInfo:
     """Metadata of a session, available without reading its messages.
 
-    Messages up to `deleted_seq` are gone. Messages up to `archived_seq`, which is never smaller, are in no window
-    and no search. Both are 0 until retention has run. `retention` holds the session's own limits, which replace all
-    rules. `revision` increases whenever messages are superseded; it starts at 0. A branch names its origin session
-    (`parent_session_id`) and the last position that it shares with it (`parent_seq`). `namespace` is its location in
-    the graph store, for a conversation that an agent stores by itself.
+    Messages up to `deleted_seq` are deleted. Messages up to `archived_seq`, which is never smaller, are in no window
+    and no search. Both are 0 until retention has run. `retention` holds the session's own limits, which replace the
+    general ones. `revision` increases whenever messages are superseded; it starts at 0. A branch names its origin
+    session (`parent_session_id`) and the last position that it shares with it (`parent_seq`). `namespace` is its
+    location in the graph store, for a conversation that an agent stores by itself.
     """
 
     session_id: str
