@@ -247,7 +247,7 @@ def test_calls_within_a_run_are_compared(cli: CommandLine) -> None:
     difference = cli("context", "show", "--run", run_id, "--diff", "--json").json
     assert [message["role"] for message in difference["came"]] == ["assistant", "tool"]
     assert (difference["before"]["call"], difference["after"]["call"]) == (1, 2)
-    assert cli("context", "show", "--run", run_id, "--call", "1", "--diff", "1").out.endswith("nothing went.\n")
+    assert cli("context", "show", "--run", run_id, "--call", "1", "--diff", "1").out.endswith("Nothing changed.\n")
 
 
 def test_a_text_that_is_not_there_any_more_is_said_to_be_gone(cli: CommandLine, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ async def test_openais_client_shows_what_is_wrong(tmp_path: Path) -> None:
     """The sentence of the problem document, also of fields, and of a missing key."""
     asked: list[Any] = [{"role": "user", "content": "hi"}]
     async with service(tmp_path, ScriptedModel([])) as client, openai_client(client) as given:
-        with pytest.raises(openai.NotFoundError, match="There is no such workflow"):
+        with pytest.raises(openai.NotFoundError, match="This workflow does not exist"):
             await given.chat.completions.create(model="gpt-9", messages=asked)
         with pytest.raises(openai.UnprocessableEntityError, match="/messages: List should have at least 1 item"):
             await given.chat.completions.create(model="chat", messages=[])

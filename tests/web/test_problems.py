@@ -61,7 +61,7 @@ async def test_a_validation_problem_says_where_and_what(client: httpx2.AsyncClie
         {"detail": "Field required", "pointer": "/message"},
         {"detail": "Input should be a valid string", "pointer": "/session_id"},
         {"detail": "an id has printable characters only", "pointer": "/user_id"},
-        {"detail": "There is a field that is not known here; /docs lists those that are.", "pointer": ""},
+        {"detail": "The request has an unknown field; /docs lists the known ones.", "pointer": ""},
     ]
 
 

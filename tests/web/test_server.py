@@ -47,7 +47,7 @@ def test_a_port_that_is_taken_is_told_with_the_cure() -> None:
 
 def test_a_host_that_is_none_is_told_with_the_cure() -> None:
     """Before anything is opened."""
-    with pytest.raises(InvalidSettings, match="THREADKEEP_HOST is no address of this machine"):
+    with pytest.raises(InvalidSettings, match="THREADKEEP_HOST is not an address of this machine"):
         bind("no.such.host.invalid", 8700)
 
 

@@ -244,7 +244,7 @@ def show_difference(difference: Difference) -> None:
         terminal.labelled("", line)
     terminal.say()
     if not difference.came and not difference.went:
-        terminal.say("Nothing came and nothing went.")
+        terminal.say("Nothing changed.")
         return
     came = [row_of(message, after) for message in difference.came]
     gone = {why: [row_of(message, before) for message in went] for why, went in difference.gone.items()}

@@ -1,9 +1,9 @@
-"""Callers of the service: the scope of their key, and the one user that they may speak for.
+"""Callers of the service: the scope of their key, and the user to whom a key may be limited.
 
 `Access` checks each request before it reaches its route. GET and HEAD need the scope `read`, other methods `write`; a
-route that differs says so with `openapi_extra=READS` or `openapi_extra=ADMINISTERS`. A caller who speaks for one user
-reaches only routes that ask who the user is, by the parameter `UserId`, `KnowledgeUser` or `CallerInUse`, and routes
-with `openapi_extra=PUBLIC`, which show no user's data. All other routes are closed to that caller.
+route that differs says so with `openapi_extra=READS` or `openapi_extra=ADMINISTERS`. A caller who is limited to one
+user reaches only routes with a parameter `UserId`, `KnowledgeUser` or `CallerInUse`, and routes with
+`openapi_extra=PUBLIC`, which show no user's data. All other routes reject that caller.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_BUCKETS = 10_000
 
 
 class Buckets:
-    """Token buckets by name. Each holds the requests of a minute, and is refilled evenly; 0 limits nothing."""
+    """Token buckets by name. Each is refilled evenly with `per_minute` tokens a minute; 0 means no limit."""
 
     def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
@@ -36,14 +36,14 @@ class Buckets:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, name: str) -> float:
-        """Take a token; return 0, or the seconds until there is one."""
+        """Take a token and return 0; if there is none, return the seconds until the next one."""
         if not self._per_minute:
             return 0.0
         now, rate = self._clock(), self._per_minute / 60
         tokens, since = self._buckets.pop(name, (float(self._per_minute), now))
         tokens = min(tokens + (now - since) * rate, float(self._per_minute))
         allowed = tokens >= 1
-        self._buckets[name] = (tokens - 1 if allowed else tokens, now)  # the last used one is the last of the dict
+        self._buckets[name] = (tokens - 1 if allowed else tokens, now)  # the dict is in order of last use
         if len(self._buckets) > _MOST_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
         return 0.0 if allowed else (1 - tokens) / rate
@@ -51,7 +51,7 @@ class Buckets:
 
 @dataclass(frozen=True)
 class RateLimits:
-    """The limits of a service. Each process counts for itself."""
+    """The rate limits for keys and for users. Each process counts separately."""
 
     keys: Buckets = field(default_factory=lambda: Buckets(0))
     users: Buckets = field(default_factory=lambda: Buckets(0))
@@ -82,7 +82,7 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request. `user_id` is the only user for whom it may speak; None: it names its users."""
+    """The sender of a request. It may act for `user_id` only; None means that each request names its user."""
 
     name: str
     scope: KeyScope
@@ -90,10 +90,10 @@ class Caller:
     limits: RateLimits = RateLimits()
 
     def user(self, named: str | None) -> str | None:
-        """Return the user that a request is about, from the user that it names, if any.
+        """Return the user of a request: the caller's only user, or else the user whom the request names.
 
         Raises:
-            ProblemRaised: the caller may not speak for that user (404), or the user sent too many requests (429).
+            ProblemRaised: the caller may not act for that user (404), or the user sent too many requests (429).
         """
         if self.user_id is None:
             if named is not None:
@@ -101,13 +101,13 @@ class Caller:
             return named
         if named is not None and named != self.user_id:
             sentence = (
-                "There is no such user for this key: it speaks for one user. Leave `user_id` out, or name that one."
+                "This key is limited to one user, and `user_id` names another one. Omit `user_id`, or name that user."
             )
             raise ProblemRaised(make_problem(404, "user-not-found", sentence))
         return self.user_id
 
     def count(self) -> None:
-        """Count a request, for the key and for the user that it speaks for.
+        """Count a request for the key, and for the user to whom the key is limited.
 
         Raises:
             ProblemRaised: there were too many (429).
@@ -120,24 +120,24 @@ class Caller:
         """Check that the caller may reach the route of a request.
 
         Raises:
-            ProblemRaised: the key has not the scope for it, or speaks for one user (403).
+            ProblemRaised: the key lacks the scope, or it is limited to one user and the route is not (403).
         """
         if self.scope == "admin" and self.user_id is None:
             return
         route = next((route for route in routes if route.matches(scope)[0] is Match.FULL), None)
         if route is None:
-            return  # an unknown address, or a method that it does not take
+            return  # an unknown address or method: the router answers 404 or 405
         needed, of_users = _access_of(route, scope["method"])
         if KEY_SCOPES.index(self.scope) < KEY_SCOPES.index(needed):
             sentence = f"This needs a key with the scope `{needed}`; this one has `{self.scope}`."
             raise ProblemRaised(make_problem(403, "scope-missing", sentence))
         if self.user_id is not None and not of_users:
-            sentence = "This key speaks for one user, and this address is about more; use a key without a user."
+            sentence = "This key is limited to one user, and this address is not; use a key without a user."
             raise ProblemRaised(make_problem(403, "key-of-one-user", sentence))
 
 
 async def caller_of(request: Request) -> Caller:
-    """Return the caller of a request, whom `Access` has recognised."""
+    """Return the caller that `Access` stored in the state of the request."""
     return cast("Caller", request.state.caller)
 
 
@@ -145,7 +145,7 @@ type CallerInUse = Annotated[Caller, Depends(caller_of)]
 
 
 def _access_of(route: BaseRoute, method: str) -> tuple[KeyScope, bool]:
-    """Return the scope that a route needs, and whether a caller who speaks for one user may reach it."""
+    """Return the scope that a route needs, and whether a caller who is limited to one user may reach it."""
     if isinstance(route, Mount):
         return "read", isinstance(route.app, StaticFiles)
     usual: KeyScope = "read" if method in _READING else "write"

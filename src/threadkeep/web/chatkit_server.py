@@ -1,4 +1,4 @@
-"""A ChatKit server whose answers are runs of the chat. Importing this imports ChatKit and the OpenAI Agents SDK."""
+"""A ChatKit server that answers by runs of the chat. This module imports ChatKit and the OpenAI Agents SDK."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ from threadkeep.web.schemas import MAX_TITLE_CHARACTERS
 from threadkeep.web.streams import EventStream, begin_with
 from threadkeep.workflows.built_in import CHAT
 
-_NOT_FOUND = "There is no such thread, item or attachment, or not for this user."
-_INVALID = "This is no request of ChatKit; send what its page sends, and the attachments with their ids alone."
+_NOT_FOUND = "The thread, item or attachment does not exist, or it belongs to another user."
+_INVALID = "This is not a ChatKit request; send what ChatKit's page sends, and name attachments by their ids only."
 
 _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 
 @dataclass(frozen=True)
 class ChatKitRequest:
-    """The context of a request: its verified user, the key that makes it repeatable, and whether it asks again."""
+    """The context of a request: its verified user, its idempotency key, and whether it regenerates an answer."""
 
     user_id: str | None = None
     idempotency_key: str | None = None
@@ -61,35 +61,35 @@ class ChatKitRequest:
 
 
 class RunStore(ThreadkeepStore[ChatKitRequest]):
-    """A store whose answers are stored by runs, in the transaction that ends a run."""
+    """A ChatKit store that does not store answers: each run stores its answer in the transaction that ends it."""
 
     def __init__(self, app: App) -> None:
         super().__init__(app.memory, user_id=lambda request: request.user_id)
 
     def generate_thread_id(self, context: ChatKitRequest) -> str:
-        """Return a new id, or the earlier id of the request's key."""
+        """Return a new id, or the id that is derived from the idempotency key."""
         return _repeatable("thr", context) or super().generate_thread_id(context)
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: ChatKitRequest) -> str:
-        """Return a new id; for a user message, the earlier id of the request's key."""
+        """Return a new id, or for a user message the id that is derived from the idempotency key."""
         known = _repeatable("msg", context) if item_type == "message" else None
         return known or super().generate_item_id(item_type, thread, context)
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: ChatKitRequest) -> None:
-        """Store an item, unless a run has stored it."""
+        """Store an item, unless it is an answer, which its run stores."""
         if not isinstance(item, AssistantMessageItem):
             await super().add_thread_item(thread_id, item, context)
 
 
 class StoredElsewhere(AttachmentStore[ChatKitRequest]):
-    """The files of attachments, of which only the descriptions are stored here; a file cannot be created."""
+    """An attachment store without files: only descriptions of attachments are stored, and none can be created."""
 
     async def delete_attachment(self, attachment_id: str, context: ChatKitRequest) -> None:
-        """Delete no file: the store deletes the description."""
+        """Do nothing: there is no file, and the store deletes the description."""
 
 
 class ChatServer(ChatKitServer[ChatKitRequest]):
-    """A ChatKit server over an App; a thread is answered by the workflow in its metadata, or else by the chat."""
+    """A ChatKit server over an App. The workflow in a thread's metadata answers; by default the chat."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -99,10 +99,10 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
     async def process(
         self, request: str | bytes | bytearray, context: ChatKitRequest
     ) -> StreamingResult | NonStreamingResult:
-        """Process a request, unless an attachment that it names is missing or another user's, or the item to retry is.
+        """Process a request after checking that its attachments and the item to retry exist for this user.
 
         Raises:
-            NotFoundError: nothing was stored.
+            NotFoundError: one of them does not exist; nothing was stored.
             ProblemRaised: a title is too long.
         """
         match _REQUEST.validate_json(request):
@@ -117,7 +117,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         return await super().process(request, context)
 
     def get_stream_options(self, thread: ThreadMetadata, context: ChatKitRequest) -> StreamOptions:
-        """Return that streams cannot be cancelled: a run continues without a reader."""
+        """Return options that forbid cancelling, because a run continues without a reader."""
         return StreamOptions(allow_cancel=False)
 
     async def handle_stream_cancelled(
@@ -142,7 +142,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
     async def add_feedback(
         self, thread_id: str, item_ids: list[str], feedback: FeedbackKind, context: ChatKitRequest
     ) -> None:
-        """Note in the thread what a person thinks of some items."""
+        """Store a person's feedback about items of a thread."""
         await self._store.add_feedback(thread_id, item_ids, feedback, context)
 
     async def _turn(self, thread: ThreadMetadata, message: UserMessageItem, context: ChatKitRequest) -> ChatTurn:
@@ -199,7 +199,7 @@ async def serve(app: App, body: bytes, context: ChatKitRequest) -> Response:
     """Return the response to a request of ChatKit's page.
 
     Raises:
-        ProblemRaised: the request is not of ChatKit, or its thread, item or attachment is not found.
+        ProblemRaised: this is not a ChatKit request, or its thread, item or attachment is not found.
     """
     try:
         result = await ChatServer(app).process(body, context)

@@ -28,15 +28,15 @@ _logger = logging.getLogger("threadkeep.web")
 
 
 class KeyRing:
-    """The callers by the digests of their keys, read from the database again after five seconds.
+    """The keys of the settings and of the database, which are read again after five seconds.
 
-    While the database does not answer, the keys that were read last are accepted.
+    While the database does not answer, the keys of the last successful read stay valid.
     """
 
     def __init__(self, keys: ApiKeys, configured: Mapping[str, str], *, clock: Callable[[], datetime]) -> None:
         self._keys = keys
         self._clock = clock
-        # Keys are found by a digest: the duration of the search reveals nothing about them.
+        # Keys are looked up by their digests, so that the duration of a lookup reveals nothing about them.
         self._configured = {digest_of(key.encode()): name for name, key in configured.items()}
         self._known: dict[str, ApiKey] = {}
         self._was_read = False
@@ -60,7 +60,7 @@ class KeyRing:
         return self._was_read
 
     def caller(self, given: bytes, limits: RateLimits) -> Caller | None:
-        """Return the caller with a key; None if no valid key is given."""
+        """Return the caller to whom a key belongs; None if the key is not valid."""
         digest = digest_of(given)
         key = self._known.get(digest)
         if key is None:
@@ -92,7 +92,7 @@ class KeyRing:
             self._next_read = time.monotonic() + REFRESH_SECONDS
 
     async def _note(self, key_id: str, moment: datetime) -> None:
-        with contextlib.suppress(StoreError):  # noted again a minute later
+        with contextlib.suppress(StoreError):  # a use after a minute is noted again
             await self._keys.note_use(key_id, moment)
 
 
@@ -107,7 +107,7 @@ _KEYS_AWAY = "The keys of the tokens' issuer cannot be read; try again."
 
 
 class UserTokens:
-    """The check of tokens, each of which speaks for one user.
+    """A verifier of signed tokens (JWT). Each token identifies one user.
 
     `key` is the issuer's public key, the address of its keys, or a shared secret.
     """
@@ -118,7 +118,7 @@ class UserTokens:
         self._jwks: jwt.PyJWKClient | None = None
         if key.startswith(("https://", "http://")):
             self._jwks = jwt.PyJWKClient(key, timeout=_KEYS_TIMEOUT_SECONDS)
-        # A public key never verifies a token that is signed with it as a shared secret.
+        # Never accept a token that was signed with the issuer's public key as if it were a shared secret.
         shared = self._jwks is None and not key.lstrip().startswith("-----BEGIN")
         self._algorithms = _SHARED_KEY_ALGORITHMS if shared else _PUBLIC_KEY_ALGORITHMS
 
@@ -128,7 +128,7 @@ class UserTokens:
         return given.startswith(b"eyJ") and given.count(b".") == 2
 
     async def caller(self, given: bytes, limits: RateLimits) -> Caller:
-        """Return the caller with a token.
+        """Return the caller whom a token identifies.
 
         Raises:
             ProblemRaised: the token is not valid (401), or the issuer's keys cannot be read (503).
@@ -174,7 +174,7 @@ def limits_of(settings: Settings) -> RateLimits:
 
 
 def tokens_of(settings: Settings) -> UserTokens | None:
-    """Return the check of users' tokens; None if the settings name no issuer."""
+    """Return the verifier of users' tokens; None if the settings have no key of an issuer."""
     return None if settings.jwt_key is None else UserTokens(settings, settings.jwt_key.get_secret_value())
 
 

@@ -1,4 +1,4 @@
-"""The MCP server over HTTP: its tokens are the keys of the service."""
+"""The MCP server over HTTP, which takes the keys of the service as bearer tokens."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class KeyVerifier:
         self._limits = limits
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the owner of a key or of a user's token; None if it is no valid one.
+        """Return the owner of a key or of a user's token; None if it is not valid.
 
         Raises:
-            ProblemRaised: the key or its user has sent too many requests (429), or a token's issuer is away (503).
+            ProblemRaised: there were too many requests (429), or the keys of the tokens' issuer cannot be read (503).
         """
         caller = await self._caller(token.encode("utf-8", "surrogateescape"))
         if caller is None:
@@ -58,7 +58,7 @@ class KeyVerifier:
 
 
 async def keyed_server(memory: Memory, settings: Settings, address: str, *, writes: bool) -> MCPServer[object]:
-    """Return an MCP server whose clients send a key of the service, or the token of a user, as their bearer token.
+    """Return an MCP server that accepts keys of the service and tokens of users as bearer tokens.
 
     Raises:
         InvalidSettings: there are no keys, and no issuer of tokens.
@@ -67,7 +67,7 @@ async def keyed_server(memory: Memory, settings: Settings, address: str, *, writ
     await keys.refresh()
     tokens = tokens_of(settings)
     if not keys.in_use and tokens is None:
-        sentence = "Over HTTP each client needs a key; make one with `threadkeep keys add NAME --user ID`."
+        sentence = "Over HTTP each client needs a key; create one with `threadkeep keys add NAME --user ID`."
         raise InvalidSettings(sentence, variable="THREADKEEP_API_KEYS")
     auth = AuthSettings(issuer_url=AnyHttpUrl(address), resource_server_url=None)
     verifier = KeyVerifier(keys, tokens, limits_of(settings))
@@ -88,7 +88,7 @@ async def serve_keyed(
 
 
 class Problems:
-    """Middleware that answers refusals of the verifier with their problem documents."""
+    """Middleware that turns errors of the verifier into problem documents."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -102,11 +102,11 @@ class Problems:
 
 
 async def _nothing(_: float) -> None:
-    """Wait for nothing: a request of MCP is no turn."""
+    """Return at once: requests of MCP start no turns, so a shutdown has none to wait for."""
 
 
 def _caller() -> McpCaller:
-    """Return who sent the request that is served now."""
+    """Return the caller of the current request."""
     token = get_access_token()
     if token is None:
         raise RuntimeError("A request without a token reached a tool.")

@@ -1,9 +1,9 @@
-"""Middleware of the service: access by API keys or from this machine, other origins, safe headers, and body sizes.
+"""Middleware of the service: access control, cross-origin requests, safe headers, and body limits.
 
 `/healthz` and the API's description (`/docs`, `/openapi.json`) are public: they contain no data, and a browser
-cannot request them with a header. With keys, everything else needs one, including `/readyz` and `/metrics`. Without
-keys the service binds to loopback; then a request must also name a loopback host, and must not come from a foreign
-web page. Otherwise any page in the user's browser could reach the service. `callers` says which route needs which key.
+cannot request them with a header. If keys exist, all other paths need one, including `/readyz` and `/metrics`. Without
+keys the service binds to loopback. Then a request must also name a loopback host, and must not come from the page of
+another site; otherwise any page in the user's browser could reach the service. `callers` checks the scope of each key.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ DOCS_PAGE = tuple(f"{DOCS_FILES}/{name}" for name in ("swagger-ui-bundle.js", "s
 """The script, the style and the icon of the documentation page."""
 _CONSOLE_PAGE = tuple(f"{CONSOLE_FILES}/{name}" for name in ("console.css", "console.js", "icon.svg"))
 OPEN_PATHS = frozenset({"/healthz", DOCS, *DOCS_PAGE, "/openapi.json", ADDRESS, *_CONSOLE_PAGE})
-"""What a browser gets before it has signed in; it contains no data."""
+"""Paths that need no key. They show no data."""
 
 EXPOSED_HEADERS = ("Content-Location", "Location", "Retry-After", "X-Session-Id")
 _PREFLIGHT_SECONDS = 600
 
 _KEY_MISSING = "Send an API key, as `Authorization: Bearer <key>` or as `X-API-Key: <key>`."
 _FOREIGN_HOST = (
-    "Without API keys the service answers on loopback names only, and no pages of other sites; "
+    "Without API keys the service accepts requests to loopback names only, and none from pages of other sites; "
     "call it as 127.0.0.1 or localhost, or set THREADKEEP_API_KEYS."
 )
 
@@ -76,7 +76,7 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
         try:
-            # Callbacks of platforms come from anywhere, without a key: each bot verifies its own.
+            # Platforms send their callbacks from any address and without a key; each bot verifies its own.
             if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not scope["path"].startswith(CALLBACKS):
                 caller = await self._caller(scope)
                 caller.check(self._routes, scope)
@@ -90,7 +90,7 @@ class Access:
         await self._app(scope, receive, send)
 
     async def _caller(self, scope: Scope) -> Caller:
-        """Return the sender of a request, whose key is valid or who is on this machine."""
+        """Return the caller of a request, who has a valid key or token, or is on this machine."""
         headers = Headers(scope=scope)
         given = _given_key(headers, scope["path"])
         if self._tokens is not None and self._tokens.is_token(given):
@@ -108,7 +108,7 @@ class Access:
 
 
 def _given_key(headers: Headers, path: str) -> bytes:
-    """Return the key of a request: in a header, or for a page of the console in the cookie of the sign-in."""
+    """Return the key from a request's headers or, for a page of the console, from the sign-in cookie."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
     if not given and is_page(path):
@@ -125,7 +125,7 @@ class CrossOrigin(CORSMiddleware):
             allow_origins=list(origins),
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
-            # Chrome asks so for a page of the internet that calls a service on this machine or in this network.
+            # Chrome asks for this permission if a public page calls a service on this machine or in its network.
             allow_private_network=True,
             expose_headers=EXPOSED_HEADERS,
             max_age=_PREFLIGHT_SECONDS,
@@ -133,7 +133,7 @@ class CrossOrigin(CORSMiddleware):
 
 
 def _is_local(headers: Headers, origins: Collection[str]) -> bool:
-    """Return True if a request names a loopback host and comes from no page, or one of this machine or `origins`."""
+    """Return True if the host is a loopback name, and the origin (if any) is a loopback name or one of `origins`."""
     origin = headers.get("origin")
     allowed = origin is None or origin in origins or _is_loopback_address(origin)
     return allowed and _is_loopback_address(f"//{headers.get('host', '')}")
@@ -174,7 +174,7 @@ class SafeHeaders:
 
 
 class BodyLimit:
-    """Middleware that rejects larger bodies: at once by their Content-Length, else by counting the received bytes."""
+    """Middleware that rejects bodies over a limit, by their Content-Length or by counting the received bytes."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
@@ -197,7 +197,7 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit:
-                raise self._too_large()  # FastAPI only passes HTTPException through while it reads
+                raise self._too_large()  # the only exception that FastAPI passes on while it reads
             return message
 
         await self._app(scope, counted, send)

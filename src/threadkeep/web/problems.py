@@ -1,4 +1,4 @@
-"""Problem documents (RFC 9457) for all errors, without people's words."""
+"""Problem documents (RFC 9457) for all errors. They never quote messages of people."""
 
 from __future__ import annotations
 
@@ -45,30 +45,30 @@ _OPENAI = "/v1/"
 
 _logger = logging.getLogger("threadkeep.web")
 
-_NOT_AS_IT_IS = "The request cannot be used as it is; `errors` says what is wrong."
+_NOT_AS_IT_IS = "The request is not valid; `errors` lists the faults."
 _WANTED = "a JSON object with Content-Type: application/json"
-# For each status the last part of the type, and a sentence; None if the error provides its own.
+# The last part of the type and the sentence for each status; None if the error has its own sentence.
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
     400: ("unreadable-body", f"The body is not JSON in UTF-8; send {_WANTED}."),
-    404: ("not-found", "There is nothing at this address; /docs lists what there is."),
-    405: ("method-not-allowed", "This address does not take this method; the Allow header names those that it takes."),
+    404: ("not-found", "There is nothing at this address; /docs lists all addresses."),
+    405: ("method-not-allowed", "This address does not support this method; the Allow header lists those it does."),
     413: ("body-too-large", None),
     500: ("internal-error", "The service failed at this request; its log says where."),
 }
 _DOCUMENTED: Mapping[int, str] = {
     400: "The body is not JSON.",
-    401: "A key or a token is needed, and none was sent that is valid.",
-    403: "The key has not the scope for this, or speaks for one user and this is about more.",
-    404: "There is no such thing, or not for this user.",
-    409: "Another turn of the session goes on and the workflow takes no message meanwhile, the run asks a person, or "
-    "the message was superseded before, or an item of the session in the graph store is damaged.",
+    401: "The request has no valid key or token.",
+    403: "The key lacks the scope for this, or it is limited to one user and this is not.",
+    404: "It does not exist, or it belongs to another user.",
+    409: "Another turn of the session is running and the workflow accepts no message meanwhile; or the run waits for a "
+    "person; or the message was already superseded; or an item of the session in the graph store is damaged.",
     413: "The body is too large.",
-    422: "The request cannot be used as it is.",
+    422: "The request is not valid.",
     429: "The key, or the user, sent too many requests; `Retry-After` says how many seconds to wait.",
     502: "The model did not answer, or the workflow failed; the message is stored.",
-    503: "The database does not answer, or the service stops; try again.",
+    503: "The database does not answer, or the service is stopping; try again.",
 }
-# For each error its status and the last part of its type, a subclass before its class.
+# The status and the last part of the type for each error. Subclasses come before their base classes.
 _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     InvalidKey: (422, "invalid-session-id"),
     InvalidInput: (422, "invalid-request"),
@@ -91,23 +91,24 @@ _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     SessionDamaged: (409, "session-damaged"),
     StoreError: (503, "database-unavailable"),
 }
-# The sentences of the kinds that do not show the error's own.
+# Sentences for these kinds; all other kinds show the message of the error.
 _SENTENCES: Mapping[str, str] = {
-    "session-not-found": "There is no such session, or not for this user; GET /api/v1/sessions lists what there is.",
-    "workflow-not-found": "There is no such workflow; `available` names those there are.",
-    "run-not-found": "There is no such run, or not for this user; GET /api/v1/runs lists what there is.",
+    "session-not-found": "This session does not exist, or it belongs to another user; GET /api/v1/sessions lists "
+    "sessions.",
+    "workflow-not-found": "This workflow does not exist; `available` lists the existing ones.",
+    "run-not-found": "This run does not exist, or it belongs to another user; GET /api/v1/runs lists runs.",
     "channel-not-found": "There is no channel of that name.",
-    "knowledge-not-found": "There is no such thing, or not for this user.",
-    "session-busy": "Another turn of the session goes on, and the workflow takes no message meanwhile; send it when "
-    "that is over.",
+    "knowledge-not-found": "It does not exist, or it belongs to another user.",
+    "session-busy": "Another turn of the session is running, and the workflow accepts no message meanwhile; send it "
+    "when the turn has ended.",
     "message-not-found": "The session has no such message; read the ids in its history.",
-    "message-superseded": "The message was taken back or replaced before; read the session again, and change an active "
-    "message.",
-    "context-too-small": "The message does not fit beside the service's system prompt; whoever runs the service must "
-    "raise THREADKEEP_HISTORY_MAX_TOKENS or shorten THREADKEEP_SYSTEM_PROMPT.",
+    "message-superseded": "The message was already taken back or replaced; read the session again, and change an "
+    "active message.",
+    "context-too-small": "The message and the system prompt together exceed the context; the operator must raise "
+    "THREADKEEP_HISTORY_MAX_TOKENS or shorten THREADKEEP_SYSTEM_PROMPT.",
     "session-damaged": "An item of this session in the graph store cannot be read; other sessions are not affected. "
     "Repair the item, or DELETE the session.",
-    "database-unavailable": "The database does not take this call now; try again. GET /readyz tells when it does.",
+    "database-unavailable": "The database does not answer; try again. GET /readyz shows when it does.",
 }
 
 
@@ -123,10 +124,10 @@ class Problem(
     BaseModel,
     json_schema_extra={
         "example": {
-            "type": "urn:threadkeep:session-not-found",
-            "title": "Session not found",
+            "type": "urn:threadkeep:run-not-found",
+            "title": "Run not found",
             "status": 404,
-            "detail": "There is no such session, or not for this user; GET /api/v1/sessions lists what there is.",
+            "detail": "This run does not exist, or it belongs to another user; GET /api/v1/runs lists runs.",
         }
     },
 ):
@@ -180,7 +181,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
-    """Return the response for a problem; below `/v1/` it also has the `error` that clients of OpenAI show."""
+    """Return the response for a problem. Under `/v1/` it has the `error` object that OpenAI's clients show, too."""
     more = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **(headers or {})}
     if problem.status == 503:
         more["Retry-After"] = str(RETRY_SECONDS)
@@ -220,7 +221,7 @@ async def respond(request: Request, error: Exception) -> JSONResponse:
 
 def _place(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown location"
 
 
 def _threadkeep_problem(error: ThreadkeepError) -> Problem:
@@ -249,15 +250,15 @@ def _http_problem(error: HTTPException) -> Problem:
 
 
 def _field_problem(error: Mapping[str, Any]) -> FieldProblem:
-    """Return a pydantic error with its location and sentence, without the input or names that only occur in it."""
+    """Return the location and the sentence of a pydantic error, without values and names from the input."""
     where, *path = error["loc"]
     kind = str(error["type"])
     if kind == "extra_forbidden":
-        return FieldProblem(detail="There is a field that is not known here; /docs lists those that are.", pointer="")
+        return FieldProblem(detail="The request has an unknown field; /docs lists the known ones.", pointer="")
     if kind == "json_invalid":
         return FieldProblem(detail="This is not JSON.", pointer="")
     if where == "body" and not path:
-        said = {"missing": "There is no body", "model_attributes_type": "The body is no JSON object"}.get(kind)
+        said = {"missing": "The body is missing", "model_attributes_type": "The body is not a JSON object"}.get(kind)
         if said is not None:
             return FieldProblem(detail=f"{said}; send {_WANTED}.", pointer="")
     sentence = str(error["msg"]).removeprefix("Value error, ")

@@ -49,7 +49,7 @@ Tag = Annotated[CleanText, Field(min_length=1, max_length=100)]
 
 
 def _if_any(default: object = None, *, description: str) -> Any:
-    """Return a field that is absent in JSON while it has its default value."""
+    """Return a field that is omitted from JSON if it has its default value."""
     return Field(default, description=description, exclude_if=lambda value: value == default)
 
 
@@ -63,21 +63,21 @@ class ChatRequestBody(
     """A message to the assistant."""
 
     message: CleanText = Field(
-        min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="The message of the user, as it was typed."
+        min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="The user's message, as typed."
     )
     session_id: str | None = Field(
         None,
         description="The conversation: any text of 1 to 256 characters, such as `session-123`, `telegram:123` or "
-        "`me@example.com`. Without one a new session begins, and the answer names it.",
+        "`me@example.com`. By default the user's last session with the workflow, or a new one; the answer names it.",
     )
     user_id: GivenId | None = Field(
-        None, description="The user. The first one to write in a session owns it; for all others it does not exist."
+        None, description="The user. The first user who writes in a session owns it; other users get status 404."
     )
-    workflow: Annotated[str, Field(max_length=200)] | None = Field(None, description="Its name: `chat`.")
+    workflow: Annotated[str, Field(max_length=200)] | None = Field(None, description="The workflow; by default `chat`.")
     message_id: GivenId | None = Field(
         None,
-        description="The caller's own id of this message. The same id again in the same session gets the first answer "
-        "again, whenever and wherever it arrives; after a failure it is a new try.",
+        description="The caller's own id for this message. If the id is repeated in the session, the response is the "
+        "first answer, at any time and from any process; after a failure the message is tried again.",
     )
     metadata: Metadata = Field(default_factory=dict, description="Any data to store with the message.")
 
@@ -122,12 +122,12 @@ class HistoryMessage(BaseModel):
     id: str = Field(description="The id of the message: the sender's, or a generated one.")
     role: Role
     content: str
-    timestamp: datetime = Field(description="The time given by the sender; else when it was stored.")
+    timestamp: datetime = Field(description="The time given by the sender, else the time of storing.")
     confidence: float | None = _if_any(description="Assistant messages only; absent if unknown.")
     escalated: bool | None = _if_any(description="Assistant messages only.")
     author: str | None = _if_any(description="The name of its writer, a person or an agent; absent if unknown.")
     status: Status = Field(
-        description="`interrupted` and `failed` broke off, `erased` is an empty row; `complete` all others."
+        description="`interrupted` and `failed`: ended early. `erased`: an empty row. `complete`: all others."
     )
     superseded_at: datetime | None = _if_any(description="When it was superseded; absent while it is active.")
     superseded_by: str | None = _if_any(description="The id of its new version; absent if there is none.")
@@ -141,7 +141,7 @@ class HistoryMessage(BaseModel):
             id=message.id or "",
             role=message.role,
             content=message.content,
-            timestamp=message.sent_at or message.created_at,  # type: ignore[arg-type]  # a stored one has a time
+            timestamp=message.sent_at or message.created_at,  # type: ignore[arg-type]  # a stored message has a time
             confidence=message.confidence if is_answer else None,
             escalated=message.escalated if is_answer else None,
             author=message.author,
@@ -175,17 +175,17 @@ class SessionBody(BaseModel, from_attributes=True):
     created_at: datetime
     updated_at: datetime
     revision: int = _if_any(0, description="Incremented when messages are superseded; absent if none ever was.")
-    parent_session_id: str | None = _if_any(description="Of a branch: the session that it was made from.")
-    parent_seq: int | None = _if_any(description="Of a branch: its last position from the parent.")
+    parent_session_id: str | None = _if_any(description="For a branch: the session that it was created from.")
+    parent_seq: int | None = _if_any(description="For a branch: the last position copied from the parent.")
     namespace: tuple[str, ...] = _if_any(
         (),
-        description="The place in the graph store of a conversation that an agent keeps itself; absent for a session.",
+        description="For a conversation that an agent stores itself: its namespace in the graph store. Else absent.",
     )
 
 
 _DAMAGED = _if_any(
     (),
-    description="Sessions that were passed over, since an item of them in the graph store cannot be read; absent when "
+    description="Sessions that were skipped because one of their items in the graph store cannot be read; absent if "
     "there are none.",
 )
 
@@ -194,7 +194,7 @@ class SessionList(BaseModel):
     """A page of sessions, newest activity first."""
 
     sessions: list[SessionBody]
-    next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the next page; null at the end.")
     damaged: tuple[str, ...] = _DAMAGED
 
 
@@ -241,10 +241,10 @@ class Edited(BaseModel):
 
 
 class RegenerateBody(BaseModel, extra="forbid", json_schema_extra=example(message_id="web-0001")):
-    """The question to answer again: that of a run, or a message; by default the newest question."""
+    """The question to answer again, named by a run or by its id; by default the newest question."""
 
     run_id: GivenId | None = Field(None, description="A run that answered the question.")
-    message_id: GivenId | None = Field(None, description="The question itself; not beside a `run_id`.")
+    message_id: GivenId | None = Field(None, description="The id of the question; not together with `run_id`.")
     workflow: Annotated[str, Field(max_length=200)] | None = Field(
         None, description="The workflow that answers; by default the same as before."
     )
@@ -275,23 +275,23 @@ class SearchResult(BaseModel):
     hits: list[SearchHitBody]
     count: int
     unindexed: int = Field(
-        description="Messages that were not looked at, since they are not in the search index yet: 0 but for a while "
-        "after an upgrade or an import."
+        description="Messages that were not searched because they are not indexed yet. 0, except for a while after an "
+        "upgrade or an import."
     )
     damaged: tuple[str, ...] = _DAMAGED
 
 
 class Health(BaseModel, json_schema_serialization_defaults_required=True):
-    """The process responds."""
+    """The liveness of the process."""
 
     status: str = "ok"
 
 
 class Readiness(BaseModel, json_schema_serialization_defaults_required=True):
-    """The service can work: its database answers."""
+    """The readiness of the service: its database answers."""
 
     ready: bool = True
     backend: str = Field(description="The database engine.")
     schema_version: int = Field(description="The schema that the service works with.")
     pending_writes: int = Field(description="Turns of this process that wait to be written.")
-    unreadable_writes: int = Field(description="Lines of pending files that cannot be read, until a person drops them.")
+    unreadable_writes: int = Field(description="Unreadable lines of pending files that no person has dropped yet.")

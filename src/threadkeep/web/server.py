@@ -1,4 +1,4 @@
-"""The server process: limits on connections, socket, signals and shutdown."""
+"""The server process: connection limits, socket, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LATE_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """The number of open connections, and the seconds for the headers and for the body of a request."""
+    """The maximum number of open connections, and the seconds for the headers and the body of a request."""
 
     connections: int = 1000
     header_seconds: float = 10.0
@@ -45,17 +45,17 @@ def limited_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, which closes connections whose request does not arrive in time.
+    """uvicorn's HTTP protocol, which closes a connection if its request does not arrive in time.
 
-    The time of a request begins with its connection, or with its first byte on a connection that is kept. Its answer,
-    such as a stream, may take any time.
+    The timeout starts when the connection opens or, on a kept-alive connection, with the first byte of a request.
+    Responses, such as streams, have no timeout.
     """
 
     limits = ConnectionLimits()
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection, or refuse one too many."""
+        """Accept a connection, or reject it with 503 if too many are open."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             transport.write(_TOO_MANY)
@@ -69,18 +69,18 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of a request; the first ones on a kept connection begin its time."""
+        """Receive bytes of a request. On a kept-alive connection, the first bytes start the header timeout."""
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._expect(self.limits.header_seconds)
         super().data_received(data)
 
     def on_headers_complete(self) -> Any:
-        """Begin the time of the body."""
+        """Start the body timeout."""
         super().on_headers_complete()
         self._expect(self.limits.body_seconds)
 
     def on_message_complete(self) -> Any:
-        """End the time of the request: it has arrived."""
+        """Stop the timeout, because the whole request has arrived."""
         super().on_message_complete()
         self._expect(None)
 
@@ -90,7 +90,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
 
     def _wait_a_moment(self) -> None:
-        """Let data that has arrived be read first: timers fire before sockets are read if the process was suspended."""
+        """Wait until received data is read: after a suspension, timers fire before the sockets are read."""
         self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:
@@ -109,8 +109,9 @@ _GRACE_SECONDS = 5
 class Server(uvicorn.Server):
     """uvicorn with a shutdown that ends turns first, then connections.
 
-    The first SIGTERM or SIGINT stops accepting connections. Running turns get some seconds; then their partial
-    answers are stored and their clients get an error. A second SIGINT does not wait.
+    After the first SIGTERM or SIGINT the server accepts no connections. Running turns may finish within
+    `shutdown_seconds`; then their partial answers are stored and their clients get an error. A second SIGINT skips
+    the wait.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Server(uvicorn.Server):
         on_start: Callable[[], None],
         limits: ConnectionLimits | None = None,
     ) -> None:
-        """Create the server. `end_turns` waits some seconds for turns; `on_start` is called once it accepts."""
+        """Create the server. `end_turns` waits for turns; `on_start` is called when connections are accepted."""
         super().__init__(
             uvicorn.Config(
                 service,
@@ -156,7 +157,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handle signals as requests to stop; uvicorn's handler would raise them before the database is closed."""
+        """Handle signals as requests to stop. uvicorn would raise them again before the database is closed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -182,7 +183,7 @@ def bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, socket.IPPROTO_TCP)
     except OSError as error:
         raise InvalidSettings(
-            "THREADKEEP_HOST is no address of this machine; write an IP address or a name that it has.",
+            "THREADKEEP_HOST is not an address of this machine; set it to one of its IP addresses or names.",
             variable="THREADKEEP_HOST",
         ) from error
     try:

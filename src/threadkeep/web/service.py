@@ -60,10 +60,10 @@ HEARTBEAT_SECONDS = 15.0
 _logger = logging.getLogger("threadkeep.web")
 
 _DESCRIPTION = """
-A chat that remembers. Every conversation is a **session**, kept for good; each call of the model sees the newest part
-of it that fits. What answers is a workflow, and each time it does so is a **run**: it is waited for, read as it
-happens, or left to others, and goes on elsewhere if its process dies. Errors are problem documents (RFC 9457): `type`
-is for programs, `detail` says what to do.
+A chat with memory. Every conversation is a **session**, which is stored permanently; each model call sees the newest
+part of it that fits. A workflow answers, and each answer is a **run**. A client waits for the run, streams it, or lets
+it continue in the background; if its process dies, another one continues it. Errors are problem documents (RFC 9457):
+`type` is for programs, `detail` says what to do.
 """
 
 
@@ -98,7 +98,7 @@ class Service(FastAPI):
 
 
 def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> FastAPI:
-    """Return the application over an open App, which it neither opens nor closes.
+    """Return the FastAPI application over an open App. The caller closes the App.
 
     A silent stream gets a comment every `heartbeat_seconds`, which keeps its connection open.
     """
@@ -114,7 +114,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     )
     service.state.app = app
     service.state.heartbeat_seconds = heartbeat_seconds
-    # Used directly: including a router would build each of its routes again, at the first request.
+    # The routes are added directly: `include_router` would build each of them again, at the first request.
     subjects = (chat, sessions, manifests, workflows, runs, facts, persons)
     for subject in (*subjects, knowledge, channels, health):
         service.router.routes.extend(subject.router.routes)
@@ -124,7 +124,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         service.router.routes.extend(part.router.routes)
     for route in service.router.routes:
         if isinstance(route, APIRoute):
-            # Names of generated clients: FastAPI's own have the whole path in them.
+            # Generated clients use these ids as function names. FastAPI's default ids contain the whole path.
             route.operation_id = route.operation_id or route.name
     _describe(service)
     answer_errors_with_problems(service)
@@ -141,14 +141,14 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         origins=settings.cors_origins,
     )
     if settings.cors_origins:
-        # Outside of `Access`: a browser asks before it sends a key.
+        # Added after `Access`, so that it runs first: the preflight request of a browser has no key.
         service.add_middleware(CrossOrigin, origins=settings.cors_origins)
     service.add_middleware(SafeHeaders)
     return service
 
 
 def _describe(service: FastAPI) -> None:
-    """Serve Swagger UI without network access. Only its files come from fastapi-swagger: its routes add other pages."""
+    """Serve Swagger UI from local files. Routes of fastapi-swagger are not used, because they add other pages."""
     service.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_swagger", "resources")]))
     script, style, icon = DOCS_PAGE
 
@@ -164,7 +164,7 @@ def _describe(service: FastAPI) -> None:
 
 
 def _mount_console(service: FastAPI) -> None:
-    """Serve the console's pages and files, and show browsers a page for an address below it that leads nowhere."""
+    """Serve the pages and files of the console, and an error page for its unknown addresses."""
     service.mount(CONSOLE_FILES, StaticFiles(packages=[("threadkeep.web.console", "static")]))
     for pages in (console_sessions, calls, console_runs, known, status, sign_in):
         service.router.routes.extend(pages.router.routes)
@@ -192,7 +192,7 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
         async with open_app(settings, observers=[LogObserver()], bots=True) as app:
             limits = ConnectionLimits(settings.max_connections, settings.header_timeout, settings.body_timeout)
             service = create_service(app)
-            await service.state.keys.refresh()  # from now on the keys are known while the database is away
+            await service.state.keys.refresh()  # cached keys stay valid while the database is unavailable
             server = Server(
                 service,
                 app.end_turns,
@@ -213,7 +213,7 @@ async def _work(app: App) -> None:
     try:
         await retry_until_available(app.runs.service)
     except ThreadkeepError as error:
-        _logger.error("queued runs are not carried out by this process: %s", error)
+        _logger.error("this process does not execute queued runs: %s", error)
 
 
 def announcement(settings: Settings, host: str, port: int, bots: Sequence[str] = ()) -> str:

@@ -1,8 +1,8 @@
 """Turns as server-sent events: `start`, `token` for each piece, then `end` or `error`.
 
 A client cannot tell a broken stream from a finished one, so the last event always names the outcome. While the turn
-waits or the model computes, comments keep proxies from closing the connection. A client that disconnects stops
-nothing.
+waits or the model computes, comments keep proxies from closing the connection. The turn continues if the client
+disconnects.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StreamParts(ABC):
         self._message_id: str | None = None
 
     async def of(self, event: ChatEvent | None, turn: ChatTurn) -> AsyncIterator[bytes]:
-        """Yield the parts for an event. An answer that existed before the request is one piece."""
+        """Yield the parts for an event. An answer that already existed is sent as one piece."""
         if event is None:
             yield HEARTBEAT
             return
@@ -104,7 +104,7 @@ class StreamParts(ABC):
         yield self.piece(text, named)
 
     def broken(self, problem: Problem) -> Iterator[bytes]:
-        """Yield the parts that end the open message and the stream of a turn without an answer."""
+        """Yield the parts that end the open message, report the problem and end the stream."""
         yield from self._closed()
         yield from self.failed(problem)
 
@@ -135,7 +135,7 @@ class StreamParts(ABC):
 
     @abstractmethod
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        """Yield the parts that end the stream of a turn without an answer, after its open message."""
+        """Yield the parts that report a failed turn and end the stream. The open message has already ended."""
 
 
 class TurnParts(StreamParts):
@@ -162,7 +162,7 @@ class TurnParts(StreamParts):
 async def open_stream(turn: ChatTurn, parts: StreamParts, *, heartbeat_seconds: float) -> EventStream:
     """Return the stream of a turn after it has started, or after waiting for one heartbeat period.
 
-    Errors before that are raised, so they can become an HTTP status.
+    Errors that occur before it returns are raised, so that the response has an HTTP error status.
     """
     events = with_silences(turn.follow(), heartbeat_seconds)
     first = await anext(events)

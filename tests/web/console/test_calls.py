@@ -39,7 +39,7 @@ async def test_the_page_of_a_call_says_what_was_sent_and_what_was_not(client: ht
     call = await opened(client, why[-1])
     assert "What the model saw" in call.words
     assert "before the reset" in call.words
-    assert "Since the call before" in call.words
+    assert "Since the previous call" in call.words
     for text in ("My cat is called Miso.", "My dog is called Rex.", "What is my dog called?"):
         assert text in call.words
     sent, out = call.words.split("Left out")
@@ -75,4 +75,4 @@ async def test_a_call_that_is_not_on_record_is_a_page_with_the_reason(client: ht
     await said(client, "s", "One.")
     run = next(link for link in (await opened(client, "/console/sessions/s")).links if "/calls/last" in link)
     for address in (run.replace("last", "2"), run.replace("last", "x"), f"{run}?user=ben", "/console/runs/no/calls/1"):
-        assert "No such model call is on record" in (await opened(client, address, status=404)).words
+        assert "This model call is not recorded" in (await opened(client, address, status=404)).words

@@ -115,7 +115,7 @@ async def test_taking_back_resetting_and_deleting(client: httpx2.AsyncClient) ->
     page = await sent(client, (await opened(client, "/console/sessions/s")).form("/take-back"), n="2")
     assert [message["content"] for message in await history(client, "s")][0::2] == ["One."]
     page = await sent(client, page.form("/reset"))
-    assert "Reset: the model sees what follows only" in page.words
+    assert "Reset: the model sees only the messages below" in page.words
     page = await sent(client, page.form("/delete"))
     assert "No conversation yet" in page.words
     assert "Session not found" in (await opened(client, "/console/sessions/s", status=404)).words
@@ -137,7 +137,7 @@ async def test_no_form_works_without_its_token(client: httpx2.AsyncClient, path:
     for content in ("message=x", "message=x&csrf=", "message=x&csrf=%C3%BC"):
         response = await client.post(f"/console/{path}", content=content, headers=FORM)
         assert response.status_code == 403
-        assert "load the page again" in response.text
+        assert "reload the page" in response.text
     assert len(await history(client, "s")) == 2
 
 

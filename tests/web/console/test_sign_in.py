@@ -87,7 +87,7 @@ async def test_other_refusals_are_pages_too(browser: httpx2.AsyncClient) -> None
     await sent(browser, first.forms[0], key="k-one")
     refused = await browser.post("/console/runs", content="a=b", headers=FORM)
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
-    assert "does not take this method" in page_of(refused).words
+    assert "does not support this method" in page_of(refused).words
     refused = await browser.post("/console/say", content="a=" + "b" * 5_000_000, headers=FORM)
     assert refused.status_code == 413
     assert "The body has more than" in page_of(refused).words
@@ -142,7 +142,7 @@ async def test_a_key_of_one_user_sees_that_user_alone(guarded_app: App, browser:
     for shown in (page, knowledge, await opened(browser, "/console/sessions/ana")):
         assert {form.action for form in shown.forms if form.method == "post"} == {"/console/sign-out"}
     assert (await browser.get("/console/sessions/ben")).status_code == 404
-    assert "This key speaks for one user" in (await opened(browser, "/console/health", status=403)).words
+    assert "This key is limited to one user" in (await opened(browser, "/console/health", status=403)).words
     response = await browser.post("/console/sessions/ana/reset", content="csrf=x", headers=FORM)
     assert response.status_code == 403
     assert "scope" in page_of(response).words

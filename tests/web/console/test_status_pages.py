@@ -31,7 +31,7 @@ async def test_facts_are_shown_with_their_evidence(client: httpx2.AsyncClient) -
     assert "/console/sessions/s?user=ana&before=21#m1" in page.links
     assert "home_city" not in (await opened(client, "/console/knowledge?user=ben")).words
     everything = (await opened(client, "/console/knowledge")).words
-    assert "Graphiti is off: nothing goes there." in everything
+    assert "Graphiti is off; nothing is sent to it." in everything
 
 
 async def test_proposed_facts_are_accepted_and_rejected(client: httpx2.AsyncClient, app: App) -> None:

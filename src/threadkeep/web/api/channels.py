@@ -19,18 +19,18 @@ _FAILURES = {
 }
 
 type ChannelName = Annotated[
-    str, Path(description="The name of a bot in the file of the channels.", pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")
+    str, Path(description="The name of a bot in the channels file.", pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")
 ]
 
 
 @router.get(
     "/channels/{name}",
-    summary="Check of a callback's address",
+    summary="Verify a callback's address",
     operation_id="check_callback",
     response_model=None,
     responses=_FAILURES,
 )
-@router.post("/channels/{name}", summary="Callback of a platform", response_model=None, responses=_FAILURES)
+@router.post("/channels/{name}", summary="Receive a platform's callback", response_model=None, responses=_FAILURES)
 async def receive_callback(name: ChannelName, request: Request, app: AppInUse) -> Response:
     """Receive a platform's callback for a bot. The bot sends its answer later, in a separate call."""
     if app.channels is None:
@@ -47,6 +47,6 @@ async def receive_callback(name: ChannelName, request: Request, app: AppInUse) -
     except CallbackRefused:
         return Response(status_code=403)
     except TimeoutError:
-        sentence = "The database does not take this call now; the platform sends it again."
+        sentence = "The database does not answer; the platform will send the callback again."
         raise ProblemRaised(make_problem(503, "database-unavailable", sentence)) from None
     return Response(response.body, media_type=response.media_type)

@@ -1,4 +1,4 @@
-"""Chat: a message and its answer, whole or streamed, the history, and the address that ChatKit calls."""
+"""Routes of the chat: answers (whole or streamed), the history, and the endpoint of ChatKit."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _EVENT = {
     },
 }
 STREAM: dict[str, object] = {
-    "description": "The turn as it happens.",
+    "description": "The events of the turn.",
     "content": {"text/event-stream": {"itemSchema": _EVENT, "example": EXAMPLE}},
 }
 
 
-@router.post("", summary="Say something", responses=_FAILURES)
+@router.post("", summary="Send a message", responses=_FAILURES)
 async def chat(body: ChatRequestBody, app: AppInUse, caller: CallerInUse) -> ChatResponseBody:
     """Answer a message with the memory of its session.
 
@@ -59,7 +59,7 @@ async def answer_of(turn: ChatTurn) -> ChatResponseBody:
 
 @router.post(
     "/stream",
-    summary="Say something, and read the answer as it comes",
+    summary="Send a message and stream the answer",
     response_class=Response,  # no media type here: the content of the stream is described below
     responses={200: STREAM, **_FAILURES},
 )
@@ -77,7 +77,7 @@ async def stream(body: ChatRequestBody, app: AppInUse, caller: CallerInUse, requ
     )
 
 
-@router.get("/history/{session_id}", summary="Read what was said", responses=documented(404, 409, 422, 503))
+@router.get("/history/{session_id}", summary="Read the history of a session", responses=documented(404, 409, 422, 503))
 async def history(
     session_id: SessionId,
     app: AppInUse,
@@ -85,7 +85,7 @@ async def history(
     limit: Limit = DEFAULT_LIMIT,
     before: Annotated[int | None, Query(ge=1, lt=2**53, description="Only messages before this `seq`.")] = None,
     view: Annotated[
-        Literal["active", "history"], Query(description="Without superseded messages, or all of them.")
+        Literal["active", "history"], Query(description="`active`: no superseded messages; `history`: all.")
     ] = "active",
 ) -> History:
     """Return the newest messages of a session, oldest first. `next_before` leads to older ones."""
@@ -131,13 +131,13 @@ async def serve_chatkit(
     app: AppInUse,
     user_id: UserId = None,
     idempotency_key: Annotated[
-        str | None, Header(max_length=200, description="The same key again is the same thread and message.")
+        str | None, Header(max_length=200, description="A repeated key refers to the same thread and message.")
     ] = None,
 ) -> Response:
     """Serve a request of ChatKit's page: threads are sessions, and answers are runs of the chat.
 
-    The thread's metadata may name another `workflow`. With a key that speaks for a user, or a `user_id`, another user's
-    threads are not found. The answer continues if the client disconnects.
+    The thread's metadata may name another `workflow`. If the key or `user_id` names a user, threads of other users are
+    not found. The answer continues if the client disconnects.
     """
     if find_spec("chatkit") is None:
         raise ProblemRaised(make_problem(404, "chatkit-missing", _MISSING))

@@ -61,12 +61,12 @@ async def list_facts(
     kind: Annotated[FactKind | None, Query(description="Only facts of this kind.")] = None,
     key: Annotated[str | None, Query(max_length=128, description="Only values of this key.")] = None,
     q: Annotated[str | None, Query(max_length=200, description="Only facts with this text in key or value.")] = None,
-    past: Annotated[bool, Query(description="Also values that are not valid any more.")] = False,
+    past: Annotated[bool, Query(description="Include values that are no longer valid.")] = False,
     user_id: KnowledgeUser = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> FactList:
-    """List facts, most recently changed first; with a scope and an owner only theirs."""
+    """List facts, most recently changed first. A scope and an owner restrict the list."""
     query = FactQuery(
         scope_in_query(scope, owner),
         scope,
@@ -99,7 +99,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: KnowledgeUser =
 
 @router.post("/forget", summary="Forget facts", responses=_WRITING)
 async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: KnowledgeUser = None) -> Forgotten:
-    """Delete facts by their ids, or those of an owner: each with all values of its key, permanently."""
+    """Delete facts permanently, by their ids or by their owner. All values of a fact's key are deleted."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
         gone, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
@@ -115,15 +115,15 @@ async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: Knowledge
 async def list_proposals(
     app: AppInUse,
     *,
-    status: Annotated[ProposalStatus | None, Query(description="Only those of this status.")] = None,
-    scope: Annotated[ScopeKind | None, Query(description="Only those of this scope; with its owner.")] = None,
+    status: Annotated[ProposalStatus | None, Query(description="Only proposals with this status.")] = None,
+    scope: Annotated[ScopeKind | None, Query(description="Only this scope; needs its `owner`.")] = None,
     owner: OwnerInQuery = None,
-    session_id: Annotated[str | None, Query(max_length=256, description="Only those from this session.")] = None,
+    session_id: Annotated[str | None, Query(max_length=256, description="Only from this session.")] = None,
     user_id: KnowledgeUser = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> ProposalList:
-    """List the facts that were proposed from messages, most recently changed first, each with its message."""
+    """List the facts that were proposed from messages, most recently changed first. Each shows its message."""
     if scope is not None and owner is None:
         raise InvalidInput("A `scope` of proposals needs its `owner`, such as scope=user&owner=ann.")
     query = ProposalQuery(
@@ -148,7 +148,7 @@ async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: KnowledgeUse
 async def decide_proposal(
     proposal_id: FactId, decision: DecisionInput, app: AppInUse, user_id: KnowledgeUser = None
 ) -> ProposalView:
-    """Accept a proposal, reject it for good, or undo an accepted one: the value before it is valid again."""
+    """Accept a proposal, reject it permanently, or undo an acceptance, so that the previous value is valid again."""
     proposals = app.memory.proposals
     verbs = {"accept": proposals.accept, "reject": proposals.reject, "undo": proposals.undo}
     return ProposalView.of(await verbs[decision.decision](proposal_id, by=decision.by, user_id=user_id))
@@ -156,7 +156,7 @@ async def decide_proposal(
 
 @router.get("/{fact_id}", summary="See a fact", responses=_FAILURES)
 async def get_fact(fact_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> FactView:
-    """Return one value with the messages and runs that it comes from, valid or not."""
+    """Return a fact, valid or not, with the messages and runs that it comes from."""
     return FactView.of(await app.memory.knowledge.fact(fact_id, user_id=user_id))
 
 
@@ -179,14 +179,14 @@ async def list_procedures(
     *,
     scope: Annotated[ScopeKind | None, Query(description="Only procedures of this kind of scope.")] = None,
     owner: OwnerInQuery = None,
-    name: Annotated[str | None, Query(max_length=128, description="Only those of this name.")] = None,
-    q: Annotated[str | None, Query(max_length=200, description="Only those with this in name or description.")] = None,
-    active: Annotated[bool | None, Query(description="Only those that are active, or are not.")] = None,
+    name: Annotated[str | None, Query(max_length=128, description="Only procedures with this name.")] = None,
+    q: Annotated[str | None, Query(max_length=200, description="Only with this text in name or description.")] = None,
+    active: Annotated[bool | None, Query(description="Only active procedures, or only inactive ones.")] = None,
     user_id: KnowledgeUser = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> ProcedureList:
-    """List procedures, most recently changed first; with a scope and an owner only theirs."""
+    """List procedures, most recently changed first. A scope and an owner restrict the list."""
     query = ProcedureQuery(
         scope_in_query(scope, owner),
         scope,
@@ -203,7 +203,7 @@ async def list_procedures(
 
 @procedures_router.put("", summary="Teach a procedure", responses=_WRITING)
 async def teach_procedure(procedure: ProcedureInput, app: AppInUse, user_id: KnowledgeUser = None) -> ProcedureView:
-    """Store a procedure; it replaces the one with its name. If the content differs, the counts restart."""
+    """Store a procedure, or replace the one with the same name. If the content differs, the counts restart."""
     return ProcedureView.of(await app.memory.procedures.teach(procedure.record(), user_id=user_id))
 
 

@@ -25,14 +25,14 @@ PATIENCE_SECONDS = 2.0
 @router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", summary="Is the service alive?")
 async def healthz() -> Health:
-    """Return success while the process responds. Public."""
+    """Return success while the process responds. This needs no key."""
     return Health()
 
 
 @router.head("/readyz", include_in_schema=False, openapi_extra=PUBLIC)
 @router.get("/readyz", summary="Can the service work?", responses=documented(503), openapi_extra=PUBLIC)
 async def readyz(app: AppInUse) -> Readiness:
-    """Return whether the database answers within two seconds; on 503 chat continues without history."""
+    """Return 200 if the database answers within two seconds, else 503. The chat then continues without history."""
     backend = app.settings.database.backend
     state = Readiness(
         backend=backend,
@@ -47,11 +47,11 @@ async def readyz(app: AppInUse) -> Readiness:
     return state
 
 
-@router.get("/metrics", summary="What is counted", response_class=PlainTextResponse, responses=documented(404))
+@router.get("/metrics", summary="Get the metrics", response_class=PlainTextResponse, responses=documented(404))
 async def metrics(app: AppInUse) -> Response:
     """Return all metrics in the text format of Prometheus."""
     if app.metrics is None:
-        sentence = "Nothing is measured here: pip install 'threadkeep[metrics]', and start the service again."
+        sentence = "Metrics are not installed: pip install 'threadkeep[metrics]', and restart the service."
         raise ProblemRaised(make_problem(404, "not-measured", sentence))
     app.metrics.set_runs(await _runs_now(app.memory))
     return Response(app.metrics.render(), media_type=app.metrics.content_type)
@@ -67,7 +67,7 @@ async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
 
 
 async def _trouble(memory: Memory) -> str | None:
-    """Return the reason why the database takes nothing, with the cure; None if it answers."""
+    """Return the reason why the database is unavailable, with the cure; None if it answers."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await memory.check_database()

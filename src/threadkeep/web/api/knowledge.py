@@ -1,4 +1,4 @@
-"""Graphiti: consents, deliveries, and requests of a person."""
+"""Routes of Graphiti: consent, trust, deliveries, promotion, backfill and deletion."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ _WRITING = documented(400, 404, 409, 413, 422, 503)
 _ASKING = documented(400, 404, 409, 413, 422, 502, 503)
 
 
-@router.get("/status", summary="See how far Graphiti is", responses=documented(503))
+@router.get("/status", summary="Get the status of Graphiti", responses=documented(503))
 async def graphiti_status(app: AppInUse) -> GraphitiStatus:
-    """Return the data that may go to Graphiti, the messages on their way, and any problems."""
+    """Return the data that may be sent to Graphiti, the messages that wait to be sent, and any problems."""
     return await app.memory.graphiti.status()
 
 
-@router.get("/consent", summary="See what was allowed", responses=documented(503))
+@router.get("/consent", summary="List consent decisions", responses=documented(503))
 async def list_consents(app: AppInUse) -> ConsentList:
     """List the consent decisions for all endpoints, newest first."""
     return ConsentList(consents=await app.memory.graphiti.consents.decisions())
 
 
-@router.put("/consent", summary="Allow or decline", responses=_WRITING, openapi_extra=ADMINISTERS)
+@router.put("/consent", summary="Grant or decline consent", responses=_WRITING, openapi_extra=ADMINISTERS)
 async def decide_consent(decision: ConsentInput, app: AppInUse) -> Consent:
-    """Record a person's decision about the configured endpoint. A refusal gives up the waiting messages."""
+    """Record a person's decision about the configured endpoint. If it is declined, waiting messages are given up."""
     graphiti = app.memory.graphiti
     if decision.decision == "grant":
         return await graphiti.grant(decision.data_classes, by=decision.by)
@@ -82,26 +82,26 @@ async def promote_fact(promotion: PromotionInput, app: AppInUse) -> PromotedView
 
 @router.post("/promote/undo", summary="Undo a promotion", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def undo_promotion(what: UndoInput, app: AppInUse) -> Retracted:
-    """Take a promoted fact back here and in the graph, and check that its episode is gone."""
+    """Retract a promoted fact here and in the graph, and check that its episode is gone."""
     return await app.memory.graphiti.undo_promotion(what.fact_id)
 
 
 @router.post("/backfill", summary="Send earlier turns", responses=_WRITING, openapi_extra=ADMINISTERS)
 async def backfill_turns(what: BackfillInput, app: AppInUse) -> Backfilled:
-    """Queue earlier turns after current ones; repeat the request for the remaining turns."""
+    """Queue earlier turns behind current ones. Repeat the request until no turns remain."""
     graphiti = app.memory.graphiti
     return await graphiti.backfill(what.session_ids, user_id=what.user_id, limit=what.limit)
 
 
-@router.get("/deliveries", summary="List messages on their way", responses=_READING)
+@router.get("/deliveries", summary="List deliveries", responses=_READING)
 async def list_deliveries(
     app: AppInUse,
     *,
-    status: Annotated[DeliveryStatus | None, Query(description="Only those of this status.")] = None,
-    after: Annotated[int, Query(ge=0, lt=2**53, description="Those with a higher number.")] = 0,
+    status: Annotated[DeliveryStatus | None, Query(description="Only deliveries with this status.")] = None,
+    after: Annotated[int, Query(ge=0, lt=2**53, description="Only deliveries with a higher number.")] = 0,
     limit: Limit = DEFAULT_LIMIT,
 ) -> DeliveryList:
-    """List messages on their way, delivered messages, and those that were given up, with the reason."""
+    """List waiting, delivered and dead messages. Each dead message shows why it was given up."""
     found = await app.memory.graphiti.deliveries(status=status, after=after, limit=limit)
     following = found[-1].number if len(found) == limit else None
     return DeliveryList(deliveries=found, next_after=following)
@@ -113,9 +113,9 @@ async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
     return Changed(changed=await app.memory.graphiti.retry(choice.number))
 
 
-@router.post("/deliveries/drop", summary="Give messages up", responses=_WRITING, openapi_extra=ADMINISTERS)
+@router.post("/deliveries/drop", summary="Drop messages", responses=_WRITING, openapi_extra=ADMINISTERS)
 async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Drop a message that waits or is dead, or all of them, permanently."""
+    """Drop a waiting or dead message, or all of them, permanently."""
     return Changed(changed=await app.memory.graphiti.drop(choice.number, status=choice.status))
 
 

@@ -61,7 +61,7 @@ class SessionManifests(BaseModel, use_attribute_docstrings=True):
 
     session_id: str
     manifests: list[ContextManifest]
-    next_cursor: str | None = Field(description="Pass it as `cursor` for the older ones; null at the end.")
+    next_cursor: str | None = Field(description="Pass it as `cursor` for older calls; null at the end.")
 
 
 router = APIRouter(prefix="/api/v1", tags=["contexts"], route_class=EncodedPathRoute)
@@ -83,7 +83,7 @@ async def manifests_of_run(run_id: RunId, app: AppInUse, user_id: UserId = None)
             make_problem(
                 404,
                 "run-not-found",
-                "No model call of such a run is on record, or not for this user; records are kept for "
+                "No model call of this run is recorded, or the run belongs to another user; records are kept for "
                 "THREADKEEP_MANIFEST_RETENTION_DAYS.",
             )
         )

@@ -1,4 +1,4 @@
-"""Parameters and routes shared by several routers, and the opaque cursors of lists, which clients pass back."""
+"""Parameters and route classes that several routers share, and the opaque cursors of lists."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def _session_user(
     caller: CallerInUse,
     user_id: Annotated[
         GivenId | None,
-        Query(description="See this user's sessions only; another's is not there.", examples=["user-456"]),
+        Query(description="Show this user's data only; other sessions are not found.", examples=["user-456"]),
     ] = None,
 ) -> str | None:
     return caller.user(user_id)
@@ -79,16 +79,16 @@ async def _knowledge_user(
     caller: CallerInUse,
     user_id: Annotated[
         GivenId | None,
-        Query(description="See what is this user's only: facts about that person and in that user's sessions."),
+        Query(description="Show this user's data only: facts about that person and in that user's sessions."),
     ] = None,
 ) -> str | None:
     return caller.user(user_id)
 
 
 type AppInUse = Annotated[App, Depends(app_of)]
-type Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")]
-type Cursor = Annotated[str | None, Query(max_length=1000, description="The `next_cursor` of the page before.")]
-type SessionId = Annotated[str, Path(description="The session; a slash is %2F.", examples=["session-123"])]
+type Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="The maximum number of results.")]
+type Cursor = Annotated[str | None, Query(max_length=1000, description="The `next_cursor` of the previous page.")]
+type SessionId = Annotated[str, Path(description="The session. Encode a slash as %2F.", examples=["session-123"])]
 type UserId = Annotated[str | None, Depends(_session_user)]
 type KnowledgeUser = Annotated[str | None, Depends(_knowledge_user)]
 type OwnerInQuery = Annotated[
@@ -96,10 +96,10 @@ type OwnerInQuery = Annotated[
     Query(
         min_length=1,
         max_length=MAX_OWNER_CHARACTERS,
-        description="Only what is of this session, workspace or person, with `scope`.",
+        description="Only data of this session, workspace or person; needs `scope`.",
     ),
 ]
-type RunId = Annotated[GivenId, Path(description="The run, as the answer to a message names it.")]
+type RunId = Annotated[GivenId, Path(description="The id of the run, as in the answer to a message.")]
 
 
 def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
@@ -151,7 +151,7 @@ def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
 
 
 def _parts(cursor: str, count: int) -> list[Any]:
-    """Return the time, the id and the other values of a cursor; the id is valid in a database."""
+    """Return the time, the id and the other values of a cursor. A database accepts the id."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         moment, name, *rest = json.loads(text)
@@ -164,4 +164,4 @@ def _parts(cursor: str, count: int) -> list[Any]:
 
 
 def _refusal() -> InvalidInput:
-    return InvalidInput("This is no cursor; pass the `next_cursor` of the page before, as it is.")
+    return InvalidInput("This is not a cursor; pass the `next_cursor` of the previous page unchanged.")

@@ -1,4 +1,4 @@
-"""Persons and their ids; export and erasing of a person."""
+"""Routes of persons: their ids, merging, export and erasing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ type PersonId = Annotated[
     Path(
         min_length=1,
         max_length=MAX_OWNER_CHARACTERS,
-        description="Any id of the person; a slash is %2F.",
+        description="Any id of the person. Encode a slash as %2F.",
         examples=["telegram:123"],
     ),
 ]
@@ -49,12 +49,12 @@ type PersonId = Annotated[
 @router.get("", summary="List persons", responses=documented(422, 503))
 async def list_persons(
     app: AppInUse,
-    q: Annotated[str | None, Query(max_length=200, description="Only those with this text in an id or a name.")] = None,
+    q: Annotated[str | None, Query(max_length=200, description="Only persons with this text in an id or name.")] = None,
     user_id: KnowledgeUser = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> PersonList:
-    """List persons, most recently seen first; with a `user_id` that person only."""
+    """List persons, most recently seen first; with a `user_id`, only that person."""
     persons = app.memory.persons
     if user_id is not None:
         try:
@@ -111,7 +111,7 @@ async def _seen(memory: Memory, person_id: str, user_id: str | None) -> Person:
 
 
 class EraseView(BaseModel, from_attributes=True):
-    """The receipt of an erase: no text and no id of the person."""
+    """The receipt of an erase. It contains no text and no id of the person."""
 
     kind: ErasedKind
     subject: str = Field(description="A keyed digest of the id.")
@@ -119,10 +119,10 @@ class EraseView(BaseModel, from_attributes=True):
     begun_at: datetime
     ended_at: datetime
     dry_run: bool
-    complete: bool = Field(description="Nothing was read back from any store.")
-    sessions: int = Field(description="Sessions that were deleted whole.")
+    complete: bool = Field(description="True if no store returned data of the person afterwards.")
+    sessions: int = Field(description="Sessions that were deleted as a whole.")
     shared_sessions: int = Field(description="Sessions of others with messages of the person.")
-    shared_messages: int = Field(description="Messages there that became empty rows.")
+    shared_messages: int = Field(description="Messages in those sessions that became empty rows.")
     stores: list[ErasedStore]
     not_reached: list[str] = Field(description="Copies that remain, such as backups.")
     signature: str
@@ -133,14 +133,14 @@ users_router = APIRouter(prefix="/api/v1/users", tags=["users"], route_class=Enc
 
 _ARCHIVE: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The archive, or the lines.",
+        "description": "The archive, or lines of JSON.",
         "content": {
             "application/zip": {"schema": {"type": "string", "format": "binary"}},
             "application/jsonl": {"schema": {"type": "string"}},
         },
     }
 }
-type UserInPath = Annotated[GivenId, Path(description="The person; a slash is %2F.", examples=["user-456"])]
+type UserInPath = Annotated[GivenId, Path(description="The person. Encode a slash as %2F.", examples=["user-456"])]
 
 
 @users_router.get(
@@ -154,7 +154,7 @@ async def export_user(
     app: AppInUse,
     caller: CallerInUse,
     form: Annotated[
-        Literal["zip", "jsonl"], Query(alias="format", description="An archive with a readable page, or the lines.")
+        Literal["zip", "jsonl"], Query(alias="format", description="An archive with a readable page, or lines of JSON.")
     ] = "zip",
     after: Annotated[
         str | None, Query(max_length=2000, description="For `jsonl`: the `after` of the last position line.")
@@ -162,14 +162,14 @@ async def export_user(
 ) -> StreamingResponse:
     """Stream all data of a person, under all ids: the data that erasing the person would delete.
 
-    Each line is a JSON object with a `type`. `position` says how to go on after a broken connection; the last line is
-    `end`. The archive has the lines in `person.jsonl`, and a page of them in `person.html`.
+    Each line is a JSON object with a `type`. After a broken connection, resume from the last line of type `position`.
+    The last line has the type `end`. The archive has the lines in `person.jsonl`, and a page of them in `person.html`.
     """
     lines = app.memory.export(user_id=caller.user(user_id) or user_id, after=after)
-    first = await anext(lines)  # errors before it become an HTTP status
+    first = await anext(lines)  # errors before the first line become an HTTP status
     if form == "zip":
         if after is not None:
-            raise InvalidInput("Only lines can go on after a position; ask for format=jsonl.")
+            raise InvalidInput("`after` needs format=jsonl: an archive cannot be resumed.")
         return StreamingResponse(archive(_chained(first, lines), app.memory.clock()), media_type="application/zip")
     encoded = (line.encode("utf-8", "replace") async for line in _chained(first, lines))
     return StreamingResponse(encoded, media_type="application/jsonl")
@@ -187,11 +187,11 @@ async def _chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
 async def erase_user(
     user_id: UserInPath,
     app: AppInUse,
-    dry_run: Annotated[bool, Query(description="Say what would go, and write nothing.")] = False,
+    dry_run: Annotated[bool, Query(description="Report what would be erased; erase nothing.")] = False,
 ) -> EraseView:
-    """Erase a person with all ids from every store, and return the signed receipt; a repeat goes on.
+    """Erase a person with all ids from every store, and return the signed receipt.
 
-    Sessions of the person are deleted whole, messages in sessions of others become empty rows. `complete` is false if
-    the person wrote meanwhile: repeat it.
+    Sessions of the person are deleted; the person's messages in sessions of others become empty rows. Repeat the
+    request after an interruption, or if `complete` is false because the person wrote meanwhile.
     """
     return EraseView.model_validate(await app.memory.erase(user_id=user_id, dry_run=dry_run))

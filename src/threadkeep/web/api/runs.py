@@ -55,7 +55,7 @@ class RunRequestBody(
     user_context: Metadata = Field(default_factory=dict, description="Known data about the user; children get it too.")
     metadata: Metadata = Field(default_factory=dict, description="Any data to store with the message.")
     budget: BudgetBody = Field(
-        default_factory=BudgetBody, description="The stricter one of this and the workflow's own applies."
+        default_factory=BudgetBody, description="The stricter of these limits and the workflow's own apply."
     )
     deadline_seconds: float | None = Field(None, gt=0, le=31_536_000, description="Seconds that the run may take.")
     sessionless: bool = Field(False, description="True for a run that reads no earlier turns and stores none.")
@@ -75,7 +75,7 @@ class RunRequestBody(
         return RunRequest(
             workflow=workflow,
             text=self.message,
-            # A delivery of a channel that names no session: its sender knows no thread.
+            # Results without a session come from a channel, whose sender does not know the session.
             trigger="webhook" if self.results and self.session_id is None else "http",
             budget=self.budget.limits(),
             stream=self.mode == "stream",
@@ -93,7 +93,7 @@ class ResumeBody(BaseModel, extra="forbid", json_schema_extra=example(value="yes
 class RetryBody(BaseModel, extra="forbid", json_schema_extra=example(mode="background")):
     """The options of a retry."""
 
-    budget: BudgetBody = Field(default_factory=BudgetBody, description="The new limits in total.")
+    budget: BudgetBody = Field(default_factory=BudgetBody, description="The new limits, for the whole run.")
     mode: WaitMode = Field("wait", description="Wait for the end, or get 202 at once.")
 
 
@@ -101,7 +101,7 @@ class RunList(BaseModel):
     """A page of runs."""
 
     runs: list[RunSummary]
-    next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the next page; null at the end.")
 
 
 class RunTree(BaseModel):
@@ -112,7 +112,7 @@ class RunTree(BaseModel):
 
 
 class RunStartBody(BaseModel):
-    """The ids of a run, before its events; a client that reconnects needs the run's id."""
+    """The ids of a run, sent before its events. A client needs the run's id to reconnect."""
 
     session_id: str | None
     run_id: str
@@ -179,10 +179,10 @@ _FAILURES = documented(404, 422, 503)
 _CHANGES = documented(400, 404, 413, 422, 503)
 _STREAMED = {"text/event-stream": {"schema": {"type": "string"}, "example": EXAMPLE}}
 _LATER: dict[int | str, dict[str, Any]] = {
-    202: {"model": RunBody, "description": "The run goes on; GET /api/v1/runs/{run_id} tells how."}
+    202: {"model": RunBody, "description": "The run continues; GET /api/v1/runs/{run_id} shows its state."}
 }
 _STARTED: dict[int | str, dict[str, Any]] = {
-    200: {"model": RunBody, "description": "The run, which is over or waits for a person.", "content": _STREAMED},
+    200: {"model": RunBody, "description": "The run, which has ended or waits for a person.", "content": _STREAMED},
     **_LATER,
 }
 
@@ -198,9 +198,9 @@ async def start_run(
 ) -> RunBody | EventStream:
     """Run a workflow in a session, one turn after another, in order of arrival.
 
-    With `mode` `wait` the response is the run when it has ended or waits for a person; with `stream` it is `start`,
-    which names the run, followed by its events; with `background` it is the run in its current state (202). A client
-    that disconnects stops nothing. The same `message_id` in a session is the same run.
+    `mode` selects the response. `wait`: the run, after it has ended or when it waits for a person. `stream`: the event
+    `start`, which names the run, then the run's events. `background`: the run in its current state (202). The run
+    continues if the client disconnects. Repeating a `message_id` in a session returns the same run.
     """
     if body.session_id is not None:
         app.memory.session(body.session_id)  # validates the id: an empty one must not start a new session
@@ -209,7 +209,7 @@ async def start_run(
     submitted = await runs.submit(body.request(name), mode="background" if body.mode == "background" else "wait")
     if body.mode == "stream":
         if submitted.outcome != "new":
-            await runs.run(submitted.run_id, user_id=body.user_id)  # it may belong to another user
+            await runs.run(submitted.run_id, user_id=body.user_id)  # raises an error if the run belongs to another user
         events = _with_start(runs, submitted, body)
         return _stream(runs, with_silences(events, request.app.state.heartbeat_seconds))
     return await _told(runs, submitted.run_id, body.user_id, response, mode=body.mode)
@@ -222,10 +222,10 @@ async def list_runs(
     user_id: UserId = None,
     session_id: Annotated[str | None, Query(max_length=256, description="Only runs in this session.")] = None,
     workflow: Annotated[str | None, Query(max_length=128, description="Only runs of this workflow.")] = None,
-    status: Annotated[RunStatus | None, Query(description="Only runs that stand so.")] = None,
+    status: Annotated[RunStatus | None, Query(description="Only runs with this status.")] = None,
     parent_run_id: Annotated[GivenId | None, Query(description="Only the children of this run.")] = None,
-    set_aside: Annotated[bool | None, Query(description="Only those that wait to be tried again, or do not.")] = None,
-    since: Annotated[datetime | None, Query(description="Only runs that were asked for since then.")] = None,
+    set_aside: Annotated[bool | None, Query(description="Only runs that a person must retry, or only others.")] = None,
+    since: Annotated[datetime | None, Query(description="Only runs requested since this time.")] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> RunList:
@@ -253,7 +253,7 @@ async def get_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunBo
 
 @router.get("/runs/{run_id}/tree", summary="See a run with its parents and children", responses=_FAILURES)
 async def get_tree(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunTree:
-    """Return all runs of its tree, parents before their children."""
+    """Return all runs of the run's tree, parents before their children."""
     found = await (await app.runs.service()).tree(run_id, user_id=user_id)
     return RunTree(root_run_id=found[0].root_run_id, runs=[RunSummary.model_validate(run) for run in found])
 
@@ -274,7 +274,7 @@ async def get_trace(
 
 @router.get(
     "/runs/{run_id}/events",
-    summary="Read a run as it happens",
+    summary="Stream the events of a run",
     response_class=Response,
     responses={200: {"description": "The events.", "content": _STREAMED}, **_FAILURES},
 )
@@ -287,7 +287,7 @@ async def get_events(
         str | None, Header(max_length=32, description="The id of the newest event that the reader has.")
     ] = None,
 ) -> EventStream:
-    """Stream the trace as server-sent events, with pieces of the answer (`token`); last `end` or `error`.
+    """Stream the trace as server-sent events, with pieces of the answer (`token`). `end` or `error` comes last.
 
     The id of each trace event is its number; with `Last-Event-ID` a client resumes after that event.
     """
@@ -296,23 +296,23 @@ async def get_events(
     runs = await app.runs.service()
     followed = runs.follow(run_id, after=after, user_id=user_id)
     events = with_silences(followed, request.app.state.heartbeat_seconds)
-    return _stream(runs, begin_with(await anext(events), events))  # errors before the first become an HTTP status
+    return _stream(runs, begin_with(await anext(events), events))  # errors before the first event become an HTTP status
 
 
 @router.post("/runs/{run_id}/cancel", summary="Stop a run", responses=_FAILURES)
 async def cancel_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> Cancelled:
     """Cancel a run and all its descendants, in any process.
 
-    Running runs end within two seconds; if their process has just died, as soon as that is detected.
+    Running runs end within two seconds or, if their process has died, as soon as that is detected.
     """
     return Cancelled(run_ids=await (await app.runs.service()).cancel(run_id, user_id=user_id))
 
 
-@router.post("/runs/{run_id}/resume", summary="Answer what a run asks", responses={**_LATER, **_CHANGES})
+@router.post("/runs/{run_id}/resume", summary="Answer the question of a run", responses={**_LATER, **_CHANGES})
 async def resume_run(
     run_id: RunId, body: ResumeBody, app: AppInUse, response: Response, user_id: UserId = None
 ) -> RunBody:
-    """Resume a run that waits for a person, with the answer."""
+    """Resume a run that waits for a person's answer."""
     runs = await app.runs.service()
     await runs.resume(run_id, body.value, user_id=user_id, mode=body.mode)
     return await _told(runs, run_id, user_id, response, mode=body.mode)
@@ -324,7 +324,7 @@ async def retry_run(
 ) -> RunBody:
     """Retry a failed, cancelled or interrupted run from its last checkpoint. The body is optional.
 
-    A run that used up its budget needs a larger one.
+    A run that used up its budget needs a larger budget.
     """
     runs = await app.runs.service()
     asked = body or RetryBody()

@@ -1,4 +1,4 @@
-"""Sessions: their metadata, retention and search, and changes to their messages."""
+"""Routes of sessions: metadata, retention, search, and changes to messages."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ async def list_sessions(
     app: AppInUse,
     user_id: UserId = None,
     query: Annotated[
-        str | None, Query(max_length=200, description="Only those with this text in title, last message or id.")
+        str | None, Query(max_length=200, description="Only with this text in title, last message or id.")
     ] = None,
-    active: Annotated[bool | None, Query(description="Only those that are active, or are not.")] = None,
-    tag: Annotated[str | None, Query(max_length=200, description="Only those that have this tag.")] = None,
+    active: Annotated[bool | None, Query(description="Only active sessions, or only inactive ones.")] = None,
+    tag: Annotated[str | None, Query(max_length=200, description="Only sessions with this tag.")] = None,
     channel: Annotated[
-        str | None, Query(max_length=200, description="Only those whose id begins with this and a colon.")
+        str | None, Query(max_length=200, description="Only sessions with ids that begin with this and a colon.")
     ] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
@@ -84,16 +84,14 @@ async def list_sessions(
     )
 
 
-@router.get("/{session_id}", summary="See what is known of a session", responses=_FAILURES)
+@router.get("/{session_id}", summary="Get a session", responses=_FAILURES)
 async def get_session(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionBody:
     """Return a session's title, newest message, number of messages and owner."""
     _, info = await AllSessions(app.memory).find(session_id, user_id=user_id)
     return SessionBody.model_validate(info)
 
 
-@router.patch(
-    "/{session_id}", summary="Change what is known of a session", responses={**_FAILURES, **documented(400, 413)}
-)
+@router.patch("/{session_id}", summary="Update a session", responses={**_FAILURES, **documented(400, 413)})
 async def change_session(
     session_id: SessionId, changes: SessionPatch, app: AppInUse, user_id: UserId = None
 ) -> SessionBody:
@@ -114,9 +112,9 @@ async def delete_session(session_id: SessionId, app: AppInUse, user_id: UserId =
     await everything.erase_conversations(session_id, user_id=user_id)
 
 
-@router.post("/{session_id}/reset", summary="Begin anew", responses=_FAILURES)
+@router.post("/{session_id}/reset", summary="Reset a session", responses=_FAILURES)
 async def reset_session(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionBody:
-    """Hide all earlier messages from the model. The transcript stays. The reset is ordered among the turns."""
+    """Hide all earlier messages from the model. The transcript stays. Earlier turns of the session finish first."""
     session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
     if found.namespace:
         await session.reset()
@@ -128,11 +126,11 @@ async def reset_session(session_id: SessionId, app: AppInUse, user_id: UserId = 
 @search_router.get("", summary="Search messages", responses=documented(422, 503))
 async def search(
     app: AppInUse,
-    q: Annotated[str, Query(min_length=1, max_length=1000, description="Words; all of them must be there.")],
+    q: Annotated[str, Query(min_length=1, max_length=1000, description="The words that a message must contain.")],
     user_id: UserId = None,
     limit: Limit = DEFAULT_LIMIT,
 ) -> SearchResult:
-    """Return messages that contain all words of a query, best first, of one user or of all."""
+    """Return the messages of one user or of all users that contain all words of a query, best first."""
     found = await AllSessions(app.memory).search(q, user_id=user_id, limit=limit)
     hits = [
         SearchHitBody(session_id=key, score=score, message=HistoryMessage.of(one)) for key, one, score in found.hits
@@ -148,7 +146,7 @@ _CHAT_FAILURES = documented(400, 404, 409, 413, 422, 502, 503)
 async def take_back(
     session_id: SessionId, app: AppInUse, body: TakeBackBody | None = None, user_id: UserId = None
 ) -> TakenBack:
-    """Supersede the newest messages and return them: they stay in the history, but are not active any more.
+    """Supersede the newest messages and return them. They stay in the history, but are no longer active.
 
     Concurrent requests get different messages.
     """
@@ -160,7 +158,7 @@ async def take_back(
 
 @router.post("/{session_id}/edit", summary="Replace a message", responses={**_CHANGES, **documented(409)})
 async def edit(session_id: SessionId, body: EditBody, app: AppInUse, user_id: UserId = None) -> Edited:
-    """Supersede a message and all later ones, and store a new version of it. `regenerate` has it answered."""
+    """Supersede a message and all later ones, and store a new version. `regenerate` answers it."""
     session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
     message = await session.edit(body.message_id, body.message, new_id=body.new_message_id)
     return Edited(session_id=session_id, message=HistoryMessage.of(message))
@@ -177,21 +175,21 @@ async def branch(
     return SessionBody.model_validate(replace(await branched.info(), namespace=found.namespace))
 
 
-@router.post("/{session_id}/regenerate", summary="Have a question answered again", responses=_CHAT_FAILURES)
+@router.post("/{session_id}/regenerate", summary="Regenerate an answer", responses=_CHAT_FAILURES)
 async def regenerate(
     session_id: SessionId, app: AppInUse, body: RegenerateBody | None = None, user_id: UserId = None
 ) -> ChatResponseBody:
     """Supersede everything after a question and answer it again, as POST /api/v1/chat does.
 
-    The question keeps its `message_id`: sending it again returns the new answer. If the question is being answered,
-    the response is that answer.
+    The question keeps its `message_id`: sending it again returns the new answer. If a turn is already answering the
+    question, the response is the answer of that turn.
     """
     return await answer_of(await _again(app, session_id, user_id, body, stream=False))
 
 
 @router.post(
     "/{session_id}/regenerate/stream",
-    summary="Have a question answered again, and read the answer as it comes",
+    summary="Regenerate an answer and stream it",
     response_class=Response,
     responses={200: STREAM, **_CHAT_FAILURES},
 )
@@ -213,11 +211,11 @@ async def _again(
     """Start the turn that answers a question again.
 
     Raises:
-        InvalidInput: the built-in chat does not use this conversation, or both a run and a message are named.
+        InvalidInput: an agent stores this conversation itself, or the body names both a run and a message.
     """
     session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
     if found.namespace:
-        raise InvalidInput("An agent keeps this conversation by itself, and the chat does not answer in it.")
+        raise InvalidInput("An agent stores this conversation itself, so the chat cannot answer in it.")
     wanted = RegenerateBody() if body is None else body
     asked = RegenerationRequest(wanted.run_id, wanted.message_id, wanted.workflow)
     return await Again(app.chat, app.memory, app.workflows).begin(session, asked, stream=stream)
@@ -230,11 +228,11 @@ Count = Annotated[int, Field(ge=1, lt=2**53)]
 class RetentionLimitsBody(BaseModel, extra="forbid", from_attributes=True):
     """Retention limits; an absent or null limit means no limit."""
 
-    max_age_days: Days | None = Field(None, description="Messages that were stored longer ago go.")
+    max_age_days: Days | None = Field(None, description="Messages stored longer ago expire.")
     max_messages: Count | None = Field(
-        None, description="Only so many of the newest stay; the newest user message and what follows it always do."
+        None, description="Older messages expire, except the newest user message and those after it."
     )
-    max_idle_days: Days | None = Field(None, description="After so long without a word the session goes as a whole.")
+    max_idle_days: Days | None = Field(None, description="Days without a message until the whole session expires.")
 
 
 class RetentionBody(
@@ -243,23 +241,23 @@ class RetentionBody(
     from_attributes=True,
     json_schema_extra=example(archive={"max_age_days": 30}, delete={"max_age_days": 365}),
 ):
-    """The limits for archiving (excluded from windows and search, but stored) and for deletion."""
+    """The limits for archiving and for deletion. Archived messages are stored, but not in windows and search."""
 
     archive: RetentionLimitsBody = RetentionLimitsBody()
     delete: RetentionLimitsBody = RetentionLimitsBody()
 
 
 class SessionRetention(BaseModel):
-    """The retention of a session, and the positions up to which messages are gone."""
+    """The retention of a session, and the positions up to which messages are archived or deleted."""
 
     session_id: str
-    own: RetentionBody | None = Field(description="The session's own limits; null where the rules hold.")
-    rules: RetentionBody = Field(description="The service's, for every session without limits of its own.")
+    own: RetentionBody | None = Field(description="The session's own limits; null if the rules apply.")
+    rules: RetentionBody = Field(description="The service's limits, for sessions without own limits.")
     archived_seq: int = Field(description="Messages up to this position are archived; 0 for none.")
     deleted_seq: int = Field(description="Messages up to this position are deleted; 0 for none.")
 
 
-@router.get("/{session_id}/retention", summary="See how long the messages of a session stay", responses=_FAILURES)
+@router.get("/{session_id}/retention", summary="Get the retention of a session", responses=_FAILURES)
 async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
     """Return the session's own limits, the service's rules, and the archived and deleted positions."""
     return await _told(app, session_id, user_id)
@@ -267,7 +265,7 @@ async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = 
 
 @router.put(
     "/{session_id}/retention",
-    summary="Give a session limits of its own",
+    summary="Set retention limits for a session",
     responses={**_FAILURES, **documented(400, 413)},
 )
 async def put_retention(
@@ -280,7 +278,7 @@ async def put_retention(
     return await _changed(app, session_id, Retention.from_dict(limits.model_dump()), user_id)
 
 
-@router.delete("/{session_id}/retention", summary="Take a session's own limits away", responses=_FAILURES)
+@router.delete("/{session_id}/retention", summary="Remove a session's own limits", responses=_FAILURES)
 async def delete_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
     """Remove the session's limits, so that the service's rules apply again."""
     return await _changed(app, session_id, None, user_id)

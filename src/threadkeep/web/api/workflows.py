@@ -20,10 +20,10 @@ class WorkflowSummary(BaseModel):
 
     name: str
     description: str
-    version: str = Field(description="Changes with the definition; a run ends on the version that it began with.")
+    version: str = Field(description="Changes with the definition. A run keeps the version with which it started.")
     source: WorkflowSource
     nodes: int
-    children: list[str] = Field(description="The workflows that it runs.")
+    children: list[str] = Field(description="The workflows that it runs as children.")
 
 
 class WorkflowList(BaseModel):
@@ -33,11 +33,11 @@ class WorkflowList(BaseModel):
 
 
 class WorkflowNodeBody(BaseModel):
-    """A node; a node of the kind `python` is a function of a graph in Python."""
+    """A node of a workflow. A node of the kind `python` is a function of a graph written in Python."""
 
     name: str
     kind: str
-    next: list[str] = Field(description="Where the run may go on; `end` is the end.")
+    next: list[str] = Field(description="The possible next nodes; `end` is the end of the run.")
 
 
 class WorkflowBody(BaseModel):
@@ -49,10 +49,10 @@ class WorkflowBody(BaseModel):
     source: WorkflowSource
     nodes: list[WorkflowNodeBody]
     children: list[str]
-    options: dict[str, JsonValue] = Field(description="How its runs are carried out; null for no such limit.")
-    output: str | None = Field(description="The node whose output is the result; null: what the run says.")
-    definition: dict[str, JsonValue] | None = Field(description="The YAML as JSON; null where it is code.")
-    mermaid: str = Field(description="Its picture in Mermaid's language.")
+    options: dict[str, JsonValue] = Field(description="The options of its runs; null means no limit.")
+    output: str | None = Field(description="The node that provides the result; null: the run's answer.")
+    definition: dict[str, JsonValue] | None = Field(description="The YAML as JSON; null for Python code.")
+    mermaid: str = Field(description="The workflow as a Mermaid diagram.")
 
 
 class KeyRequestBody(
@@ -63,10 +63,10 @@ class KeyRequestBody(
     """A payload to explain."""
 
     payload: dict[str, Any] = Field(
-        description="What a run would be given: `inputs`, `results`, `configurable`, `user_context`; any other object "
-        "is the inputs."
+        description="The payload of a run: `inputs`, `results`, `configurable`, `user_context`. Any other object is "
+        "used as the inputs."
     )
-    by_hand: bool = Field(False, description="As in a run that a person starts: `thread_id` counts.")
+    by_hand: bool = Field(False, description="True for a run that a person starts: `thread_id` is used.")
 
 
 class ExplainedKeys(BaseModel):

@@ -51,7 +51,7 @@ class RunAgentBody(
         description="The client's name for the run; events repeat it.",
     )
     messages: Annotated[list[JsonValue], Field(max_length=2000)] = Field(
-        description="The conversation, each message with its id; the user's messages at its end are new."
+        description="The conversation, each message with its id. Only the user's messages at its end are new."
     )
     forwarded_props: dict[str, JsonValue] | None = Field(
         None,
@@ -60,13 +60,13 @@ class RunAgentBody(
     )
 
     def prop(self, name: str) -> str | None:
-        """Return a text among the forwarded properties."""
+        """Return a forwarded property; None if it is not a string or is empty."""
         value = (self.forwarded_props or {}).get(name)
         return value if isinstance(value, str) and value else None
 
 
 class _Events(StreamParts):
-    """The events of a run. Snapshots of the messages begin and end it, so that the client has the transcript's."""
+    """The events of a run. It begins and ends with a snapshot, so that the client shows the stored messages."""
 
     def __init__(self, app: App, body: RunAgentBody, user_id: str | None, before: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _Events(StreamParts):
 
 @router.post(
     "",
-    summary="Answer a thread of AG-UI",
+    summary="Answer an AG-UI thread",
     response_class=Response,
     responses={
         200: {"description": "The events of the run.", "content": event_content(_EXAMPLE)},
@@ -105,14 +105,14 @@ class _Events(StreamParts):
     },
 )
 async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
-    """Answer the new messages of a thread. Messages are merged by id: known ones are neither stored nor asked again."""
+    """Answer the new messages of a thread. Messages with the id of a stored message are not stored again."""
     user_id = caller.user(body.prop("user_id"))
     turn = await Sent(_in_langchain(body.messages), body.thread_id, user_id, body.prop("workflow") or CHAT).begin(
         app, stream=True
     )
     before = await _snapshot(app.memory.session(body.thread_id, user_id=user_id))
     if turn.message_id not in [one["id"] for one in before]:
-        # A client drops what a snapshot lacks: the question may not be stored yet.
+        # The question may not be stored yet, and a client drops messages that the snapshot lacks.
         before.append({"id": turn.message_id, "role": "user", "content": turn.request.message})
     events = _Events(app, body, user_id, before)
     return await open_stream(turn, events, heartbeat_seconds=request.app.state.heartbeat_seconds)
@@ -123,6 +123,6 @@ async def _snapshot(session: Session) -> list[dict[str, Any]]:
 
 
 def _in_langchain(messages: Sequence[JsonValue]) -> list[BaseMessage]:
-    """Return the messages of people and agents; messages of other kinds stay with the client."""
+    """Return the user and assistant messages. Messages of other roles are ignored."""
     spoken = [one for one in messages if isinstance(one, dict) and one.get("role") in ("user", "assistant")]
     return list(messages_of([{name: one.get(name) or "" for name in ("role", "content", "id")} for one in spoken]))

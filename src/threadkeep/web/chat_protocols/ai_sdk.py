@@ -40,11 +40,11 @@ _STREAM: dict[str, Any] = {
     "content": event_content(_EXAMPLE),
 }
 
-type ChatId = Annotated[str, Path(description="The chat, which is a session; a slash is %2F.")]
+type ChatId = Annotated[str, Path(description="The chat, which is a session. Encode a slash as %2F.")]
 
 
 class UIMessage(BaseModel):
-    """A message of the AI SDK. Parts other than text are left out."""
+    """A message of the AI SDK. Parts other than text are ignored."""
 
     id: str | None = Field(None, max_length=512)
     role: Literal["system", "user", "assistant"]
@@ -57,7 +57,7 @@ class UIMessage(BaseModel):
 
     @classmethod
     def of(cls, message: Message) -> UIMessage:
-        """Return a stored message."""
+        """Return the UI message for a stored message."""
         return cls(id=message.id, role=message.role, parts=[{"type": "text", "text": message.content}])
 
 
@@ -81,12 +81,12 @@ class ChatBody(
     messages: Annotated[list[UIMessage], Field(max_length=2000)] = []
     message: UIMessage | None = None
     trigger: str | None = Field(None, description="`submit-message` or `regenerate-message`.")
-    user_id: GivenId | None = Field(None, description="Who speaks, for keys that speak for more than one user.")
-    workflow: Annotated[str, Field(max_length=200)] | None = Field(None, description="What answers: `chat`.")
+    user_id: GivenId | None = Field(None, description="The user, for keys that may act for several users.")
+    workflow: Annotated[str, Field(max_length=200)] | None = Field(None, description="The workflow; by default `chat`.")
 
 
 class _Parts(StreamParts):
-    """The parts of a UI message stream, which is one message: it begins when the id of the answer is known."""
+    """The parts of a UI message stream. It is one message, which begins when the id of the answer is known."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         self._names = {"session_id": event.session_id, "run_id": event.run_id, "message_id": event.message_id}
@@ -107,7 +107,7 @@ class _Parts(StreamParts):
         for part in self._message(answer.answer_id or answer.run_id):
             yield part
         if answer.replaced:
-            # Another process answered first: the text that was sent differs from the stored one.
+            # Another process answered first, so the stored text differs from the text that was sent.
             yield json_event({"type": "data-replaced", "data": {"text": answer.response}})
         told = {"answer_id": answer.answer_id, "usage": answer.usage.to_dict()}
         yield json_event({"type": "finish-step"})
@@ -127,13 +127,13 @@ class _Parts(StreamParts):
 
 @router.post(
     "",
-    summary="Answer a chat of the AI SDK",
+    summary="Answer an AI SDK chat",
     operation_id="ai_sdk_chat",
     response_class=Response,
     responses={200: _STREAM, **_FAILURES},
 )
 async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
-    """Answer the new messages of a chat, or its last question again, as a UI message stream."""
+    """Stream the answer to the new messages of a chat, or a new answer to its last question."""
     user_id = caller.user(body.user_id)
     messages = _in_langchain([*body.messages, *([body.message] if body.message is not None else [])])
     if body.trigger == "regenerate-message":
@@ -152,19 +152,19 @@ async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Requ
 
 @router.get("/{chat_id}", summary="Read a chat as UI messages", responses=documented(404, 409, 422, 503))
 async def read_chat(chat_id: ChatId, app: AppInUse, user_id: UserId = None) -> UIMessages:
-    """Return the newest messages of a chat, oldest first, as `useChat` takes them."""
+    """Return the newest messages of a chat, oldest first, in the format of `useChat`."""
     session, _ = await AllSessions(app.memory).find(chat_id, user_id=user_id)
     return UIMessages(messages=[UIMessage.of(message) for message in await session.tail(_MOST)])
 
 
 @router.get(
     "/{chat_id}/stream",
-    summary="Read the answer that is being given",
+    summary="Resume the stream of an answer",
     response_class=Response,
-    responses={200: _STREAM, 204: {"description": "No answer is being given."}, **documented(404, 422, 503)},
+    responses={200: _STREAM, 204: {"description": "No turn of the chat is running."}, **documented(404, 422, 503)},
 )
 async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id: UserId = None) -> Response:
-    """Return the stream of the turn that is being answered, from its beginning, for a page that was loaded again."""
+    """Stream the running turn from its beginning, for a page that was reloaded."""
     runs = await app.runs.service()
     found, _ = await runs.list(RunQuery(session_id=chat_id, user_id=user_id, status="running"))
     run = next((one for one in found if one.parent_run_id is None and one.inputs), None)

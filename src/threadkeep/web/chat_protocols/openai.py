@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, for clients that take another base URL: `{address}/v1`."""
+"""OpenAI's chat completions, for clients with a configurable base URL: `{address}/v1`."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class CompletionBody(
 
     model: str = Field(min_length=1, max_length=200, description="A workflow; `chat` is the built-in one.")
     messages: Annotated[list[JsonValue], Field(min_length=1, max_length=2000)] = Field(
-        description="The conversation; the user's messages at its end are new."
+        description="The conversation. Only the user's messages at its end are new."
     )
-    stream: bool = Field(False, description="Whether the answer comes in pieces.")
-    stream_options: dict[str, JsonValue] | None = Field(None, description="`include_usage`.")
-    user: GivenId | None = Field(None, description="Who speaks; without a session the user's last one continues.")
-    n: int | None = Field(None, description="1.")
+    stream: bool = Field(False, description="True to stream the answer.")
+    stream_options: dict[str, JsonValue] | None = Field(None, description="`include_usage`: the stream ends with it.")
+    user: GivenId | None = Field(None, description="The user. Without a session, the user's last one continues.")
+    n: int | None = Field(None, description="Must be 1.")
     tools: JsonValue = Field(None, description="Not supported: workflows have their own tools.")
     functions: JsonValue = Field(None, description="Not supported.")
     audio: JsonValue = Field(None, description="Not supported.")
@@ -66,7 +66,7 @@ class CompletionBody(
             if getattr(self, name) and getattr(self, name) not in ({"type": "text"}, ["text"]):
                 raise InvalidInput(f"`{name}` is not supported here; leave it out.")
         if self.n not in (None, 1):
-            raise InvalidInput("`n` is 1 here: a turn has one answer.")
+            raise InvalidInput("`n` must be 1: a turn has one answer.")
 
 
 class CompletionMessage(BaseModel, json_schema_serialization_defaults_required=True):
@@ -96,7 +96,7 @@ class CompletionUsage(BaseModel):
 
 
 class Completion(BaseModel, json_schema_serialization_defaults_required=True):
-    """A completion. `id` is the run's; the session is in the header `X-Session-Id`."""
+    """A completion. `id` is the id of the run; the header `X-Session-Id` names the session."""
 
     id: str
     object: str = "chat.completion"
@@ -139,7 +139,7 @@ class _Chunks(StreamParts):
         return self._chunk({"content": text})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        # Another process answered first: the text that was sent differs from the stored one.
+        # Another process answered first, so the stored text differs from the text that was sent.
         replaced = {"threadkeep": {"replaced": True, "response": answer.response}} if answer.replaced else {}
         yield self._chunk({}, finish_reason="stop", **replaced)
         if self._include_usage:
@@ -192,8 +192,8 @@ async def complete(
 ) -> Completion | EventStream:
     """Answer the new messages of a conversation with the memory of its session.
 
-    The session is named by the header `X-Session-Id`, else it is the last one of `user`, else a new one, which begins
-    with the earlier messages. The response names it in the same header. System messages are left out.
+    The header `X-Session-Id` names the session. Without it, the last session of `user` continues. Without a user, a new
+    session begins with the earlier messages. The response has the same header. System messages are ignored.
     """
     body.check()
     user_id = caller.user(body.user)

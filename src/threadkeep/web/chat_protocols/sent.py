@@ -1,7 +1,7 @@
 """Messages that a chat front end sends, and the turn that answers them.
 
-These front ends send the whole conversation with each request. The transcript is the history here: only the messages of
-the user at the end are new. The earlier messages are stored only if the session has none.
+These front ends send the whole conversation with each request, but the history comes from the stored transcript. Only
+the user's messages at the end of a request are new. Earlier messages are stored only if the session is empty.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sent:
         asked = await self._unknown(app, new_messages(self.messages))
         text = asked_text(asked)
         if not text.strip():
-            raise InvalidInput("The last message is the user's, and has text.")
+            raise InvalidInput("The last message must be a user message with text.")
         app.workflows.get(self.workflow)
         if self.session_id is not None:
             await self._bring_earlier(app, self.session_id, len(self.messages) - len(asked))
@@ -57,9 +57,9 @@ class Sent:
         return app.chat.begin(request, stream=stream)
 
     async def _unknown(self, app: App, asked: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-        """Return the messages after the newest one that the session has, such as one without an answer.
+        """Return the messages after the newest one that is stored already.
 
-        The last one always stays, so that a repeat joins its turn.
+        The last message is always among them, so that a repeated request joins its turn.
         """
         if self.session_id is not None:
             session = app.memory.session(self.session_id, user_id=self.user_id)
@@ -70,7 +70,7 @@ class Sent:
         return asked
 
     async def _bring_earlier(self, app: App, session_id: str, count: int) -> None:
-        """Store earlier messages in a session that has none. System messages stay out: the workflow has its own."""
+        """Store earlier messages in an empty session, without system messages: the workflow has its own."""
         session = app.memory.session(session_id, user_id=self.user_id)
         said = [from_langchain(one) for one in self.messages[:count] if one.type in ("human", "ai")]
         earlier: list[Message] = [one for one in said if one is not None and one.content.strip()]

@@ -1,1 +1,1 @@
-"""The console: server-rendered pages that show sessions, runs and model calls, and why each call saw what it saw."""
+"""The console: server-rendered pages of sessions, runs and model calls, which explain the context of each call."""

@@ -1,4 +1,4 @@
-"""Pages of model calls: those of a session with charts, and one call with its budget, its messages and its reasons."""
+"""Pages of model calls: a list with a chart, and one call with its budget, its messages and the exclusions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHOWN_OF_RANGE = 20
 
 @dataclass(frozen=True)
 class Quote:
-    """A message that is quoted, or the evidence of a fact; None if it does not exist any more."""
+    """A quoted message, or the evidence of a fact. `message` is None if it no longer exists."""
 
     reference: TurnReference
     message: Message | None
@@ -38,7 +38,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class Unfolded:
-    """A summary with the last messages of its range."""
+    """A summary with the newest messages of its range."""
 
     summary: Summary
     messages: Sequence[Message]
@@ -46,7 +46,7 @@ class Unfolded:
 
 @dataclass(frozen=True)
 class QuotedFact:
-    """A fact of a context with its evidence; the fact is None if it was forgotten, or is Graphiti's."""
+    """A fact of a context with its evidence. `fact` is None if it was forgotten or comes from Graphiti."""
 
     reference: FactReference
     fact: Fact | None
@@ -65,7 +65,7 @@ class CallMessage:
 
 @dataclass(frozen=True)
 class Gap:
-    """A range that was left out: the reason in words, and its last messages."""
+    """An excluded range, with the reason in words and its newest messages."""
 
     exclusion: Exclusion
     why: str
@@ -74,7 +74,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class CallView:
-    """A model call with all that its page shows. `difference` is to the call before, if that is on record."""
+    """A model call with everything that its page shows. `difference` compares it with the previous recorded call."""
 
     view: ContextView
     messages: Sequence[CallMessage]
@@ -83,7 +83,7 @@ class CallView:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """The sections with their tokens, in the order of the messages, and the free tokens."""
+        """The sections with their tokens, in the order of the messages, followed by the free tokens."""
         order = [message.seen.entry.section for message in self.messages]
         sections = sorted(self.view.sections, key=lambda one: order.index(one[0]) if one[0] in order else -1)
         return [*((str(name), tokens) for name, tokens, _ in sections), ("free", self.view.free)]
@@ -95,7 +95,7 @@ class CallView:
 
 
 class CallReader:
-    """A reader of one call and everything that it refers to, as far as a user may see it."""
+    """A reader of one call and of everything that it refers to, limited to the data of a user."""
 
     def __init__(self, memory: Memory, user_id: str | None) -> None:
         self._memory = memory
@@ -165,8 +165,8 @@ async def _last_of(session: Session, first_seq: int, last_seq: int) -> list[Mess
 _CALLS = 60
 _NEWEST = "last"
 _NO_CALL = (
-    "No such model call is on record, or not for this user. Records are kept for THREADKEEP_MANIFEST_RETENTION_DAYS, "
-    "and go with their session."
+    "This model call is not recorded, or it belongs to another user. Records are kept for "
+    "THREADKEEP_MANIFEST_RETENTION_DAYS, and are deleted with their session."
 )
 
 router = APIRouter(prefix="/console", route_class=ConsoleRoute, include_in_schema=False)
@@ -203,7 +203,7 @@ async def show_call(request: Request, run_id: RunId, call: str, app: AppInUse, u
 
 
 async def _find(app: App, run_id: str, call: str, user: str | None) -> tuple[StoredManifest, int]:
-    """Return a call of a run by its number or as the last one, and the number of calls."""
+    """Return a call of a run, given by its number or as `last`, and the number of calls."""
     found = {one.call: one for one in await app.memory.manifests.of_run(run_id, user_id=user)}
     number = max(found, default=0) if call == _NEWEST else int(call) if call.isdecimal() and len(call) < 9 else 0
     if number not in found:

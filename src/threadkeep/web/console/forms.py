@@ -1,4 +1,4 @@
-"""Requests to the console: the fields of forms, the tokens that other sites' pages cannot know, and the user."""
+"""Requests to the console: fields of forms, tokens against forged requests (CSRF), and the chosen user."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BELOW = "/console/"
 
 
 def is_page(path: str) -> bool:
-    """Return whether an address belongs to the console. The cookie is no key for any other address."""
+    """Return whether a path belongs to the console. The cookie is not accepted for other paths."""
     return path == _HOME or path.startswith(_BELOW)
 
 
 def as_cookie(key: str) -> str:
-    """Return a key as the value of the cookie."""
+    """Return the value of the cookie for a key."""
     return base64.urlsafe_b64encode(key.encode()).decode()
 
 
@@ -43,10 +43,10 @@ def key_in_cookie(headers: Headers) -> bytes:
 
 
 FIELD = "csrf"
-_STALE_FORM = "The form is older than the service or your sign-in: load the page again, and send it once more."
+_STALE_FORM = "The form is older than the service or your sign-in; reload the page and send the form again."
 
-# Without keys the service is one process on loopback. With keys the token depends on the cookie of the sign-in, so that
-# any process accepts it, also after a restart.
+# Without keys the service is one process on loopback. With keys the token is derived from the sign-in cookie, so that
+# every process accepts it, also after a restart.
 _SECRET = secrets.token_bytes(32)
 
 
@@ -65,7 +65,7 @@ async def read_fields(request: Request) -> dict[str, str]:
 
 
 async def read_form(request: Request) -> Mapping[str, str]:
-    """Return the fields of a form that a page of the console has sent.
+    """Return the fields of a form after checking that a page of the console sent it.
 
     Raises:
         ProblemRaised: the token is missing or wrong.

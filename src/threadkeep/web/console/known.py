@@ -1,4 +1,4 @@
-"""The page "Should it have known?": a search that says for each message whether the model was shown it."""
+"""The page "Should it have known?": a search that shows for each message whether the model received it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ router = APIRouter(prefix="/console", route_class=ConsoleRoute, include_in_schem
 
 @dataclass(frozen=True)
 class Found:
-    """A message that has the words, with its fate in a call; without a fate no call is on record."""
+    """A message that contains the words, with its fate in a call. `fate` is None if no call is recorded."""
 
     session: SessionInfo
     message: Message
@@ -49,9 +49,10 @@ async def should_it_have_known(
     run: Annotated[str | None, Query(max_length=512)] = None,
     call: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
 ) -> Response:
-    """Search messages and say for each whether a call was shown it.
+    """Search messages, and show for each message whether a model call received it.
 
-    The call is the named one, or the newest of the named session, or else the newest of each message's own session.
+    This is the requested call, or the newest call of the requested session, or else the newest call of the message's
+    own session.
     """
     words = clean_text(q.strip()) if q else ""
     search = _Search(app.memory, user, run=run or None, number=call)
@@ -83,11 +84,11 @@ class _Search:
         self._calls: dict[str, CallRecord | None] = {}
 
     async def session(self, session_id: str) -> SessionInfo:
-        """Return a session. Raises SessionNotFound if there is none, or not for this user."""
+        """Return a session; raise SessionNotFound if this user has no such session."""
         return (await self._all.find(session_id, user_id=self._user_id))[1]
 
     async def find(self, words: str, chosen: SessionInfo | None) -> AsyncIterator[Found]:
-        """Yield the messages with all the words: messages of the chosen session that the search excludes come last."""
+        """Yield the messages with all words. Superseded and archived messages of the chosen session come last."""
         seen: set[tuple[str, int | None]] = set()
         for hit in (await self._all.search(words, user_id=self._user_id, limit=_HITS)).hits:
             home = await self._known(hit.session_id)
@@ -101,7 +102,7 @@ class _Search:
                     yield await self._found(chosen, message, chosen)
 
     async def call_of(self, info: SessionInfo) -> CallRecord | None:
-        """Return the named call, or the newest one of a session."""
+        """Return the requested call, or the newest call of a session."""
         if info.session_id not in self._calls:
             stored = await self._stored(info)
             self._calls[info.session_id] = None if stored is None else await self._record(stored, info)
@@ -132,7 +133,7 @@ class _Search:
 
 
 async def _hidden(session: Session, words: str) -> AsyncIterator[Message]:
-    """Yield the messages with all the words that no search finds: superseded or archived ones, newest first."""
+    """Yield the superseded and archived messages with all words, newest first. The search does not find them."""
     archived, wanted = (await session.info()).archived_seq, words.casefold().split()
     before: int | None = None
     for _ in range(_HIDDEN_LOOKED_AT // _PAGE):

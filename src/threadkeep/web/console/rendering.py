@@ -33,7 +33,7 @@ _FAR_BELOW = 4
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a chart: a label, its parts from the bottom up, and the page that it leads to."""
+    """A column of a chart: a label, its parts from the bottom up, and the address that it links to."""
 
     label: str
     parts: Mapping[str, float]
@@ -46,7 +46,7 @@ class Column:
 
 
 def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
-    """Return a horizontal bar of parts, each a class and a number, in proportion to the total."""
+    """Return a horizontal bar. Each part has a CSS class and an amount, which is drawn in proportion to the total."""
     drawn, left = [], 0.0
     for name, amount in parts:
         width = 100 * amount / max(total, 1)
@@ -65,11 +65,11 @@ def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
 
 
 def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: int | None = None) -> Markup:
-    """Return a chart of columns with parts, and a line at a limit. It stretches with the page, so labels are HTML."""
+    """Return a chart of stacked columns, with a line at the limit. Labels are HTML, because the chart is stretched."""
     if not drawn:
         return Markup("")
     tallest = max(1e-9, *(column.total for column in drawn))
-    # Columns far below the limit are drawn larger, without its line.
+    # If all columns are far below the limit, they are drawn larger and the line is omitted.
     line = limit if limit is not None and limit <= tallest * _FAR_BELOW else None
     highest = max(tallest, line or 0)
     top = _amount(highest, unit) if line == limit else f"{_amount(tallest, unit)} of {limit:,}"
@@ -79,7 +79,7 @@ def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: in
         y = _y(line, highest)
         shapes.append(f'<line class="limit" x1="0" x2="100" y1="{y:.2f}" y2="{y:.2f}"/>')
     ends = " – ".join(dict.fromkeys([drawn[0].label, drawn[-1].label]))
-    # An image hides the links that are in it.
+    # The role `img` would hide the links from screen readers.
     role = "group" if any(column.address for column in drawn) else "img"
     return Markup(  # noqa: S704 - every text in it is escaped
         f'<div class="chart"><p>{escape(top)}</p>'
@@ -117,7 +117,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-# With `no-referrer` browsers send forms with `Origin: null`, which `Access` takes for a page of another site.
+# With `no-referrer`, browsers send forms with `Origin: null`, which `Access` rejects as a page of another site.
 _HEADERS = {"Content-Security-Policy": CONTENT_SECURITY_POLICY, "Referrer-Policy": "same-origin"}
 
 
@@ -152,12 +152,12 @@ def page(request: Request, template: str, status_code: int = 200, **values: obje
         "signed_in": COOKIE in request.cookies,
     }
     text = _environment.get_template(template).render({**common, **values})
-    # Text of people may contain lone surrogates, which UTF-8 lacks.
+    # Messages may contain lone surrogates, which UTF-8 cannot encode.
     return HTMLResponse(text.encode("utf-8", "replace"), status_code=status_code, headers=_HEADERS)
 
 
 def redirect(address: str) -> RedirectResponse:
-    """Return a redirect after a form; the browser reads the address with GET."""
+    """Return a redirect after a form. The browser requests the address with GET."""
     return RedirectResponse(address, status_code=303)
 
 
@@ -172,7 +172,7 @@ def run_address(run_id: str, *rest: str, user_id: str | None = None, **query: ob
 
 
 def knowledge_address(*rest: str, user_id: str | None = None) -> str:
-    """Return the address of the page of knowledge, or of an address below it."""
+    """Return the address of the knowledge page, or of a page below it."""
     return _address("/console/knowledge", *rest, user=user_id)
 
 
@@ -183,7 +183,7 @@ def _address(start: str, *segments: object, **query: object) -> str:
 
 
 def _query(values: Mapping[str, object]) -> str:
-    """Return a query string without empty values, with its question mark."""
+    """Return a query string that begins with a question mark, without empty values."""
     given = {name: value for name, value in values.items() if value not in (None, "")}
     return f"?{urlencode(given)}" if given else "?"
 
@@ -238,7 +238,7 @@ def _speaker(message: Message, owner: str | None = None) -> str:
 
 
 def _with_code(text: str) -> Markup:
-    """Return a sentence as HTML, with what is between backticks as code."""
+    """Return a sentence as HTML, with text between backticks as code."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
 
 

@@ -1,4 +1,4 @@
-"""Pages of runs: the list, one run with its tree and its trace, its forms, and its events as they happen."""
+"""Pages of runs: the list, and one run with its tree, its trace, its forms and its live events."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ async def stream_events(
 
 @router.post("/{run_id}/resume")
 async def resume(run_id: RunId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Answer what a run asks."""
+    """Answer the question of a run."""
     answers = {name.removeprefix(_ANSWER): value for name, value in form.items() if name.startswith(_ANSWER)}
     given: dict[str, Json] = {
         name: _value(text, as_json="json" in form) for name, text in answers.items() if text.strip()
     }
     if not given:
-        raise InvalidInput("There is no answer in the form; write one.")
+        raise InvalidInput("The form has no answer; write one.")
     value = next(iter(given.values())) if len(answers) == 1 else given
     await (await app.runs.service()).resume(run_id, value, user_id=user, mode="background")
     return redirect(run_address(run_id, user_id=user))
@@ -112,14 +112,14 @@ async def resume(run_id: RunId, form: Form, app: AppInUse, user: SeenAs = None) 
 
 @router.post("/{run_id}/cancel")
 async def cancel(run_id: RunId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Stop a run and all below it."""
+    """Cancel a run and all its descendants."""
     await (await app.runs.service()).cancel(run_id, user_id=user)
     return redirect(run_address(run_id, user_id=user))
 
 
 @router.post("/{run_id}/retry")
 async def retry(run_id: RunId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Try a failed or stopped run again."""
+    """Retry a failed, cancelled or interrupted run."""
     await (await app.runs.service()).retry(run_id, user_id=user, mode="background")
     return redirect(run_address(run_id, user_id=user))
 

@@ -1,4 +1,4 @@
-"""The pages of sessions, and what they can do to a session."""
+"""Pages of sessions, and the actions of their forms."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def show_session(
         next_before=shown.next_before,
         before=before,
         waiting=waiting if before is None else [],
-        # By the position after which the page shows them.
+        # The keys are the positions after which the page shows the summaries.
         summaries={min(summary.last_seq, info.last_seq): summary for summary in summaries},
         live=None if info.namespace else await _run_to_show(app, session_id),
         workflows=_workflows(app),
@@ -109,7 +109,7 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return the newest run of a session that is not over, or else the newest one if it failed."""
+    """Return the newest unfinished run of a session; if there is none, the newest run if it failed."""
     found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
     return next((run for run in runs if not run.over), runs[0] if runs and runs[0].status == "failed" else None)
@@ -120,18 +120,18 @@ def _workflows(app: App) -> list[str]:
 
 
 _START_SECONDS = 3.0
-"""Seconds to wait for a turn to begin. Then the page shows it as queued."""
+"""Seconds to wait for a turn to start. After that, the page shows the turn as queued."""
 
 _START_POLLS = 60
 
-_AGENTS_OWN = "An agent keeps this conversation by itself, and the console does not speak in it."
+_AGENTS_OWN = "An agent stores this conversation itself, so the console cannot send messages to it."
 
 _session = APIRouter(prefix="/console/sessions/{session_id}", route_class=ConsoleRoute, include_in_schema=False)
 
 
 @router.post("/console/say")
 async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Response:
-    """Send a message to a session; without a name, to a new one."""
+    """Send a message to a session, or to a new one if the form names none."""
     session_id = form.get("session_id", "").strip() or None
     if session_id is not None:
         app.memory.session(session_id)  # validates the id
@@ -144,7 +144,7 @@ async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Respo
 
 @_session.post("/say")
 async def say(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Say something as the session's user."""
+    """Send a message as the session's user."""
     _, info = await _own(app, session_id, user)
     await _begun(app.chat.begin(_request(form, session_id, info.user_id)))
     return _back(session_id, user)
@@ -152,7 +152,7 @@ async def say(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = N
 
 @_session.post("/edit")
 async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Replace a message and have the new version answered if it is the user's."""
+    """Replace a message, and answer the new version if it is a user message."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     message = await session.edit(form.get("message_id", ""), _text(form))
     if message.role == "user" and not info.namespace:
@@ -162,7 +162,7 @@ async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = 
 
 @_session.post("/regenerate")
 async def regenerate(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Have a question answered again."""
+    """Answer a question again."""
     session, _ = await _own(app, session_id, user)
     await _again(app, session, RegenerationRequest(message_id=form.get("message_id") or None))
     return _back(session_id, user)
@@ -193,7 +193,7 @@ async def delete(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs 
 
 @_session.get("/export")
 async def export_session(session_id: SessionId, app: AppInUse, user: SeenAs = None) -> Response:
-    """Return a session with its whole history as JSONL, as `threadkeep export` writes it."""
+    """Return a session with its whole history as JSONL, in the format of `threadkeep export`."""
     stream = io.BytesIO()
     chosen = named_sessions(app.memory, [session_id], user)
     await export(chosen, stream, lambda _: None, view="history")
@@ -206,7 +206,7 @@ router.routes.extend(_session.routes)
 
 
 async def _own(app: App, session_id: str, user: str | None) -> tuple[Session, SessionInfo]:
-    """Return a session in which the chat may speak.
+    """Return a session in which the chat may answer.
 
     Raises:
         InvalidInput: an agent stores the conversation itself.
@@ -222,7 +222,7 @@ async def _again(app: App, session: Session, asked: RegenerationRequest) -> None
 
 
 async def _begun(turn: ChatTurn) -> None:
-    """Wait until a turn has begun, so that the page that follows shows it. Its failure is shown there."""
+    """Wait until a turn has started, so that the next page shows the turn, or its failure."""
     events = turn.follow()
     with contextlib.suppress(TimeoutError, ModelCallFailed, RunFailed, RunWaits):
         async with asyncio.timeout(_START_SECONDS):
@@ -230,7 +230,7 @@ async def _begun(turn: ChatTurn) -> None:
 
 
 async def _stored(app: App, session_id: str) -> None:
-    """Wait until a session is stored, so that the page that follows finds it: some workflows begin before that."""
+    """Wait until a session is stored, so that the next page finds it. Some workflows store it after they start."""
     for _ in range(_START_POLLS):
         if await app.memory.session(session_id).tail(1, view="history"):
             return
@@ -245,7 +245,7 @@ def _request(form: Mapping[str, str], session_id: str | None, user_id: str | Non
 def _text(form: Mapping[str, str]) -> str:
     text = clean_text(form.get("message", "").strip())
     if not 0 < len(text) <= MAX_MESSAGE_CHARACTERS:
-        raise InvalidInput(f"A message has 1 to {MAX_MESSAGE_CHARACTERS:,} characters; write some, or fewer.")
+        raise InvalidInput(f"A message has 1 to {MAX_MESSAGE_CHARACTERS:,} characters; change its length.")
     return text
 
 

@@ -1,4 +1,4 @@
-"""Sign-in to the console with an API key, and the pages of requests that `Access` refuses."""
+"""Sign-in to the console with an API key, and pages for requests that `Access` rejects."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, res
 
 ADDRESS: Final = "/console/sign-in"
 _HOME = "/"
-_WRONG_KEY = "This key is not valid: write one of the service's API keys, or have a new one made."
-_OTHER_SITE = "The form was sent by a page of another site; open the sign-in here."
+_WRONG_KEY = "This key is not valid; enter an API key of the service, or ask for a new one."
+_OTHER_SITE = "The form was sent from another site; open the sign-in page of this service."
 
 router = APIRouter(route_class=ConsoleRoute, include_in_schema=False)
 
@@ -30,7 +30,7 @@ async def ask_for_key(request: Request, to: Annotated[str, Query(alias="next", m
 
 @router.post(ADDRESS)
 async def sign_in(request: Request) -> Response:
-    """Keep a valid key in a cookie that no script can read, until the browser is closed."""
+    """Store a valid key in a cookie until the browser is closed. Scripts cannot read the cookie."""
     if request.headers.get("sec-fetch-site") == "cross-site":
         raise ProblemRaised(make_problem(403, "stale-form", _OTHER_SITE))
     fields = await read_fields(request)
@@ -40,7 +40,7 @@ async def sign_in(request: Request) -> Response:
     if keys.caller(given.encode(), RateLimits()) is None:
         return page(request, "sign_in.html", status_code=401, next=to, wrong=_WRONG_KEY)
     response = redirect(to)
-    # The proxy in front of the service knows whether the browser speaks TLS.
+    # Behind a proxy, only the proxy knows whether the browser uses TLS.
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
     response.set_cookie(COOKIE, as_cookie(given), httponly=True, samesite="lax", secure=secure)
     return response
@@ -48,14 +48,14 @@ async def sign_in(request: Request) -> Response:
 
 @router.post("/console/sign-out", openapi_extra=PUBLIC)
 async def sign_out(form: Form) -> Response:
-    """Forget the key."""
+    """Delete the cookie with the key."""
     response = redirect(ADDRESS)
     response.delete_cookie(COOKIE, httponly=True, samesite="lax")
     return response
 
 
 def refusal_page(scope: Scope, error: Exception) -> Response | None:
-    """Return the page for a refused request of a browser; None for a program, which gets the problem document."""
+    """Return the page for a rejected request of a browser; None for a program, which gets a problem document."""
     request = Request(scope)
     if not is_page(request.url.path) or "text/html" not in request.headers.get("accept", ""):
         return None
@@ -67,12 +67,12 @@ def refusal_page(scope: Scope, error: Exception) -> Response | None:
 
 
 async def respond_to_browsers(request: Request, error: Exception) -> Response:
-    """Respond to an error outside of the console's routes, such as an address that leads nowhere."""
+    """Respond to an error outside of the console's routes, such as an unknown address."""
     return refusal_page(request.scope, error) or await respond(request, error)
 
 
 def _within(address: str) -> str:
-    """Return an address of the console; any other becomes the first page, so that sign-in leads to no other site."""
+    """Return an address if it is in the console, else the first page: sign-in must not redirect to other sites."""
     try:
         parts = urlsplit(address)
     except ValueError:

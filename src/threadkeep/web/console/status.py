@@ -1,4 +1,4 @@
-"""The pages of the service's health, of channels, and of knowledge with the deliveries to Graphiti."""
+"""Pages of the service's health, of channels, and of knowledge with the deliveries to Graphiti."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Latencies:
 
 @router.get("/health")
 async def show_health(request: Request, app: AppInUse) -> Response:
-    """Show whether everything is written, what runs, how long messages stay, and how long turns take."""
+    """Show pending writes, active runs, the retention rules, and the durations of turns."""
     memory = app.memory
     ended = await _newest_turns(app)
     turns, durations = _over_time(ended)
@@ -72,7 +72,7 @@ def _latencies(runs: Sequence[Run]) -> Latencies:
 
 
 def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
-    """Return charts of the turns: how many there were in each stretch of time, and their median durations."""
+    """Return the columns of two charts: the number of turns in each interval, and their median durations."""
     if not runs:
         return [], []
     first = runs[0].created_at
@@ -112,7 +112,7 @@ _SHOWN = 50
 
 @dataclass(frozen=True)
 class ChannelStatus:
-    """A bot with the numbers of its open answers."""
+    """A bot with the number of its open answers by status."""
 
     name: str
     counts: dict[OutboxStatus, int]
@@ -157,14 +157,14 @@ async def show_knowledge(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
     proposals_cursor: Annotated[str | None, Query(alias="proposals", max_length=1000)] = None,
 ) -> Response:
-    """Show open proposals and facts, most recently changed first; without a user also the deliveries to Graphiti."""
+    """Show open proposals and facts, most recently changed first. Without a user, also show deliveries to Graphiti."""
     words = clean_text(q.strip()) if q and q.strip() else None
     query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor(cursor))
     facts, following = await app.memory.knowledge.facts_page(query)
     open_ones = ProposalQuery("open", user_id=user, limit=_PAGE, cursor=read_cursor(proposals_cursor))
     proposals, other_proposals = await app.memory.proposals.page(open_ones)
     graphiti = app.memory.graphiti
-    # Deliveries and consent are about all users.
+    # Deliveries and consent concern all users.
     status = await graphiti.status() if user is None else None
     return page(
         request,

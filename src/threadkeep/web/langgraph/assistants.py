@@ -1,4 +1,4 @@
-"""Assistants, which are workflows, and what the server is."""
+"""Routes of assistants, which are workflows, and the server's version."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from threadkeep.workflows.definition import Compiler, Workflow
 
 router = APIRouter(tags=["langgraph"])
 
-AssistantId = Annotated[str, Path(max_length=200, description="A workflow.")]
+AssistantId = Annotated[str, Path(max_length=200, description="The name of a workflow.")]
 
 _LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class ServerInfo(BaseModel):
-    """The server."""
+    """The version and the features of the server."""
 
     version: str
     flags: dict[str, bool]
@@ -40,7 +40,7 @@ class AssistantBody(BaseModel, json_schema_serialization_defaults_required=True)
     version: int = 1
     config: dict[str, JsonValue] = {}
     context: dict[str, JsonValue] = {}
-    metadata: dict[str, JsonValue] = Field({}, description="`version`: that of the workflow.")
+    metadata: dict[str, JsonValue] = Field({}, description="`version`: the version of the workflow.")
     created_at: datetime = _LONG_AGO
     updated_at: datetime = _LONG_AGO
 
@@ -76,14 +76,14 @@ class AssistantSearchBody(BaseModel, json_schema_extra=example(limit=10)):
 
     graph_id: str | None = Field(None, description="Only the workflow of this name.")
     name: str | None = Field(None, description="Only names with this text.")
-    metadata: Metadata | None = Field(None, description="Only those that have all of these.")
-    limit: int = Field(10, ge=1, le=1000, description="How many at most.")
-    offset: int = Field(0, ge=0, description="How many of the first to leave out.")
+    metadata: Metadata | None = Field(None, description="Only assistants with all of these values.")
+    limit: int = Field(10, ge=1, le=1000, description="The maximum number of results.")
+    offset: int = Field(0, ge=0, description="The number of results to skip.")
 
 
-@router.get("/info", summary="What server this is", openapi_extra=PUBLIC)
+@router.get("/info", summary="Get the version of the server", openapi_extra=PUBLIC)
 async def get_info() -> ServerInfo:
-    """Return the version. Chat pages ask for it to see whether there is a server."""
+    """Return the version. Chat pages call this to find out whether there is a server."""
     return ServerInfo(version=__version__, flags={"assistants": True, "crons": False, "langsmith": False})
 
 
@@ -123,7 +123,7 @@ async def get_assistant(assistant_id: AssistantId, app: AppInUse) -> AssistantBo
     openapi_extra=PUBLIC,
 )
 async def get_schemas(assistant_id: AssistantId, app: AppInUse) -> SchemasBody:
-    """Return the schemas of input, output and state, which are messages, as for every workflow."""
+    """Return the schemas of input, output and state. All workflows have the same ones: messages."""
     return SchemasBody(graph_id=app.workflows.get(assistant_id).name)
 
 

@@ -34,7 +34,7 @@ _MOST = 1000
 class Start:
     """A request to run an assistant in a thread.
 
-    `fork` is the `seq` of the checkpoint to go on from; later messages are superseded. Without a new message the
+    `fork` is the `seq` of the checkpoint to continue from; later messages are superseded. Without a new message the
     question that followed the checkpoint is answered again.
     """
 
@@ -48,22 +48,22 @@ class Start:
 
     @classmethod
     def of(cls, given: Mapping[str, object]) -> Start:
-        """Return the request in the parameters of `run.start`, or in the body of a request for a run.
+        """Parse the parameters of `run.start`, or the body of a request for a run.
 
         Raises:
             InvalidInput: the message says what is missing.
         """
         assistant = given.get("assistant_id")
         if not isinstance(assistant, str) or not assistant:
-            raise InvalidInput("assistant_id names a workflow; POST /assistants/search lists them.")
+            raise InvalidInput("assistant_id must name a workflow; POST /assistants/search lists them.")
         config = _map(given.get("config"))
         configurable = _map(config.get("configurable"))
         user = configurable.get(USER_ID)
         if user is not None and not isinstance(user, str):
-            raise InvalidInput("config.configurable.user_id is text.")
+            raise InvalidInput("config.configurable.user_id must be a string.")
         policy = given.get("multitask_strategy") or given.get("multitaskStrategy")
         if policy is not None and policy not in DOUBLE_TEXTING:
-            raise InvalidInput(f"multitask_strategy is one of {', '.join(DOUBLE_TEXTING)}.")
+            raise InvalidInput(f"multitask_strategy must be one of {', '.join(DOUBLE_TEXTING)}.")
         named = seq_of(given.get("checkpoint")) or seq_of(given.get("checkpoint_id"))
         return cls(
             assistant,
@@ -77,11 +77,11 @@ class Start:
 
 
 def user_of(start: Start, caller: Caller, named: str | None) -> str | None:
-    """Return the user of a run, whom the query or `config.configurable` names.
+    """Return the user of a run, from the query or from `config.configurable`.
 
     Raises:
-        InvalidInput: they name two.
-        ProblemRaised: the caller may not speak for that user.
+        InvalidInput: they name different users.
+        ProblemRaised: the caller may not act for that user.
     """
     if named is None or caller.user_id is not None:
         return caller.user(start.user_id)
@@ -91,7 +91,7 @@ def user_of(start: Start, caller: Caller, named: str | None) -> str | None:
 
 
 async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode = "wait") -> Submitted:
-    """Start a run in a thread, or one without a thread.
+    """Start a run, in a thread or without one.
 
     Raises:
         InvalidInput: there is nothing to answer.
@@ -111,7 +111,7 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
 
 async def _forked(app: App, session: Session, start: Start) -> RunRequest | None:
-    """Supersede what follows a checkpoint, and return the request that goes on from it; None if nothing follows."""
+    """Supersede the messages after a checkpoint, and return the request to continue from it; None if there are none."""
     page = await session.page(limit=_MOST)
     later = [one for one in page.messages if (one.seq or 0) > (start.fork or 0)]
     asked = next((one for one in later if one.role == "user" and one.id), None)
@@ -181,7 +181,7 @@ class Commands:
         self._user_id = user_id
 
     async def result(self, method: str, params: Mapping[str, Json]) -> dict[str, Any] | None:
-        """Carry out a command and return its result; None for a command that is not known here."""
+        """Execute a command and return its result; None for an unknown command."""
         match method:
             case "run.start":
                 return await self._start(Start.of(params))
@@ -225,7 +225,7 @@ class Commands:
         values = {str(one.get("interrupt_id")): one.get("response") for one in answers if isinstance(one, Mapping)}
         asked = [one.id for one in questions(waiting)]
         if not values or not set(values) <= set(asked):
-            raise InvalidInput(f"interrupt_id names a question of run {waiting.run_id!r}: {', '.join(asked)}.")
+            raise InvalidInput(f"interrupt_id must name a question of run {waiting.run_id!r}: {', '.join(asked)}.")
         value: Json = dict(values) if len(asked) > 1 else values[asked[0]]
         runs = await self._app.runs.service()
         await runs.resume(waiting.run_id, value, user_id=self._user_id)
@@ -240,7 +240,7 @@ class Commands:
 async def send_command(
     thread_id: ThreadId, body: CommandBody, app: AppInUse, caller: CallerInUse, request: Request, user_id: UserId = None
 ) -> CommandResponseBody:
-    """Start a run, answer its question, or read the state. A command that fails is a 200 with `type: error`."""
+    """Start a run, answer its question, or read the state. A failed command returns 200 with `type: error`."""
     app.memory.session(thread_id)  # validates the id
     commands = Commands(app, thread_events_of(request.app), caller, thread_id, user_id)
     try:
@@ -253,14 +253,14 @@ async def send_command(
             raise
         return CommandResponseBody(type="error", id=body.id, error="invalid_argument", message=problem.detail)
     if result is None:
-        message = "There is no such command here: send run.start, input.respond, input.inject, state.get."
+        message = "This command is not supported; send run.start, input.respond, input.inject, state.get."
         return CommandResponseBody(type="error", id=body.id, error="unknown_command", message=message)
     return CommandResponseBody(type="success", id=body.id, result=result)
 
 
 @router.post(
     "/stream/events",
-    summary="Read the events of a thread as they happen",
+    summary="Stream the events of a thread",
     response_class=Response,
     responses={200: _STREAM, **_FAILURES},
     openapi_extra=READS,
@@ -270,7 +270,7 @@ async def stream_events(
 ) -> EventStream:
     """Stream the events of the active run and of later runs, in the chosen channels.
 
-    A client that reconnects continues after the `seq` in `since`. A thread without a run is 404.
+    A client that reconnects continues after the `seq` in `since`. A thread that does not exist yet returns 404.
     """
     await find_thread(app, thread_id, user_id=user_id)
     events = thread_events_of(request.app).of_thread(thread_id, EventChoice.of(body), user_id=user_id)

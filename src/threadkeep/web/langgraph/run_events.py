@@ -1,11 +1,11 @@
 """The events of one run in LangGraph's streaming protocol, and the parts of a v1 stream.
 
-They are made of the run's trace and of the pieces of its answer, since a run may be executed by another process, or by
-the built-in chat, which has no graph that `astream_events` could stream (ADR 42). Types are those of
+The events are built from the run's trace and the pieces of its answer. A run may be executed by another process, or by
+the built-in chat, which has no graph that `astream_events` could stream (ADR 42). The types come from
 `langchain_protocol`.
 
-Older clients, such as `useStream` of `@langchain/langgraph-sdk/react`, read v1 streams: `values`, `updates`, `messages`
-and others, as they choose. Their parts are translated from the same events.
+Older clients, such as `useStream` of `@langchain/langgraph-sdk/react`, read v1 streams of the modes that they choose,
+such as `values`, `updates` and `messages`. The parts of v1 streams are translated from the same events.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ type ProtocolEvent = dict[str, Any]
 type ReadState = Callable[[Run], Awaitable[ThreadStateBody | None]]
 
 _SEQ_BITS = 24
-"""The room for the events of one run in `seq`; the bits above it are the run's place in the order of its session."""
+"""The low bits of `seq`, which number the events of a run. The bits above are the run's position in its session."""
 
 
 def first_seq(run: Run) -> int:
-    """Return the number below all events of a run."""
+    """Return the `seq` before the first event of a run."""
     return (run.arrival or 0) << _SEQ_BITS
 
 
 class RunEvents:
     """The events of a run, which a task of this process appends during the run.
 
-    `ended` is true if the run is over. A run that waits for a person is `paused` until `go_on`. `failed` is true if
-    the run could not be read to its end. `delivered` are the choices of channels that a reader has had to the end.
+    `ended` is true if the run has ended. A run that waits for a person is `paused` until `go_on`. `failed` is true if
+    not all events could be read. `delivered` has the sets of channels of readers that have received all events.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
@@ -68,7 +68,7 @@ class RunEvents:
         self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{run.run_id}")
 
     async def events_from(self, position: int) -> AsyncIterator[ProtocolEvent]:
-        """Yield the events from a position on, until the run is over, waits for a person, or cannot be read."""
+        """Yield the events from a position on, until the run ends, waits for a person, or cannot be read."""
         while True:
             change = self._changed
             while position < len(self.events):
@@ -79,17 +79,17 @@ class RunEvents:
             await change.wait()
 
     def go_on(self) -> None:
-        """Follow a run that waited for a person, and has its answer."""
+        """Continue to follow a run that waited for a person, after it was answered."""
         if self.paused:
             self.paused = False
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
 
     def number_after(self, seq: int) -> None:
-        """Number later events above a `seq` that another process has given for this run."""
+        """Give later events numbers above `seq`, which another process has already used for this run."""
         self._seq = max(self._seq, seq)
 
     async def _follow(self) -> None:
-        # Readers would wait for an end that never comes.
+        # An error sets `failed`; otherwise readers would wait forever for the end.
         with ErrorBoundary(self._fail):
             self._add("lifecycle", {"event": "running", "graph_name": self.run.workflow})
             await self._add_values()
@@ -112,7 +112,7 @@ class RunEvents:
     def _add_piece(self, piece: RunPiece) -> None:
         message_id = piece.message_id or piece.run_id
         if message_id in self._spoken:
-            return  # the trace, which is read between two pieces, had the whole message before
+            return  # the trace, which is read between two pieces, already had the whole message
         if self._message is None or self._message.message_id != message_id:
             self._finish_message()
             self._message = _OpenMessage(message_id)
@@ -161,7 +161,7 @@ class RunEvents:
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
     def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
-        """Add the missing part of the answer: all of it if no piece came through this process."""
+        """Add the part of the answer that was not streamed: all of it if this process received no pieces."""
         said = self._message.text if self._message is not None and self._message.message_id == message_id else ""
         if text.startswith(said) and text != said:
             self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(said)))
@@ -172,7 +172,7 @@ class RunEvents:
         self.run = run
         asked = questions(run) if run.status == "waiting" else []
         for one in asked:
-            # The protocol says `payload`, and the Python SDK reads `value`.
+            # The protocol defines `payload`, but the Python SDK reads `value`.
             self._add("input.requested", {"interrupt_id": one.id, "payload": one.value, "value": one.value})
         await self._add_values(checkpoint=True)
         name: dict[str, Json] = {"graph_name": run.workflow}
@@ -183,7 +183,7 @@ class RunEvents:
         if run.status == "done":
             self._add("lifecycle", {"event": "completed", **name})
         elif run.cancel_reason in (None, "requested"):
-            # A run that a newer message has ended is followed by the run of that message, whose end is the end.
+            # If a newer message ended this run, the run of that message follows and reports the end.
             self._add("lifecycle", {"event": "failed", "error": run.error or run.status, **name})
         self.ended, self.ended_at = True, time.monotonic()
 
@@ -200,7 +200,7 @@ class RunEvents:
         self._add("values", state.values)
 
     def _has_question(self, state: ThreadStateBody) -> bool:
-        """Return whether the message of the run is stored; a graph of one's own stores it in its first step."""
+        """Return whether the message of the run is stored. A custom graph stores it in its first step."""
         asked, text = self.run.message_id, self.run.input.get("text")
         found = [one["content"] == text if asked is None else one["id"] == asked for one in state.values["messages"]]
         return not text or any(found)
@@ -222,7 +222,7 @@ class RunEvents:
 
 
 class _OpenMessage:
-    """The message that is being said."""
+    """The message that is being streamed."""
 
     def __init__(self, message_id: str) -> None:
         self.message_id = message_id
@@ -236,7 +236,7 @@ def channel_of(event: ProtocolEvent) -> str:
 
 
 def _flat(messages: Json) -> list[Json]:
-    """Return traced messages without the envelope that LangChain stores them in."""
+    """Return traced messages without the envelope in which LangChain stores them."""
     found: list[Json] = []
     for one in messages if isinstance(messages, list) else []:
         data = one.get("data") if isinstance(one, Mapping) else None
@@ -247,8 +247,8 @@ def _flat(messages: Json) -> list[Json]:
 class RunParts:
     """A translator of the events of one run into the parts of a v1 stream.
 
-    `messages-tuple` gives `[chunk, metadata]`, `messages` gives the message so far. Other modes (`events`, `tasks`,
-    `debug`) are accepted and give nothing.
+    `messages-tuple` yields `[chunk, metadata]`, `messages` yields the message so far. Other modes (`events`, `tasks`,
+    `debug`) are accepted and yield nothing.
     """
 
     def __init__(self, modes: frozenset[str]) -> None:
@@ -259,14 +259,14 @@ class RunParts:
         self._spoken: set[str] = set()
 
     def of(self, event: ProtocolEvent) -> Iterator[Part]:
-        """Yield the parts for an event; none for most events."""
+        """Yield the parts for an event. Most events have none."""
         params = event.get("params", {})
         data = params.get("data", {})
         match event.get("method"):
             case "values":
                 yield from self._chosen("values", data)
                 if self._interrupts:
-                    # `useStream` ignores the other fields of values with interrupts, so they came before without them.
+                    # `useStream` ignores the other fields if there are interrupts, so they are sent separately before.
                     yield from self._chosen("values", {**data, INTERRUPTS: self._interrupts})
             case "messages":
                 yield from self._spoken_parts(data)
@@ -302,7 +302,7 @@ class RunParts:
                 self._message = None
 
     def _updates(self, data: Mapping[str, Any]) -> Iterator[Part]:
-        """Yield messages of an agent that are in no piece of an answer: tool calls and their results."""
+        """Yield the messages of an agent that were not streamed as an answer: tool calls and their results."""
         given = data["values"]["messages"]
         new = [one for one in given if isinstance(one, Mapping) and one.get("id") not in self._spoken]
         node = str(data.get("node") or "agent")
@@ -325,10 +325,10 @@ async def encoded_parts(
     Args:
         events: the events of the run.
         modes: the stream modes that the client chose.
-        after: the id of the newest event that the client has; events up to it are left out.
-        position: the position in `events` to begin at: after those of earlier calls of a run that was resumed.
-        whole: True if the client was served by another process before: pieces of messages, which would come twice,
-            are left out, and the values come at the end.
+        after: the id of the newest event that the client has; events up to it are skipped.
+        position: the position in `events` to begin at. For a resumed run, the events of earlier calls are skipped.
+        whole: True if another process has served the client before. Pieces of messages are then omitted, because
+            they would be sent twice; the values at the end contain the messages.
     """
     parts = RunParts(frozenset(mode for mode in modes if not whole or mode not in (TUPLES, MESSAGES)))
     run = events.run
@@ -341,13 +341,13 @@ async def encoded_parts(
             if event["seq"] > after:
                 yield json_event(data, name, number=str(event["seq"]))
     if events.failed and not failed:
-        sentence = "The events of the run could not be read to their end; read the state of the thread."
+        sentence = "Not all events of the run could be read; read the state of the thread."
         yield json_event({"error": "stream-failed", "message": sentence}, "error")
     yield json_event({"run_id": run.run_id, "status": status_of(events.run)}, "end")
 
 
 def status_of(run: Run) -> ThreadRunStatus:
-    """Return the status of a run in the words of LangGraph's server."""
+    """Return the status of a run under the name that LangGraph's server uses."""
     match run.status:
         case "queued":
             return "pending"

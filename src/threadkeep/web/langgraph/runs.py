@@ -1,4 +1,4 @@
-"""Runs over the v1 API of LangGraph's server: streamed, waited for, in the background; with a thread or without."""
+"""Routes of runs in the v1 API of LangGraph's server: streamed, awaited or in the background."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _EXAMPLE = (
     'event: end\ndata: {"run_id": "0199…", "status": "success"}\n\n'
 )
 _STREAM: dict[str, Any] = {
-    "description": "The run as it happens.",
+    "description": "The events of the run.",
     "content": event_content(_EXAMPLE),
 }
 _USUAL_MODES = ["values"]
 _MOST = 200
 
 type LastEventId = Annotated[str | None, Header(max_length=32, description="The id of the newest known event.")]
-type StreamModes = Annotated[list[str] | None, Query(description="What to stream; without it `values`.")]
+type StreamModes = Annotated[list[str] | None, Query(description="What to stream; by default `values`.")]
 
 
 class ThreadRuns:
-    """The runs of a thread, or of no thread, as one request sees and starts them."""
+    """The runs of a thread, or runs without a thread, for the caller of one request."""
 
     def __init__(self, app: App, caller: Caller, request: Request, user_id: str | None, thread_id: str | None) -> None:
         self._app = app
@@ -60,7 +60,7 @@ class ThreadRuns:
         self.heartbeat_seconds: float = request.app.state.heartbeat_seconds
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
-        """Start a run, or resume the run that waits; return it with the number of its events before this call.
+        """Start a run, or resume the waiting run. Return it with the number of its events before this call.
 
         Raises:
             InvalidInput: the body asks for something that is not supported, or no run waits for an answer.
@@ -118,13 +118,13 @@ class ThreadRuns:
         return found
 
     async def events(self, run: Run) -> tuple[RunEvents, bool]:
-        """Return the events of a run, and whether this process had them before."""
+        """Return the events of a run, and whether this process has collected them before."""
         registry = thread_events_of(self._service)
         known = registry.has(run.run_id)
         return registry.follow_run(await self._app.runs.service(), run), known
 
     async def values(self, run_id: str) -> dict[str, Any]:
-        """Wait for a run; return the values of its thread, with its questions or its error."""
+        """Wait for a run, and return the values of its thread with the run's questions or error."""
         runs = await self._app.runs.service()
         run = (await runs.result(run_id)).run
         values = await values_of_run(self._app, run)
@@ -135,7 +135,7 @@ class ThreadRuns:
         return values
 
     async def cancel_if_going_on(self, run_id: str, *, wait: bool = False) -> None:
-        """Cancel a run unless it is over or waits; with `wait` return when it has ended."""
+        """Cancel a run unless it has ended or waits for a person. With `wait`, return after its end."""
         runs = await self._app.runs.service()
         run = await runs.run(run_id)
         if not run.over and run.status != "waiting":
@@ -159,7 +159,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> Json:
-    """Return the answer to a run: for its only question the value itself, also if the client names the question."""
+    """Return the answer to a waiting run. If the run has one question, return the value without the question's id."""
     asked = [one.id for one in questions(waiting)]
     if isinstance(given, dict) and list(given) == asked and len(asked) == 1:
         return cast("Json", given[asked[0]])
@@ -192,7 +192,7 @@ async def _with_heartbeats(
             ended = True
         finally:
             if cancels and not ended:
-                with CancelScope(shield=True):  # the response is being cancelled, because its client went away
+                with CancelScope(shield=True):  # the response is being cancelled, because the client disconnected
                     await asked.cancel_if_going_on(run.run_id)
 
 
@@ -211,7 +211,7 @@ async def _begun(asked: ThreadRuns, body: RunCreateBody, response: Response) -> 
 
 @router.post(
     "/threads/{thread_id}/runs/stream",
-    summary="Run an assistant in a thread, and read it as it happens",
+    summary="Run an assistant in a thread, and stream the run",
     response_class=Response,
     responses={200: _STREAM, **_STARTING},
 )
@@ -222,7 +222,7 @@ async def stream_run(asked: RunsInThread, body: RunCreateBody) -> EventStream:
 
 @router.post(
     "/runs/stream",
-    summary="Run an assistant without a thread, and read it as it happens",
+    summary="Run an assistant without a thread, and stream the run",
     response_class=Response,
     responses={200: _STREAM, **_STARTING},
 )
@@ -233,7 +233,7 @@ async def stream_stateless_run(asked: RunsAlone, body: RunCreateBody) -> EventSt
 
 @router.post("/threads/{thread_id}/runs/wait", summary="Run an assistant in a thread, and wait", responses=_STARTING)
 async def wait_for_run(asked: RunsInThread, body: RunCreateBody, response: Response) -> dict[str, Any]:
-    """Return the values of the thread when the run is over; `__interrupt__` if it asks a person, `__error__`."""
+    """Return the thread's values after the run, with `__interrupt__` if it waits for a person, or `__error__`."""
     return await _waited(asked, body, response)
 
 
@@ -245,7 +245,7 @@ async def wait_for_stateless_run(asked: RunsAlone, body: RunCreateBody, response
 
 @router.post("/threads/{thread_id}/runs", summary="Run an assistant in the background", responses=_STARTING)
 async def start_background_run(asked: RunsInThread, body: RunCreateBody, response: Response) -> ThreadRunBody:
-    """Start a run in a thread and return it; join it later, or read the state of the thread."""
+    """Start a run in a thread and return it. Join it later, or read the state of the thread."""
     return await _begun(asked, body, response)
 
 
@@ -261,9 +261,9 @@ async def list_thread_runs(
     thread_id: ThreadId,
     app: AppInUse,
     user_id: UserId = None,
-    limit: Annotated[int, Query(ge=1, le=_MOST, description="How many at most.")] = 10,
-    offset: Annotated[int, Query(ge=0, le=_MOST, description="How many of the newest to leave out.")] = 0,
-    status: Annotated[ThreadRunStatus | None, Query(description="Only runs that stand so.")] = None,
+    limit: Annotated[int, Query(ge=1, le=_MOST, description="The maximum number of results.")] = 10,
+    offset: Annotated[int, Query(ge=0, le=_MOST, description="The number of newest runs to skip.")] = 0,
+    status: Annotated[ThreadRunStatus | None, Query(description="Only runs with this status.")] = None,
 ) -> list[ThreadRunBody]:
     """List the runs of a thread, newest first."""
     await find_thread(app, thread_id, user_id=user_id)
@@ -282,13 +282,13 @@ async def get_thread_run(asked: RunsInThread, run_id: RunId) -> ThreadRunBody:
 
 @router.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run of a thread", responses=_FAILURES)
 async def join_run(asked: RunsInThread, run_id: RunId) -> dict[str, Any]:
-    """Return the values of the thread when the run is over or asks a person."""
+    """Return the values of the thread when the run has ended or waits for a person."""
     return await asked.values((await asked.run(run_id)).run_id)
 
 
 @router.get(
     "/threads/{thread_id}/runs/{run_id}/stream",
-    summary="Read a run of a thread as it happens",
+    summary="Stream a run of a thread",
     response_class=Response,
     responses={200: _STREAM, **_FAILURES},
 )
@@ -296,7 +296,7 @@ async def join_run_stream(
     asked: RunsInThread,
     run_id: RunId,
     stream_mode: StreamModes = None,
-    cancel_on_disconnect: Annotated[bool, Query(description="Cancel the run if the client goes away.")] = False,
+    cancel_on_disconnect: Annotated[bool, Query(description="Cancel the run if the client disconnects.")] = False,
     last_event_id: LastEventId = None,
 ) -> EventStream:
     """Stream a run from its beginning, or after `Last-Event-ID`."""
@@ -305,7 +305,7 @@ async def join_run_stream(
 
 @router.get(
     "/threads/{thread_id}/stream",
-    summary="Read the newest run of a thread as it happens",
+    summary="Stream the newest run of a thread",
     response_class=Response,
     responses={200: _STREAM, **_FAILURES},
 )
@@ -325,12 +325,12 @@ async def join_thread_stream(
 async def cancel_thread_run(
     asked: RunsInThread,
     run_id: RunId,
-    wait: Annotated[bool, Query(description="Answer when the run has ended.")] = False,
-    action: Annotated[str, Query(description="`interrupt`; what was said stays.")] = "interrupt",
+    wait: Annotated[bool, Query(description="Respond after the run has ended.")] = False,
+    action: Annotated[str, Query(description="`interrupt`: messages so far stay.")] = "interrupt",
 ) -> None:
-    """Stop a run and its children. Messages that were said stay in the transcript; take them back to remove them."""
+    """Cancel a run and its children. Their messages stay in the transcript; take them back to remove them."""
     if action != "interrupt":
-        raise InvalidInput("action is interrupt; to remove what was said, take it back: POST …/take-back.")
+        raise InvalidInput("action must be interrupt; to remove messages, take them back with POST …/take-back.")
     run = await asked.run(run_id)
     await asked.cancel_if_going_on(run.run_id, wait=wait)
 

@@ -1,4 +1,4 @@
-"""Schemas of LangGraph's server API. Fields that Threadkeep has no use for are accepted and ignored."""
+"""Schemas of LangGraph's server API. Fields that Threadkeep does not use are accepted and ignored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CheckpointBody(BaseModel, json_schema_serialization_defaults_required=True
 
     thread_id: str
     checkpoint_ns: str = ""
-    checkpoint_id: str = Field(description="The `seq` of the turn's last message; 0 is before the first one.")
+    checkpoint_id: str = Field(description="The `seq` of the turn's last message; 0 before the first turn.")
 
 
 class InterruptBody(BaseModel, json_schema_serialization_defaults_required=True):
@@ -83,16 +83,16 @@ class ThreadBody(BaseModel, json_schema_serialization_defaults_required=True):
 
 
 class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-123")):
-    """A request for a thread."""
+    """A request to create a thread."""
 
-    thread_id: str | None = Field(None, description="The session; a new id if there is none.")
+    thread_id: str | None = Field(None, description="The id of the session; by default a new one.")
     metadata: Metadata | None = Field(
         None,
-        description="Kept for the first run for 30 days; stored now if the request names its user (`user_id`).",
+        description="Stored at once if the request names a user (`user_id`), else kept 30 days for the first run.",
     )
     supersteps: JsonValue = Field(None, description="Not supported.")
     ttl: JsonValue = Field(None, description="Not supported.")
-    if_exists: Literal["raise", "do_nothing"] | None = Field(None, description="For a thread that exists: 409, or it.")
+    if_exists: Literal["raise", "do_nothing"] | None = Field(None, description="If it exists: 409, or return it.")
 
     def check(self, *, in_graph_store: bool) -> None:
         """Reject options that are not supported.
@@ -121,18 +121,18 @@ class ThreadSearchBody(BaseModel, json_schema_extra=example(limit=20)):
     """A search for threads."""
 
     metadata: Metadata | None = Field(
-        None, description="Only threads that have all of these; `graph_id` and `assistant_id` name a workflow."
+        None, description="Only threads with all of these values; `graph_id` and `assistant_id` name a workflow."
     )
     ids: Annotated[list[str], Field(max_length=200)] | None = Field(None, description="Only these threads.")
-    status: ThreadStatus | None = Field(None, description="Only threads that stand so.")
-    limit: int = Field(10, ge=1, le=1000, description="How many at most.")
-    offset: int = Field(0, ge=0, le=10_000, description="How many of the first to leave out.")
+    status: ThreadStatus | None = Field(None, description="Only threads with this status.")
+    limit: int = Field(10, ge=1, le=1000, description="The maximum number of results.")
+    offset: int = Field(0, ge=0, le=10_000, description="The number of results to skip.")
     sort_by: Literal["thread_id", "status", "created_at", "updated_at", "state_updated_at"] = Field(
         "updated_at", description="The order, among the 1,000 threads with the newest activity."
     )
     sort_order: Literal["asc", "desc"] = "desc"
     select: Annotated[list[ThreadField], Field(max_length=20)] | None = Field(
-        None, description="The wanted fields; without `values` no messages are read."
+        None, description="The fields to return. Messages are read only if `values` is one of them."
     )
     values: JsonValue = Field(None, description="Not supported.")
     extract: JsonValue = Field(None, description="Not supported.")
@@ -144,7 +144,7 @@ class ThreadSearchBody(BaseModel, json_schema_extra=example(limit=20)):
             InvalidInput: the message names the field.
         """
         if self.values:
-            raise InvalidInput("Threads are not found by `values`; search by `metadata`, or for words with /search.")
+            raise InvalidInput("Search by `values` is not supported; search by `metadata`, or for words with /search.")
         if self.extract:
             raise InvalidInput("`extract` is not supported; name `values` in `select`.")
 
@@ -152,14 +152,14 @@ class ThreadSearchBody(BaseModel, json_schema_extra=example(limit=20)):
 class HistoryBody(BaseModel, json_schema_extra=example(limit=10)):
     """A request for the checkpoints of a thread."""
 
-    limit: int = Field(10, ge=1, le=1000, description="How many checkpoints at most, the newest first.")
+    limit: int = Field(10, ge=1, le=1000, description="The maximum number of checkpoints, newest first.")
     before: dict[str, JsonValue] | str | None = Field(None, description="Only checkpoints before this one.")
 
 
 class CheckpointQueryBody(BaseModel, json_schema_extra=example(checkpoint={"checkpoint_id": "2"})):
     """The choice of a checkpoint."""
 
-    checkpoint: dict[str, JsonValue] | None = Field(None, description="`checkpoint_id` names it.")
+    checkpoint: dict[str, JsonValue] | None = Field(None, description="An object with its `checkpoint_id`.")
 
 
 class StateUpdateBody(
@@ -167,9 +167,9 @@ class StateUpdateBody(
 ):
     """Messages for a thread."""
 
-    values: dict[str, JsonValue] | None = Field(None, description="`messages`.")
-    checkpoint: dict[str, JsonValue] | None = Field(None, description="The newest checkpoint; another one is refused.")
-    checkpoint_id: str | None = Field(None, description="The same, by its id.")
+    values: dict[str, JsonValue] | None = Field(None, description="`messages`: the messages to add.")
+    checkpoint: dict[str, JsonValue] | None = Field(None, description="If given, it must be the newest checkpoint.")
+    checkpoint_id: str | None = Field(None, description="The id of the checkpoint, instead of `checkpoint`.")
 
 
 class StateUpdatedBody(BaseModel):
@@ -232,29 +232,29 @@ class RunCreateBody(
 ):
     """A request for a run."""
 
-    assistant_id: str = Field(min_length=1, max_length=200, description="A workflow.")
-    input: JsonValue = Field(None, description="`messages`, and what else the workflow reads as its inputs.")
+    assistant_id: str = Field(min_length=1, max_length=200, description="The name of a workflow.")
+    input: JsonValue = Field(None, description="`messages`, and other inputs of the workflow.")
     command: dict[str, JsonValue] | None = Field(
-        None, description="`resume`: the answer to a run that waits; `goto` `__end__`: cancel it."
+        None, description="`resume`: the answer to a waiting run. `goto` `__end__`: cancel the waiting run."
     )
     stream_mode: Annotated[list[str], Field(max_length=20)] | str | None = Field(
         None,
-        description="`values` (without one), `updates`, `messages`, `messages-tuple`, `custom`, `checkpoints`.",
+        description="`values` (default), `updates`, `messages`, `messages-tuple`, `custom`, `checkpoints`.",
     )
     metadata: Metadata | None = Field(None, description="Stored with the message.")
     config: dict[str, JsonValue] | None = Field(
         None,
-        description="`configurable` may name `user_id`, as the query does, and `checkpoint_id` to go on from.",
+        description="`configurable` may have `user_id`, like the query, and the `checkpoint_id` to continue from.",
     )
-    context: dict[str, JsonValue] | None = Field(None, description="What is known of the user.")
-    checkpoint: dict[str, JsonValue] | None = Field(None, description="The checkpoint to go on from.")
-    checkpoint_id: str | None = Field(None, description="The same, by its id.")
-    multitask_strategy: str | None = Field(None, description="What it does if a run of the thread goes on.")
+    context: dict[str, JsonValue] | None = Field(None, description="Known data about the user.")
+    checkpoint: dict[str, JsonValue] | None = Field(None, description="The checkpoint to continue from.")
+    checkpoint_id: str | None = Field(None, description="The id of the checkpoint, instead of `checkpoint`.")
+    multitask_strategy: str | None = Field(None, description="What to do if a run of the thread is active.")
     if_not_exists: Literal["create", "reject"] | None = Field(
-        None, description="For a thread that does not exist: `reject` is 404; without it the run stores the thread."
+        None, description="If the thread does not exist, `reject` returns 404; by default the run creates it."
     )
     on_disconnect: Literal["cancel", "continue"] | None = Field(
-        None, description="What a run does if the client goes away; without it the run continues."
+        None, description="What to do if the client disconnects; by default the run continues."
     )
     interrupt_before: JsonValue = Field(None, description="Not supported.")
     interrupt_after: JsonValue = Field(None, description="Not supported.")
@@ -278,15 +278,13 @@ class RunCreateBody(
                 raise InvalidInput(f"`{name}` is not supported here; leave it out.")
         if self.command is not None and not self.ends_waiting:
             if "resume" not in self.command:
-                raise InvalidInput("`command` has `resume`, the answer to a run that waits.")
+                raise InvalidInput("`command` must have `resume`, the answer to a waiting run.")
             if any(self.command.get(name) for name in ("goto", "update")):
-                raise InvalidInput(
-                    "`command` takes `resume`, or a `goto` to `__end__`; nothing else is supported here."
-                )
+                raise InvalidInput("`command` supports only `resume`, or a `goto` to `__end__`; omit the other fields.")
 
     @property
     def ends_waiting(self) -> bool:
-        """True if the run that waits ends without an answer, as when a person resolves it on a chat page."""
+        """True if the command ends the waiting run without an answer, as when a person resolves it on a chat page."""
         given = {name: value for name, value in (self.command or {}).items() if value is not None}
         return given == {"goto": END}
 

@@ -1,4 +1,4 @@
-"""Threads and their states, made of sessions and runs."""
+"""Threads and their states, built from sessions and runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MESSAGES = "messages"
 
 @dataclass(frozen=True)
 class Question:
-    """The new message of a client, and what else is in the input of its run."""
+    """The new message of a client, and the other inputs of its run."""
 
     text: str
     message_id: str | None
@@ -50,15 +50,15 @@ def message_json(message: Message) -> dict[str, Json]:
 
 
 def question_of(given: object) -> Question:
-    """Return what the input of a run asks: the human messages at its end, which the thread does not have yet.
+    """Return the question in the input of a run: the human messages at its end, which are new in the thread.
 
     Raises:
-        InvalidInput: the input is no object, or its messages cannot be read.
+        InvalidInput: the input is not an object, or its messages cannot be read.
     """
     if given is None:
         return Question("", None, {})
     if not isinstance(given, Mapping):
-        raise InvalidInput('The input is an object, such as {"messages": [{"role": "user", "content": "Hello"}]}.')
+        raise InvalidInput('The input must be an object, such as {"messages": [{"role": "user", "content": "Hello"}]}.')
     asked = new_messages(messages_of(given.get(MESSAGES)))
     text = asked_text(asked)
     inputs = {str(name): value for name, value in given.items() if name != MESSAGES}
@@ -78,7 +78,7 @@ def asked_text(asked: Sequence[BaseMessage]) -> str:
 
 
 def messages_of(given: object) -> Sequence[BaseMessage]:
-    """Return messages in any form that LangChain takes.
+    """Return messages from any form that LangChain accepts.
 
     Raises:
         InvalidInput: they have none of these forms.
@@ -90,12 +90,12 @@ def messages_of(given: object) -> Sequence[BaseMessage]:
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError):
         # From None: the original error quotes the message.
         raise InvalidInput(
-            'Each of the messages is an object with role (or type) and content: {"role": "user", "content": "Hello"}.'
+            'Each message must be an object with role (or type) and content: {"role": "user", "content": "Hello"}.'
         ) from None
 
 
 def new_messages(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return the human messages at the end."""
+    """Return the human messages at the end of a list."""
     first = len(messages)
     while first and isinstance(messages[first - 1], HumanMessage):
         first -= 1
@@ -103,20 +103,20 @@ def new_messages(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 
 
 MOST_MESSAGES = 1000
-"""The number of messages in the values of a thread, the newest."""
+"""The maximum number of messages in the values of a thread. Older messages are omitted."""
 
 BEGINNING = 0
 """The checkpoint before the first message."""
 
 CREATION = "langgraph"
-"""The name of the note that stores a thread before its first run."""
+"""The name of the item that represents a thread before its first run."""
 
 _RUNS = 20
 
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread: its session, None before the first message is stored, and its newest runs, the newest first."""
+    """A thread: its session and its newest runs, newest first. `info` is None before a message is stored."""
 
     thread_id: str
     session: Session
@@ -135,7 +135,7 @@ class Thread:
 
     @property
     def status(self) -> ThreadStatus:
-        """The status of the thread, as its newest run says."""
+        """The status of the thread, derived from its newest runs."""
         if any(run.status in ("queued", "running") for run in self.runs):
             return "busy"
         if self.waiting is not None:
@@ -147,8 +147,8 @@ async def find_thread(app: App, thread_id: str, *, user_id: str | None = None) -
     """Return a thread.
 
     Raises:
-        SessionNotFound: there is no such session and no run in it, or not for this user.
-        InvalidKey: the id can be no session's.
+        SessionNotFound: there is no such session and no run in it for this user.
+        InvalidKey: the id is not valid for a session.
     """
     runs = await newest_runs(await app.runs.service(), thread_id, user_id=user_id)
     try:
@@ -161,7 +161,7 @@ async def find_thread(app: App, thread_id: str, *, user_id: str | None = None) -
 
 
 async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
-    """Return the newest runs of a thread, the newest first, without children."""
+    """Return the newest runs of a thread, newest first, without children."""
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=_RUNS))
     return [run for run in found if run.parent_run_id is None and run.workflow not in OWN_NAMES]
 
@@ -172,12 +172,12 @@ async def values_of(session: Session) -> dict[str, Json]:
 
 
 async def messages_in(session: Session) -> list[Message]:
-    """Return the newest messages of a thread, without the note of its creation."""
+    """Return the newest messages of a thread, without the item that represents its creation."""
     return [one for one in await session.tail(MOST_MESSAGES) if not is_creation(one)]
 
 
 def is_creation(message: Message) -> bool:
-    """Return whether a message is the note that stored a thread before its first run."""
+    """Return whether a message is the item that represents a thread before its first run."""
     return stored_item(CREATION, message) is not None
 
 
@@ -210,14 +210,14 @@ def state_of_stateless(run: Run) -> ThreadStateBody:
 
 
 async def values_of_run(app: App, run: Run) -> dict[str, Json]:
-    """Return the values that a run ended with: those of its thread, or its own if it has none."""
+    """Return the values after a run: the values of its thread, or its own messages if it has no thread."""
     if run.session_id is None:
         return state_of_stateless(run).values
     return await values_of(app.memory.session(run.session_id, user_id=run.user_id))
 
 
 async def history_of(thread: Thread, *, limit: int, before: int | None = None) -> list[ThreadStateBody]:
-    """Return the states of a thread at the ends of its turns, the newest first; the last one has no messages."""
+    """Return the states at the ends of a thread's turns, newest first. The last state has no messages."""
     messages = await messages_in(thread.session)
     ends = [BEGINNING, *_turn_ends(messages)]
     states: list[ThreadStateBody] = []
@@ -235,7 +235,7 @@ def thread_body(thread: Thread, values: dict[str, Json] | None = None) -> Thread
     info, newest = thread.info, thread.newest
     moments: list[datetime] = [info.updated_at] if info is not None else [run.created_at for run in thread.runs]
     metadata: dict[str, Json] = {}
-    if info is not None:  # a client may name a thread itself, and not its user
+    if info is not None:  # metadata of a client may replace the title, but not the user
         metadata = {"title": info.title, "tags": list(info.tags), **info.metadata, "user_id": info.user_id}
     if newest is not None:
         metadata |= {"graph_id": newest.workflow, "assistant_id": newest.workflow}
@@ -262,7 +262,7 @@ def checkpoint(thread_id: str, seq: int) -> CheckpointBody:
 
 
 def seq_of(named: object) -> int | None:
-    """Return the `seq` that a checkpoint names, by its id, its object or a config; None if it names none."""
+    """Return the `seq` of a checkpoint, given as an id, an object or a config; None if it has none."""
     if isinstance(named, Mapping):
         inner = named.get("configurable")
         return seq_of(inner if isinstance(inner, Mapping) else named.get("checkpoint_id"))
@@ -293,7 +293,7 @@ def _values(messages: Sequence[Message]) -> dict[str, Json]:
 
 
 def _turn_ends(messages: Sequence[Message]) -> list[int]:
-    """Return the `seq` of the last message of each turn; a turn begins with what a user says."""
+    """Return the `seq` of the last message of each turn. A turn begins with a user's message."""
     ends: list[int] = []
     for position, message in enumerate(messages):
         following = messages[position + 1] if position + 1 < len(messages) else None

@@ -53,7 +53,7 @@ class ItemBody(BaseModel):
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """Return a time of a store with its zone: that of SQLite gives times in UTC without one."""
+    """Return a time with a time zone. The store in SQLite returns times in UTC without one."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
@@ -64,9 +64,9 @@ class PutItemBody(BaseModel, json_schema_extra=example(namespace=["users", "u1"]
     key: Key
     value: Metadata
     index: bool | Annotated[list[str], Field(max_length=50)] | None = Field(
-        None, description="Fields to index, or false; a store without an index ignores it."
+        None, description="The fields to index, or false. A store without an index ignores it."
     )
-    ttl: float | None = Field(None, gt=0, description="Minutes; a store without expiry refuses it.")
+    ttl: float | None = Field(None, gt=0, description="Minutes until the item expires, if the store supports it.")
 
 
 class DeleteItemBody(BaseModel, json_schema_extra=example(namespace=["users", "u1"], key="theme")):
@@ -82,8 +82,8 @@ class SearchItemsBody(BaseModel, json_schema_extra=example(namespace_prefix=["us
     namespace_prefix: Namespace = []
     filter: dict[str, JsonValue] | None = Field(None, description="Values that an item must have.")
     query: str | None = Field(None, max_length=2000, description="Text to search by meaning; needs an index.")
-    limit: int = Field(10, ge=1, le=1000, description="How many at most.")
-    offset: int = Field(0, ge=0, le=100_000, description="How many to leave out.")
+    limit: int = Field(10, ge=1, le=1000, description="The maximum number of results.")
+    offset: int = Field(0, ge=0, le=100_000, description="The number of results to skip.")
 
 
 class ItemsBody(BaseModel):
@@ -98,8 +98,8 @@ class NamespacesSearchBody(BaseModel, json_schema_extra=example(prefix=["users"]
     prefix: Namespace | None = None
     suffix: Namespace | None = None
     max_depth: int | None = Field(None, ge=1, le=20)
-    limit: int = Field(100, ge=1, le=1000, description="How many at most.")
-    offset: int = Field(0, ge=0, le=100_000, description="How many to leave out.")
+    limit: int = Field(100, ge=1, le=1000, description="The maximum number of results.")
+    offset: int = Field(0, ge=0, le=100_000, description="The number of results to skip.")
 
 
 class NamespacesBody(BaseModel):
@@ -116,15 +116,15 @@ async def _history_roots(app: App) -> frozenset[str]:
 
 
 async def _checked(app: App, labels: Sequence[str]) -> tuple[str, ...]:
-    """Return a namespace of a graph's own items.
+    """Return a namespace after checking that clients may use it.
 
     Raises:
-        InvalidInput: a store takes no such namespace, or it holds histories of conversations.
+        InvalidInput: the namespace is not valid, or it holds histories of conversations.
     """
     if not labels or not all(labels) or any("." in label for label in labels) or labels[0] == _RESERVED:
-        raise InvalidInput(f"A namespace is one label or more, without full stops, and not below {_RESERVED!r}.")
+        raise InvalidInput(f"A namespace has one or more labels, without full stops, and none below {_RESERVED!r}.")
     if labels[0] in await _history_roots(app):
-        raise InvalidInput(f"{labels[0]!r} holds histories of conversations; read and change those as threads.")
+        raise InvalidInput(f"{labels[0]!r} holds histories of conversations; use the routes of threads for them.")
     return tuple(labels)
 
 
@@ -133,7 +133,7 @@ async def put_item(body: PutItemBody, app: AppInUse) -> None:
     """Store an item, or replace it."""
     store = await app.memory.graph_store()
     if body.ttl is not None and not store.supports_ttl:
-        raise InvalidInput("The store of this service expires no items; leave ttl out.")
+        raise InvalidInput("Items of this service's store do not expire; omit ttl.")
     ttl = {} if body.ttl is None else {"ttl": body.ttl}
     index = None if body.index is True else body.index
     await store.aput(await _checked(app, body.namespace), body.key, body.value, index=index, **ttl)
@@ -143,7 +143,7 @@ async def put_item(body: PutItemBody, app: AppInUse) -> None:
 async def get_item(
     app: AppInUse,
     key: Annotated[str, Query(min_length=1, max_length=512)],
-    namespace: Annotated[list[str] | None, Query(description="The labels, or one text of them with dots.")] = None,
+    namespace: Annotated[list[str] | None, Query(description="The labels, or one string with dots between.")] = None,
 ) -> ItemBody:
     """Return an item; 404 if there is none."""
     labels = namespace or []
@@ -151,7 +151,7 @@ async def get_item(
         labels = labels[0].split(".")
     item = await (await app.memory.graph_store()).aget(await _checked(app, labels), key)
     if item is None:
-        sentence = "There is no such item; POST /store/items/search lists those there are."
+        sentence = "There is no such item; POST /store/items/search lists the existing ones."
         raise ProblemRaised(make_problem(404, "item-not-found", sentence))
     return ItemBody.of(item)
 
@@ -164,15 +164,15 @@ async def delete_item(body: DeleteItemBody, app: AppInUse) -> None:
 
 @router.post("/items/search", summary="Find items", responses=_FAILURES, openapi_extra=READS)
 async def search_items(body: SearchItemsBody, app: AppInUse) -> ItemsBody:
-    """Return the items below a namespace, best or newest first. Histories of conversations are not among them."""
+    """Return the items below a namespace, best or newest first, without histories of conversations."""
     store = await app.memory.graph_store()
     if body.query is not None and getattr(store, "index_config", None) is None:
-        raise InvalidInput("The store of this service has no index to search by meaning; leave `query` out.")
+        raise InvalidInput("The store of this service has no index to search by meaning; omit `query`.")
     try:
         found = await store.asearch(
             tuple(body.namespace_prefix), query=body.query, filter=body.filter, limit=body.limit, offset=body.offset
         )
-    except (ValueError, TypeError):  # each store has its own rules for filters; its sentence may quote values
+    except (ValueError, TypeError):  # stores accept different filters, and their errors may quote values
         sentence = "`filter` maps fields to values, or to $eq, $ne, $gt, $gte, $lt or $lte with values of their kind."
         raise InvalidInput(sentence) from None
     hidden = await _history_roots(app)

@@ -1,4 +1,4 @@
-"""The events of threads: of the runs in a session, one after the other, for any number of readers."""
+"""The events of threads: the events of a session's runs, one run after the other, for any number of readers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from threadkeep.web.langgraph.schemas import EventStreamBody, ThreadStateBody
 from threadkeep.web.langgraph.states import find_thread, newest_runs, state_of, state_of_stateless
 
 _MOST_ENDED = 64
-"""The number of ended runs whose events are kept for readers that come a moment later."""
+"""The number of ended runs whose events stay in memory for readers that connect shortly afterwards."""
 
 _REPLAY_SECONDS = 30.0
 _FIRST_POLL_SECONDS = 0.1
@@ -31,7 +31,7 @@ _FAILED: ProtocolEvent = {
     "type": "error",
     "id": None,
     "error": "unknown_error",
-    "message": "The events of a run could not be read to their end; read the state of the thread, and try again.",
+    "message": "Not all events of a run could be read; read the state of the thread, and try again.",
 }
 
 
@@ -55,7 +55,7 @@ class EventChoice:
 
 
 class ThreadEvents:
-    """The events of all threads, as this process knows them."""
+    """The events of all threads that this process follows."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -63,7 +63,7 @@ class ThreadEvents:
         self._started = asyncio.Event()
 
     def follow_run(self, runs: RunService, run: Run) -> RunEvents:
-        """Return the events of a run; they are collected from now on, with or without readers."""
+        """Return the events of a run, and start to collect them unless that has begun."""
         found = self._runs.get(run.run_id)
         if found is None or found.failed:
             found = self._runs[run.run_id] = RunEvents(runs, run, self._state)
@@ -79,9 +79,9 @@ class ThreadEvents:
     ) -> AsyncGenerator[ProtocolEvent]:
         """Yield the events of a thread's runs, until the service stops.
 
-        Without `since` they begin with the run that goes on. A run that ended within the last seconds counts as going
-        on for a reader who may have asked for it: none with the same channels had its end. An older run's end, told
-        again, would end the next run for its reader.
+        Without `since` they begin with the active run. A run that ended in the last 30 seconds counts as active if no
+        reader of the same channels has received its end, because this reader may have started it. Older runs are not
+        repeated: the reader would take their end for the end of the next run.
         """
         read: RunEvents | None = None
         position, pause = 0, _FIRST_POLL_SECONDS

@@ -1,4 +1,4 @@
-"""Threads, their states and checkpoints."""
+"""Routes of threads, their states and checkpoints."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from threadkeep.web.langgraph.states import (
 from threadkeep.web.langgraph.states import values_of as values_of_session
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
 
-type ThreadId = Annotated[str, Path(description="The thread, which is a session; a slash is %2F.")]
+type ThreadId = Annotated[str, Path(description="The thread, which is a session. Encode a slash as %2F.")]
 
 router = APIRouter(prefix="/threads", tags=["langgraph"], route_class=EncodedPathRoute)
 
@@ -63,7 +63,7 @@ _CREATION_ID = "langgraph:thread"
 
 
 class CreatedThread:
-    """A thread without a user before its first run. With a user it is not found, as a session without one."""
+    """A thread that was created without a user and has no run yet. A request with a user does not find it."""
 
     def __init__(self, memory: Memory, session: Session) -> None:
         self._state = memory.channels.state
@@ -71,12 +71,12 @@ class CreatedThread:
         self._session = session
 
     async def thread(self) -> ThreadBody | None:
-        """Return what is kept; None if nothing is, or not for this user."""
+        """Return the created thread; None if there is none for this user."""
         kept = None if self._session.user_id is not None else await self._kept()
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
     async def keep(self, metadata: Mapping[str, Json]) -> tuple[ThreadBody, bool]:
-        """Keep metadata for the first run, for 30 days; return the thread, and whether it was there before."""
+        """Keep metadata for 30 days for the first run. Return the thread, and whether it existed before."""
         now = self._clock()
         thread = ThreadBody(
             thread_id=self._session.session_id,
@@ -91,7 +91,7 @@ class CreatedThread:
         return await self.thread() or thread, True
 
     async def change(self, metadata: Mapping[str, Json]) -> ThreadBody | None:
-        """Add to the metadata; return None if nothing is kept, also if it went meanwhile."""
+        """Add to the metadata; return None if there is no created thread, or if it was removed meanwhile."""
         kept = None if self._session.user_id is not None else await self._kept()
         if kept is None:
             return None
@@ -102,13 +102,13 @@ class CreatedThread:
         return thread if changed else None
 
     async def begin(self, new: Mapping[str, Json] | None = None) -> bool:
-        """Store the thread for the session's user with the metadata that is kept, if there is any.
+        """Store the thread for the session's user if metadata was kept for it.
 
-        With `new` metadata it is stored in any case. Metadata that the session has wins. Return whether this call
-        stored it.
+        With `new` metadata it is stored in any case. Existing metadata of the session is not replaced. Return whether
+        this call stored the thread.
 
         Raises:
-            WrongUser: there is such a session of another user.
+            WrongUser: the session belongs to another user.
         """
         kept, stored = await self._kept(), False
         metadata = {} if kept is None else ThreadBody.model_validate_json(kept).metadata
@@ -123,7 +123,7 @@ class CreatedThread:
         return stored
 
     async def forget(self) -> bool:
-        """Delete what is kept; return False if nothing is, or not for this user."""
+        """Delete the created thread; return False if there is none for this user."""
         kept = None if self._session.user_id is not None else await self._kept()
         if kept is not None:
             await self._state.forget(_CREATED, self._session.session_id, kept)
@@ -139,7 +139,8 @@ async def create_thread(
 ) -> ThreadBody:
     """Return a new thread, or the existing one.
 
-    It is stored now if the request names its user; or else by its first run within 30 days, whose user owns it.
+    The thread is stored at once if the request names a user. Otherwise its first run within 30 days stores it, and the
+    user of that run owns it.
     """
     body.check(in_graph_store=app.memory.in_graph_store)
     thread_id = body.thread_id or str(uuid7())
@@ -154,7 +155,7 @@ async def create_thread(
             there = not await created.begin(body.metadata or {})
             found = thread_body(await find_thread(app, thread_id, user_id=user_id))
     if there and body.if_exists != "do_nothing":
-        sentence = "There is such a thread; send if_exists: do_nothing to get it, or another thread_id."
+        sentence = "The thread exists already; send if_exists: do_nothing to get it, or another thread_id."
         raise ProblemRaised(make_problem(409, "thread-exists", sentence))
     return found
 
@@ -206,7 +207,7 @@ async def change_thread(
         created = CreatedThread(app.memory, app.memory.session(thread_id, user_id=user_id))
         if changed := await created.change(body.metadata or {}):
             return changed
-        session, info = await everything.find(thread_id, user_id=user_id)  # it may have begun just now
+        session, info = await everything.find(thread_id, user_id=user_id)  # its first run may have started just now
     if body.metadata:
         await session.update(metadata={**info.metadata, **body.metadata})
     return thread_body(await find_thread(app, thread_id, user_id=user_id))
@@ -226,26 +227,26 @@ async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = No
     if layout is None:
         await app.chat.delete(thread_id)
     await everything.erase_conversations(thread_id, user_id=user_id)
-    await CreatedThread(app.memory, app.memory.session(thread_id)).forget()  # the owner is checked
+    await CreatedThread(app.memory, app.memory.session(thread_id)).forget()  # the owner was checked above
 
 
 @router.get("/{thread_id}/state", summary="See the state of a thread", responses=_FAILURES)
 async def get_state(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadStateBody:
-    """Return the messages of a thread, and what its run asks a person. 404 is a thread that has not begun."""
+    """Return the messages of a thread, and the questions of its run. A thread without a first run returns 404."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id))
 
 
-@router.get("/{thread_id}/state/{checkpoint_id}", summary="See a thread as it was", responses=_FAILURES)
+@router.get("/{thread_id}/state/{checkpoint_id}", summary="See an earlier state", responses=_FAILURES)
 async def get_state_at(
     thread_id: ThreadId,
-    checkpoint_id: Annotated[str, Path(description="The `seq` of a message; 0 is before the first one.")],
+    checkpoint_id: Annotated[str, Path(description="The `seq` of a message; 0 for before the first message.")],
     app: AppInUse,
     user_id: UserId = None,
 ) -> ThreadStateBody:
     """Return the messages of a thread up to the end of a turn."""
     at = seq_of(checkpoint_id)
     if at is None:
-        raise InvalidInput("A checkpoint is named by the `seq` of a message; POST …/history lists checkpoints.")
+        raise InvalidInput("A checkpoint id must be the `seq` of a message; POST …/history lists checkpoints.")
     return await state_of(await find_thread(app, thread_id, user_id=user_id), at=at)
 
 
@@ -255,7 +256,7 @@ async def get_state_at(
 async def get_state_at_checkpoint(
     thread_id: ThreadId, body: CheckpointQueryBody, app: AppInUse, user_id: UserId = None
 ) -> ThreadStateBody:
-    """Return the messages of a thread up to a checkpoint; the newest ones if it names none."""
+    """Return the messages of a thread up to a checkpoint; without one, its newest messages."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id), at=seq_of(body.checkpoint))
 
 
@@ -263,18 +264,18 @@ async def get_state_at_checkpoint(
 async def update_state(
     thread_id: ThreadId, body: StateUpdateBody, app: AppInUse, user_id: UserId = None
 ) -> StateUpdatedBody:
-    """Append messages to a thread without a run, as one turn; known ids are left as they are.
+    """Append messages to a thread without a run, as one turn. Messages with a known id are skipped.
 
-    A thread has messages and no other state: other values are refused.
+    The state of a thread has messages only; other values are rejected.
     """
     if body.values is None or set(body.values) - {MESSAGES}:
-        raise InvalidInput('`values` has `messages` only: {"messages": [{"role": "user", "content": "Hello"}]}.')
+        raise InvalidInput('`values` must have `messages` only: {"messages": [{"role": "user", "content": "Hello"}]}.')
     given = [from_langchain(one) for one in messages_of(body.values.get(MESSAGES))]
     said = [one for one in given if one is not None]
     session = app.memory.session(thread_id, user_id=user_id)
     at = seq_of(body.checkpoint_id if body.checkpoint is None else body.checkpoint)
     if at is not None and str(at) != (await get_state(thread_id, app, user_id)).checkpoint.checkpoint_id:
-        raise InvalidInput("Messages are added behind the newest checkpoint; start a run with `checkpoint` to branch.")
+        raise InvalidInput("Add messages after the newest checkpoint only; to branch, start a run with `checkpoint`.")
     if said:
         await CreatedThread(app.memory, session).begin()
         await session.append(said)
@@ -294,7 +295,7 @@ async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None
 async def get_history(
     thread_id: ThreadId, app: AppInUse, body: HistoryBody | None = None, user_id: UserId = None
 ) -> list[ThreadStateBody]:
-    """Return the state at the end of each turn, newest first; empty for a thread that has not begun."""
+    """Return the state at the end of each turn, newest first. The list is empty before the first run."""
     asked = body or HistoryBody()
     try:
         thread = await find_thread(app, thread_id, user_id=user_id)
@@ -304,7 +305,7 @@ async def get_history(
 
 
 async def _matching(app: App, body: ThreadSearchBody, user_id: str | None) -> AsyncGenerator[tuple[Thread, ThreadBody]]:
-    """Yield the threads that a search finds, newest activity first."""
+    """Yield the threads that match a search, newest activity first."""
     runs = await app.runs.service()
     everything = AllSessions(app.memory)
     cursor, examined = None, 0
@@ -329,14 +330,14 @@ def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
         return False
     for name, value in (body.metadata or {}).items():
         if name in _WORKFLOW_NAMES and name not in thread.metadata:
-            continue  # its runs are gone, and with them the name of the workflow
+            continue  # the runs were deleted, and the name of the workflow with them
         if thread.metadata.get(name) != value:
             return False
     return True
 
 
 async def _ends_of(thread: Thread) -> dict[str, Json]:
-    """Return the first and the newest message of a thread, for a list."""
+    """Return the first and the newest message of a thread, for a list of threads."""
     start = thread.info.deleted_seq + 1 if thread.info is not None else 1
     first, newest = await thread.session.at([start, start + 1]), await thread.session.tail(1)
     said = [one for one in first if not is_creation(one)][:1]

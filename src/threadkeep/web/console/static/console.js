@@ -1,7 +1,7 @@
-// The console without this script is complete; it adds live answers, local times and keys.
+// The console works without this script, which adds live answers, local times and keyboard shortcuts.
 "use strict";
 
-// A run that goes on: its pieces are appended as they come; at its end the page is read anew.
+// An active run: append the pieces of its answer as they arrive, and reload the page at its end.
 for (const live of document.querySelectorAll("[data-live]")) {
   const text = live.querySelector(".text");
   const events = new EventSource(live.dataset.live);
@@ -21,18 +21,18 @@ for (const live of document.querySelectorAll("[data-live]")) {
   });
   events.addEventListener("end", reload);
   events.addEventListener("error", (event) => {
-    // Without data it is the connection, which the browser opens again after the last event.
+    // An error without data is a lost connection, which the browser reopens after the last event.
     if (event.data !== undefined) reload();
     else if (events.readyState === EventSource.CLOSED) setTimeout(reload, 2000);
   });
 }
 
-// Times in the reader's own time zone.
+// Show times in the reader's time zone.
 for (const time of document.querySelectorAll("time[datetime]")) {
   time.title = new Date(time.dateTime).toLocaleString();
 }
 
-// Ctrl+Enter sends what is written; "/" goes to the search, as on other sites.
+// Ctrl+Enter sends the form; "/" moves to the search field, as on other sites.
 document.addEventListener("keydown", (event) => {
   const field = event.target;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && field.matches("[data-send]")) {
@@ -48,7 +48,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// One click sends a form once.
+// Send a form only once, even after a double click.
 document.addEventListener("submit", (event) => {
   if (event.target.dataset.sent) event.preventDefault();
   else if (event.target.method === "post") event.target.dataset.sent = "yes";
