@@ -97,7 +97,7 @@ def test_a_person_chats_in_a_terminal(cli: CommandLine, screen: Screen) -> None:
     screen.type("hello\r")
     screen.wait_for("Slowly, ")
     screen.type("\x03")
-    screen.wait_for("kept as interrupted")
+    screen.wait_for("stored as interrupted")
     screen.wait_for("you ")
     screen.type("again\r")
     screen.wait_for("Quick as ever.")

@@ -204,7 +204,7 @@ def test_runs_of_another_process_are_stopped(desk: CommandLine) -> None:
 
 def test_what_cannot_be_run_is_one_sentence(sqlite_desk: CommandLine) -> None:
     """An unknown workflow, a chat without a message, a payload that is none, a queue that nobody sees."""
-    assert "give it one" in sqlite_desk("workflows", "run", "chat").err
+    assert "pass it in" in sqlite_desk("workflows", "run", "chat").err
     assert "chat, bot, form, slow" in sqlite_desk("workflows", "run", "nope").err
     (sqlite_desk.folder / "payload.json").write_text(json.dumps({"inputs": [1]}))
     assert sqlite_desk("workflows", "run", "bot", "--payload", "payload.json").exit_code == 2

@@ -134,7 +134,7 @@ def test_an_original_keeps_the_order_of_its_keys() -> None:
         (b'{"type":"session","session_id":"a","created_at":"today"}', "created_at"),
         (b'{"type":"session","session_id":"a","created_at":"2026-01-01"}', "created_at"),
         (b'{"type":"message","session_id":"a","role":"user"}', "content"),
-        (b'{"type":"message","session_id":"a","role":"user","content":"x","text":"y"}', "no other fields than"),
+        (b'{"type":"message","session_id":"a","role":"user","content":"x","text":"y"}', "has only the fields"),
         (b'{"type":"message","session_id":"a","role":"robot","content":"x"}', "role"),
         (b'{"type":"message","session_id":"a","role":["user"],"content":"x"}', "role"),
         (b'{"type":"message","session_id":"a","role":"user","content":7}', "content"),

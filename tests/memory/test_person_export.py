@@ -110,7 +110,7 @@ async def test_an_export_goes_on_after_any_position(memory: Memory) -> None:
         assert rest[:-1] == whole[number + 1 : -1]
         assert rest[-1]["type"] == "end"
     for wrong in ("", "x", "WyJ4Il0", "ü"):
-        with pytest.raises(InvalidInput, match="no position"):
+        with pytest.raises(InvalidInput, match="not a position"):
             await lines_of(memory, wrong)
 
 

@@ -218,7 +218,7 @@ async def test_a_tool_is_not_run_twice_without_a_person(every_desk: RunDesk, ans
             result = await service.result(asked.run.run_id)
     assert (result.text, len(PAID)) == ("thank you", paid)
     told = str(every_desk.model.calls[-1][-1].text)
-    assert told == answer if answer.startswith("13") else told.startswith("This tool was begun before")
+    assert told == answer if answer.startswith("13") else told.startswith("This tool call was started before")
 
 
 async def test_what_leads_to_a_call_is_kept_before_it(desk: RunDesk) -> None:

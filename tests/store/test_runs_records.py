@@ -71,7 +71,7 @@ async def test_runs_are_listed_newest_first(memory: Memory, clock: SettableClock
     assert await ids(memory, RunQuery(root_run_id="r0", status="queued")) == ["g1"]
     assert await ids(memory, RunQuery(since=start + timedelta(seconds=3), user_id="u0")) == ["r3"]
     assert await memory.runs.records.tree("never") == []
-    with pytest.raises(InvalidInput, match="at least one"):
+    with pytest.raises(InvalidInput, match="at least 1"):
         RunQuery(limit=0)
 
 

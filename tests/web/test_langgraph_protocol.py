@@ -258,7 +258,7 @@ async def test_threads_are_listed_with_their_first_and_newest_message(tmp_path: 
         ("run.start", {"input": asks("hi")}, "assistant_id"),
         ("run.start", {"assistant_id": "nope", "input": asks("hi")}, "available"),
         ("run.start", {"assistant_id": "chat", "input": {"messages": [{"colour": "teal"}]}}, "role"),
-        ("run.start", {"assistant_id": "chat"}, "give it one"),
+        ("run.start", {"assistant_id": "chat"}, "pass it in"),
         ("input.respond", {"interrupt_id": "i", "response": 1}, "no such session"),
         ("state.fork", {}, "run.start"),
     ],

@@ -286,7 +286,7 @@ async def test_a_run_that_is_no_longer_kept(tmp_path: Path) -> None:
         assert [one["run_id"] for one in (await client.get(f"{run}/tree")).json()["runs"]] == [first["run_id"]]
         assert (await client.get("/api/v1/runs")).json()["runs"] == []
         problem = check_problem(await client.post(f"{run}/retry", json={}), 422, "invalid-request")
-        assert "Nothing is kept" in problem["detail"]
+        assert "not stored any more" in problem["detail"]
 
 
 async def test_a_conversation_of_an_agent_s_own_is_seen_and_erased_as_sessions_are(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Execution of runs, in this process or another one, also after a process dies while it executes them."""
+"""Execution of runs in this process or another one. A run survives the death of the process that executes it."""

@@ -22,8 +22,8 @@ type RunStop = Stop | Literal["cancelled"]
 class ActiveRun:
     """A run that this process is executing.
 
-    `stop` is the reason why it is being stopped. `begins` is true if no process has executed the run before. `over` is
-    the run as it ended here. `has_following` is false if no run waited for this one when it ended.
+    `stop` is the reason for which it is being stopped. `begins` is true if no process has executed it before. `over` is
+    the run after it ended here. `has_following` is false if no run waited for this one when it ended.
     """
 
     run: Run

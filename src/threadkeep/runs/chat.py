@@ -1,4 +1,4 @@
-"""The chat: messages of people in, answers out, the same for every interface (HTTP, terminal).
+"""The chat: it takes people's messages and returns answers, for every interface (HTTP, terminal).
 
 Each turn is a run. Turns of one session are executed one after the other, in order of arrival, whichever process
 received them. A turn belongs to the chat, not to the caller that waits for it: it continues when the caller goes away.
@@ -41,12 +41,12 @@ from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.registry import Workflows
 
 _SUBMIT_SECONDS = 15.0
-"""Seconds to wait for the database to store a run. Longer than other waits: a run recorded late costs a model call."""
+"""Seconds to wait for the database to store a run. Longer than other waits: a late record costs a second model call."""
 
 _ELSEWHERE_SECONDS = 60.0
-"""Seconds to wait for a turn of another process. On SQLite a process that stands still keeps its runs."""
+"""Seconds to wait for a turn of another process. On SQLite a suspended process keeps its runs."""
 
-ELSEWHERE = "Another process answers in this session and has not finished; send the message again, with its message_id."
+ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
 _MOST_REMEMBERED = 10_000
 
@@ -73,12 +73,12 @@ class Chat:
         # A lock lives as long as a turn holds it or waits for it, so all turns of a session use the same lock.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
-        # The last session of each user, used while the database cannot tell.
+        # The last session of each user, for use while the database is unavailable.
         self._last_sessions: dict[str, str] = {}
 
     @property
     def running(self) -> int:
-        """The number of turns that run or wait now."""
+        """The number of turns that are running or waiting now."""
         return len(self._turns)
 
     def begin(self, request: ChatRequest, *, stream: bool = True) -> ChatTurn:
@@ -112,7 +112,7 @@ class Chat:
             RunWaits: the workflow asks a person first.
             SessionNotFound: the session is another user's, or was deleted meanwhile.
             SessionBusy: the workflow takes no message while another turn of the session is active.
-            TurnInMemoryOnly: the answer is neither in the database nor on disk; a repeat gets it when it is.
+            TurnInMemoryOnly: the answer is not stored yet, in the database or on disk; repeat the call later.
             Interrupted: the service or the turn was stopped meanwhile.
         """
         return await self.begin(request, stream=False).answer()
@@ -130,13 +130,13 @@ class Chat:
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
-        """Delete a session after the turns that were queued before have ended."""
+        """Delete a session, after the turns that were queued earlier have ended."""
         await self._between_turns(DELETE, session_id)
 
     async def close(self, seconds: float) -> None:
-        """Let running turns finish within `seconds`; callers of the others are told to send the message again.
+        """Let running turns finish within `seconds`; callers of the others are asked to send the message again.
 
-        Recorded runs are left to other processes. Unrecorded runs end here, with the partial answer that they have.
+        Recorded runs are left to other processes. Unrecorded runs end here and keep their partial answer.
         """
         tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
         if tasks:
@@ -149,7 +149,7 @@ class Chat:
 
     def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn, task: asyncio.Task[ChatAnswer]) -> None:
         del self._turns[key]
-        # Retrieve the exception in any case: a caller that went away does not.
+        # Retrieve the exception in any case, because the caller may have gone away.
         if task.cancelled() or task.exception() is not None or turn.user_key is None:
             return
         self._last_sessions.pop(turn.user_key, None)
@@ -179,7 +179,7 @@ class Chat:
             StoreError, TimeoutError: the database does not answer.
         """
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
-        # One at a time, so messages enter the session's order as they arrived in this process.
+        # One at a time, so that messages enter the session's order as they arrived in this process.
         async with self._lock_of(turn.order_key):
             runs = await self._service(session)
             if runs is None:
@@ -197,14 +197,14 @@ class Chat:
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _service(self, session: Session) -> RunService | None:
-        """Return the run service when it is ready; None if it is not available now.
+        """Wait for the run service and return it; return None if it is not available now.
 
         Raises:
             StoreError, TimeoutError: the database does not answer.
         """
         pending = self._memory.pending
         if not self._runs.is_open:
-            # Opening waits for locks as long as a start may; a person waits no longer than for a turn.
+            # At startup, opening may wait longer for locks; here a person waits for it.
             async with session.timeout(pending.wait_seconds):
                 with waiting_until(time.monotonic() + pending.wait_seconds):
                     await self._memory.runs.take_lock()
@@ -217,7 +217,7 @@ class Chat:
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Follow a run to its end; return its outcome if the database cannot record the end."""
+        """Wait for a run to end and return it; return its outcome if the database cannot record the end."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 
@@ -240,7 +240,7 @@ class Chat:
                 with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
                     async with self._memory.session(turn.session_id).timeout():
                         ended = await asyncio.shield(ending)
-                # The outcome of an attempt that the database ended is void if the run continues.
+                # The outcome is void if the database failed that attempt and the run continues.
                 if ended is not outcome or stream.outcome is outcome:
                     return ended
         finally:
@@ -248,7 +248,7 @@ class Chat:
 
     @contextlib.asynccontextmanager
     async def _limit_elsewhere(self, runs: RunService, session_id: str) -> AsyncIterator[None]:
-        """Limit the time to wait while no turn of a session is executed here.
+        """Limit the wait inside the block while this process executes no turn of the session.
 
         Raises:
             Interrupted: another process did not end its turn in time.
@@ -297,11 +297,11 @@ class Chat:
                     raise Interrupted(STOPPED) from None
                 raise
         if outcome.status == "waiting":
-            raise StoreUnavailable("The workflow asks a person, and the database cannot keep that now; send it again.")
+            raise StoreUnavailable("The workflow asks a person, and the database cannot store that now; send it again.")
         return self._answers.of(turn, outcome, ledger.usages)
 
     async def _work_unstored(self, turn: ChatTurn, stream: RunStream) -> tuple[Outcome, OfflineLedger]:
-        # A run of the same message waits for this one, so no message is answered twice.
+        # A recorded run of the same message waits for this block, so no message is answered twice.
         with self._runs.in_flight.answering(turn.session_id, turn.message_id):
             outcome, ledger = await self._offline.execute(turn.run_request, stream, turn.session_id)
             if outcome.status == "done":
@@ -309,7 +309,7 @@ class Chat:
             return outcome, ledger
 
     async def _between_turns(self, workflow: str, session_id: str) -> None:
-        """Execute a session workflow in the order of the session's turns.
+        """Execute an internal workflow of a session in the order of its turns.
 
         Raises:
             StoreError: the database does not answer.
@@ -328,9 +328,9 @@ class Chat:
 
 @dataclass(frozen=True)
 class RegenerationRequest:
-    """The question to answer again: the one of `run_id`, the one with `message_id`, or else the newest one.
+    """The question to answer again: the question of `run_id`, the one with `message_id`, or by default the newest.
 
-    Without a `workflow`, the workflow that answered the question before answers it again.
+    Without a `workflow`, the workflow that answered it before is used again.
     """
 
     run_id: str | None = None
@@ -349,7 +349,7 @@ class RegenerationRequest:
 
 
 class Again:
-    """A service that answers questions of the chat again."""
+    """A service that regenerates answers of the chat."""
 
     def __init__(self, chat: Chat, memory: Memory, workflows: Workflows) -> None:
         self._chat = chat
@@ -357,18 +357,18 @@ class Again:
         self._workflows = workflows
 
     async def begin(self, session: Session, request: RegenerationRequest, *, stream: bool = True) -> ChatTurn:
-        """Supersede everything after a question and start the turn that answers it; join that turn if it runs already.
+        """Supersede everything after a question and start the turn that answers it, or join it if it is running.
 
         Raises:
             MessageNotFound: the session has no such question.
             MessageSuperseded: the question itself was superseded.
             WorkflowNotFound: no workflow of that name is registered.
-            StoreUnavailable: the database did not take it; a repeat is safe.
+            StoreUnavailable: the database did not respond; the call can be repeated.
         """
         return self._chat.begin(await self.release(session, request), stream=stream)
 
     async def release(self, session: Session, request: RegenerationRequest) -> ChatRequest:
-        """Supersede everything after a question and return the request that has it answered by a new run.
+        """Supersede everything after a question and return the request for a new run that answers it.
 
         Raises: as for `begin`.
         """
@@ -377,14 +377,14 @@ class Again:
         if question.superseded_at is not None:
             raise MessageSuperseded(session.session_id, question_id, question.superseded_by)
         workflow = self._workflows.get(request.workflow or await self._workflow_of(question, request.run_id))
-        # Read before the release: the answer of a concurrent regeneration must not be superseded.
+        # Read this before the release, so that the answer of a concurrent regeneration is not superseded.
         info = await session.info()
         if await self._memory.runs.order.release(session.session_id, question_id):
             await session.regenerate(question_id, upto=info.last_seq)
         return ChatRequest(
             question.content,
             session_id=session.session_id,
-            user_id=info.user_id,  # for any caller: the owner's repeat of the message joins this run
+            user_id=info.user_id,  # not the caller's: if the owner sends the message again, it joins this run
             message_id=question_id,
             metadata=question.metadata,
             workflow=workflow.name,

@@ -42,7 +42,7 @@ class ChatRequest:
     """A message of a person.
 
     Without a `session_id` the turn continues the last session of the user with the workflow, or starts a new one. A
-    `message_id` makes retries safe. `quoted_text` is the text that the message replies to: an input of the run only.
+    `message_id` makes retries safe. `quoted_text` is the text that the message replies to; only the run gets it.
     """
 
     message: str
@@ -57,7 +57,7 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatUsage:
-    """Tokens of a turn's model calls; `estimated` if a provider did not report all of them."""
+    """The tokens of a turn's model calls; `estimated` is true if a provider did not report all of them."""
 
     input_tokens: int
     output_tokens: int
@@ -78,9 +78,9 @@ class ChatContext:
     messages: int = 0
     """Messages that were sent, including the system message and the new one."""
     tokens: int = 0
-    """Tokens that were sent, by Threadkeep's counter."""
+    """Tokens that were sent, as counted by Threadkeep."""
     dropped: int = 0
-    """Earlier messages that were left out to keep the limits."""
+    """Earlier messages that were excluded because of the limits."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ChatAnswer:
     replaced: bool = False
 
     def to_dict(self) -> dict[str, Json]:
-        """Return the answer as JSON values; `replaced` only if it is true. The `answer_id` is in the run's result."""
+        """Return the answer as JSON values, with `replaced` only if it is true, and without the `answer_id`."""
         values: dict[str, Json] = {**asdict(self), "usage": self.usage.to_dict()}
         silent = {"answer_id"} if self.replaced else {"answer_id", "replaced"}
         return {name: value for name, value in values.items() if name not in silent}
@@ -111,7 +111,7 @@ class ChatAnswer:
 
 @dataclass(frozen=True)
 class ChatStarted:
-    """An event that is sent once, first, when the turn starts to run."""
+    """The first event of a turn, sent once when the turn starts to run."""
 
     session_id: str
     run_id: str
@@ -120,7 +120,7 @@ class ChatStarted:
 
 @dataclass(frozen=True)
 class ChatToken:
-    """A piece of an answer; `message_id` is the id under which the answer is stored, if the model has named it."""
+    """A piece of an answer; `message_id` is the id under which the answer is stored, if it is known already."""
 
     text: str
     message_id: str | None = None
@@ -130,7 +130,7 @@ type ChatEvent = ChatStarted | ChatToken | ChatAnswer
 
 
 class ChatTurn:
-    """A turn that runs in the background; any number of callers may follow it, early or late.
+    """A turn that runs in the background; any number of callers may follow it, at any time.
 
     Once the turn has begun, `session_id` and `run_id` are the ids that were assigned to it.
     """
@@ -149,13 +149,13 @@ class ChatTurn:
 
     @property
     def user_key(self) -> str | None:
-        """The key of a user's messages without a session; they continue the user's last session."""
+        """The key that orders a user's messages without a session, which continue the user's last session."""
         request = self.request
         return None if request.user_id is None else f"{request.user_id}\n{request.workflow}"
 
     @property
     def order_key(self) -> str:
-        """The key that orders messages: their session, or the user and workflow while the session is unknown."""
+        """The key that orders messages: the session, or the user and workflow while the session is unknown."""
         return self.user_key if self.request.session_id is None and self.user_key is not None else self.session_id
 
     @property
@@ -221,7 +221,7 @@ class ChatTurn:
             await changed.wait()
 
     def _told_at_the_end(self, response: str) -> bool:
-        """Return whether the tokens end with the answer; other agents or a failed attempt may have sent some before."""
+        """Return whether the tokens end with the answer: other agents or failed attempts may have sent earlier ones."""
         pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
         return not pieces or pieces.endswith(response)
 
@@ -246,16 +246,16 @@ async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> 
         await change.wait()
 
 
-STOPPED = "The turn was stopped before the answer was complete; what there is of it is kept as interrupted."
+STOPPED = "The turn was stopped before the answer was complete; the partial answer is stored as interrupted."
 
-TAKEN_BACK = "A newer message of the session came before the answer was complete; this one was taken back."
+TAKEN_BACK = "A newer message arrived before the answer was complete, so this message was taken back."
 
-_TOO_SMALL = "The message does not fit beside the system prompt; raise the limit of tokens, or shorten the prompt."
-_NO_DATABASE = "The database is away, and this cannot be answered without it; send the message again."
+_TOO_SMALL = "The message does not fit beside the system prompt; raise the token limit, or shorten the prompt."
+_NO_DATABASE = "The database is unavailable, and this message cannot be answered without it; send it again later."
 
 
 def error_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> ThreadkeepError:
-    """Return the error of a turn whose run is not done: a known error of that kind, else the run's own."""
+    """Return the error for a turn with an unsuccessful run: a known error of that kind, else the error of the run."""
     kind = ended.error or "NoAnswer"
     if ended.status in ("waiting", "cancelled"):
         rolled_back = isinstance(ended, Run) and ended.cancel_reason == ROLLED_BACK
@@ -275,7 +275,7 @@ def error_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> Thread
 
 
 class ChatAnswers:
-    """A builder of answers from ended runs; it leaves out details that the database cannot return."""
+    """A builder of answers from ended runs; it omits details that the database cannot return."""
 
     def __init__(self, memory: Memory, workflows: Workflows) -> None:
         self._memory = memory
@@ -286,14 +286,14 @@ class ChatAnswers:
     ) -> ChatAnswer:
         """Return the answer of a recorded run or of its outcome, and mark the answer as delivered.
 
-        An answer that was stored for this caller is marked already; the hold of its stream names it.
+        An answer that was stored for this caller is marked already; `hold` of the run's stream has its id.
 
         Raises:
             ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: it has no answer.
         """
         stream = submitted.stream
         stands: Message | None = None
-        # An answer that was marked when the run ended here may have given way since.
+        # An answer that was marked when the run ended here may have been replaced since.
         hold, usage = None if submitted.over else stream.hold, stream.usage or ()
         if ended.status == "done":
             if isinstance(ended, Run) and len(ended.inputs) > 1:
@@ -301,7 +301,7 @@ class ChatAnswers:
                     ended = await with_own_answer(self._memory, ended, turn.message_id)
             answer_id = (ended.result or {}).get("message_id")
             if isinstance(answer_id, str) and (hold is None or hold.told_id != answer_id):
-                # This also works while the database is down: the answer is then pending in this process.
+                # This also works while the database is down, because the answer is then pending in this process.
                 async with self._optional(turn):
                     stands = await self._memory.session(turn.session_id).tell(answer_id)
             if stands is not None and stands.id == answer_id:
@@ -316,7 +316,7 @@ class ChatAnswers:
         return replace(answer, replaced=stands is not None or (hold is not None and hold.replaced))
 
     async def stored(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the answer that a repeated message has already, if the transcript can be read now."""
+        """Return the stored answer to a repeated message; None if there is none, or the transcript cannot be read."""
         if turn.request.message_id is None:
             return None
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
@@ -334,7 +334,7 @@ class ChatAnswers:
 
     @contextlib.asynccontextmanager
     async def _optional(self, turn: ChatTurn) -> AsyncIterator[None]:
-        """Leave out data that the database does not return in time, or that was deleted with its session."""
+        """Suppress errors in the block if the database does not respond in time or the session was deleted."""
         with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
             async with self._memory.session(turn.session_id).timeout():
                 yield

@@ -1,4 +1,4 @@
-"""The checkpointer of runs: it knows the active runs and lets their progress be stored in the background."""
+"""The checkpointer of runs, which stores the progress of active runs in the background."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ThreadedSaver(BaseCheckpointSaver[Any]):
         if _running_loop() is self._loop:
             work.close()
             raise asyncio.InvalidStateError(
-                "A graph that async code calls with `invoke` would wait for itself; use `await graph.ainvoke()` there."
+                "`invoke` in async code would wait for its own event loop; use `await graph.ainvoke()` there."
             )
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -91,9 +91,9 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 class ProgressSaver(ThreadedSaver):
-    """A wrapper of a checkpointer; threads without known progress are passed through to it.
+    """A wrapper of a checkpointer that delays the checkpoints of active runs; other threads are passed through.
 
-    A reader of a thread gets all of its progress: pending progress is stored first.
+    A reader of a thread gets all of its progress, because pending progress is stored first.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
@@ -103,7 +103,7 @@ class ProgressSaver(ThreadedSaver):
 
     @contextmanager
     def knowing(self, run_id: str, progress: RunProgress) -> Iterator[None]:
-        """Connect the thread of a run with the progress of its execution inside the block."""
+        """Register the progress of a run's execution for the run's thread inside the block."""
         self._progresses[run_id] = progress
         try:
             yield
@@ -115,7 +115,7 @@ class ProgressSaver(ThreadedSaver):
         """Store all pending progress of a run.
 
         Raises:
-            StoreUnavailable: the database does not take it; it is kept for the next try.
+            StoreUnavailable: the database does not respond; the progress is kept for the next attempt.
         """
         if (progress := self._progresses.get(run_id)) is not None:
             await progress.keep()
@@ -130,14 +130,14 @@ class ProgressSaver(ThreadedSaver):
         return self.saver.get_next_version(current, channel)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> ProgressSaver:
-        """Return a saver for the same runs whose graph state has types of its own."""
+        """Return a saver for the same runs that allows additional types in the state of a graph."""
         allowing = copy(self)
         allowing.saver = self.saver.with_allowlist(extra_allowlist)
         allowing.serde = allowing.saver.serde
         return allowing
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the newest checkpoint of a thread, or the named one; skip the query for a run that begins."""
+        """Return the newest checkpoint of a thread, or the named one; a run that begins has none, so skip the query."""
         progress = self._progresses.get(_thread_of(config))
         if progress is not None:
             if progress.is_new(namespace_of(config)):

@@ -25,8 +25,8 @@ _DEADLINE: Final = "DeadlinePassed"
 class RunChildren:
     """An executor of child runs for runs that this process executes.
 
-    A child is stored with its parent and receives only the request of its parent. The process that resumes the parent
-    resumes the child; no other process executes it. A child that waits for a person makes its parent wait.
+    A child is stored with its parent and gets only the input in the parent's request. The process that resumes the
+    parent resumes the child; no other process executes it. A child that waits for a person makes its parent wait.
     """
 
     def __init__(self, memory: Memory, worker: Worker) -> None:
@@ -63,7 +63,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, workflow: Workflow, parent: ActiveRun) -> tuple[Run, bool]:
-        """Return the child and whether it begins; a child that failed with its parent is retried with it."""
+        """Return the child, and whether it begins now; a child that failed with its parent is retried."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:
@@ -89,7 +89,7 @@ class RunChildren:
         found = await self._runs.run(run.run_id)
         if found is None:
             raise ChildFailed(
-                f"The run of {run.workflow!r} went with its session.",
+                f"The run of {run.workflow!r} was deleted with its session.",
                 workflow=run.workflow,
                 status="cancelled",
                 run_id=run.run_id,
@@ -132,9 +132,9 @@ def _child_id(request: ChildRequest) -> str:
 
 
 def _answer_to(run: Run) -> Json:
-    """Return a person's answer to a child that waits; the first call interrupts the parent so that it waits as well.
+    """Return a person's answer to a waiting child; the first call interrupts the parent, which then waits as well.
 
-    A node that is executed again receives all earlier answers in order; the last one answers the current question.
+    LangGraph gives a repeated node all earlier answers in order; the last one answers the current question.
     """
     number = run.interrupt.get("number") if isinstance(run.interrupt, dict) else None
     asked: dict[str, Json] = {

@@ -1,4 +1,4 @@
-"""Ends of runs executed here, with their turns; the database decides whether this process still owns them."""
+"""Recording the ends of runs and of their turns, if the database confirms that this process still owns the run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def report_run(observer: Observer, run: Run, outcome: Outcome, *, milliseconds: 
 
 
 def report_turn(observer: Observer, run: Run, outcome: Outcome, ledger: Account | None, *, milliseconds: float) -> None:
-    """Report the end of a session's turn, if the run is one; a turn that waits for a person has not ended."""
+    """Report the end of a turn if the run was a turn of a session; a turn that waits for a person has not ended."""
     if run.session_id is None or run.parent_run_id is not None or outcome.status == "waiting":
         return
     if run.workflow in OWN_NAMES:
@@ -119,7 +119,7 @@ class RunEndings:
             await active.hold.store()
         active.stream.set_outcome(outcome)
         if outcome.status == "failed" and await retry_until_available(lambda: self._is_to_stop(active.run)):
-            # It fails because a part of it has been stopped, or would have been stopped next.
+            # The failure comes from cancelling the run, or the run would have been cancelled next.
             outcome, noted = Outcome("cancelled"), {"status": "cancelled"}
         if noted:
             active.tracer.note(STATUS, data=noted)
@@ -137,9 +137,9 @@ class RunEndings:
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
         """Store the answer with the end of its run, the trace, the manifests and the anchor, in one transaction.
 
-        Return False if nothing of it was stored, or that is unknown: then the answer is stored first, and the end after
-        it, unless this process has lost the run. The transaction is refused if it has, or if another process has
-        answered the question.
+        Return False if nothing was stored, or if that is unknown; the caller then stores the answer first and the end
+        afterwards. The database rejects the transaction if another process owns the run by now or has answered the
+        question.
         """
         hold, run = active.hold, active.run
         answer, group = hold.answer, await active.tracer.whole()
@@ -168,14 +168,14 @@ class RunEndings:
         return True
 
     async def set_aside(self, run: Run, owner: str, dependencies: Dependencies) -> Outcome:
-        """Set a run aside for a person, because the engine does not try it any more."""
+        """Set a run aside for a person, because the engine does not retry it any more."""
         outcome = Outcome("failed", error="GaveUp", set_aside=True)
         await self._end_turn(run, dependencies)
         await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)
         return outcome
 
     async def _end_turn(self, run: Run, dependencies: Dependencies, hold: RunHold | None = None) -> None:
-        """Store the question of a cut-off run, unless a node did so, and the partial answer; or roll the turn back.
+        """Store the question and the partial answer of an interrupted run, if no node did; or roll the turn back.
 
         The next turn of the session begins afterwards. A failed write is reported, and the run ends anyway. `hold` has
         the conversations that the run reached in this process.
@@ -214,7 +214,7 @@ class RunEndings:
                 await session.take_back_turn(str(question.id))
 
     async def _keep_question(self, run: Run, dependencies: Dependencies) -> None:
-        """Store the message of a run that did nothing with it, because later turns have to see it."""
+        """Store the message of a run that did not store it, because later turns must see it."""
         if run.parent_run_id is not None:
             return
         step, metadata = Step("", context_of(run, dependencies.resources), None), metadata_of(run)
@@ -231,14 +231,14 @@ class RunEndings:
                 await own.store(step, messages, metadata, session)
 
     async def leave(self, run: Run) -> None:
-        """Discard the partial answer: the run belongs to another process."""
+        """Discard the partial answer, because the run belongs to another process."""
         await self._memory.settle_run(run.run_id, elsewhere=True)
 
     async def release(self, active: ActiveRun, dependencies: Dependencies) -> None:
         """Leave a run that is stopped from outside in the state that other processes need.
 
-        A child stays its parent's. A run that has received an answer stays as it is: the process that takes it over
-        knows that the answer may have been used.
+        A child stays with its parent. A run that was resumed with a person's reply is not changed: the process that
+        takes it over must know that the reply may have been used.
         """
         run = active.run
         with contextlib.suppress(StoreError):
@@ -260,7 +260,7 @@ class RunEndings:
         return current is not None and current.cancel_requested_at is not None
 
     async def _is_lost(self, run: Run) -> bool:
-        """Return whether another process has taken the run over; False if the database does not say it soon."""
+        """Return whether another process has taken the run over; False if the database does not respond soon."""
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(self._memory.pending.wait_seconds):
                 current = await self._runs.run(run.run_id)
@@ -277,7 +277,7 @@ class RunEndings:
     async def _record(self, active: ActiveRun, outcome: Outcome, dependencies: Dependencies) -> Outcome | None:
         run_id, owner = active.run.run_id, active.owner
         if active.run.session_id is not None and isinstance(answer := (outcome.result or {}).get("message_id"), str):
-            # A run that is done is not executed again: its answer must be safe first.
+            # A run that is done is not executed again, so its answer must be stored first.
             await self._memory.pending.ensure_kept(active.run.session_id, answer)
         if outcome.status == "waiting":
             await active.tracer.flush()
@@ -308,8 +308,8 @@ class RunEndings:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _is_kept(self, active: ActiveRun) -> bool:
-        """Return whether no progress of a run is left to store."""
-        # Without its progress a retry starts over, but the run must end in any case.
+        """Store the pending progress of a run; return whether nothing is left to store."""
+        # Without its progress a retry would start over, but the run must end in any case.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
                 await active.progress.keep()
@@ -322,7 +322,7 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return the outcome with the answer that was stored instead: of another process, or under a new id."""
+    """Return the outcome with the answer that was stored instead: another process's, or the same under a new id."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

@@ -71,7 +71,7 @@ class _Part(TypedDict):
 
 
 class RunExecution:
-    """An execution of a run in this process. `begins` is true if it is the first: there are no checkpoints yet."""
+    """An execution of a run in this process. `begins` is true for the first one: there are no checkpoints yet."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class RunExecution:
         self._late = 0
 
     async def run_to_end(self) -> Outcome:
-        """Execute the run; failures are in the outcome, but a cancellation is raised."""
+        """Execute the run and return its outcome, also after a failure; only a cancellation is raised."""
         try:
             async with asyncio.timeout(self._seconds_left()):
                 with self._dependencies.contexts.of(self._run.run_id, self._run.session_id) as seen:
@@ -115,7 +115,7 @@ class RunExecution:
     async def _execute_with_retries(self) -> Outcome:
         tries, again = max(self._run.attempts, 1), False
         while True:
-            # A graph may raise anything, and the run ends with it.
+            # A graph may raise any error, and the run ends with it.
             with ErrorBoundary() as attempt:
                 return await self._execute_once(again=again)
             error = attempt.caught
@@ -123,7 +123,7 @@ class RunExecution:
                 return Outcome("failed", error=kind_of(self._ledger.spent or error))
             if not await self._wait_for_recovery(error):
                 if tries >= self._workflow.options.max_tries:
-                    # A run that is tried only once has not failed repeatedly.
+                    # A run with a single attempt has not failed repeatedly.
                     return Outcome("failed", error=kind_of(error), set_aside=tries > 1)
                 tries += 1
             self._report_retry(kind_of(error), tries)
@@ -132,12 +132,12 @@ class RunExecution:
             self._begins, again = False, True
 
     async def _execute_once(self, *, again: bool) -> Outcome:
-        """Execute the run once, unless its messages were answered without it while the database was down."""
+        """Execute the run once, unless its messages were answered by an unrecorded run while the database was down."""
         memory, in_flight, saver = self._memory, self._dependencies.in_flight, self._dependencies.saver
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
             self._run = await with_unanswered(memory, self._run)
-        # A run that begins finds the answer by itself; a resumed run is already past that step.
+        # A run that begins finds the answer itself; a resumed run is already past that step.
         answered = not self._begins and in_flight.has_answered(self._run)
         if answered and (result := await answered_without(memory, self._run)) is not None:
             return Outcome("done", result=result)
@@ -153,27 +153,27 @@ class RunExecution:
         return outcome
 
     async def _wait_for_recovery(self, error: Exception) -> bool:
-        """Return whether the database was down when the run failed and is available again; such a try does not count.
+        """Wait for the database if the run failed because it was down; return True if so: the attempt does not count.
 
-        A run without checkpoints is not recorded, and waits for no database.
+        A run without checkpoints is not recorded and does not wait.
         """
         saver = self._dependencies.saver
         if saver is None:
             return False
 
         async def query() -> None:
-            # The run and its checkpoints, each through its own connections.
+            # Read the run and its checkpoints, because each has separate connections.
             await self._memory.runs.run(self._run.run_id)
             await saver.saver.aget_tuple(thread_of(self._run.run_id))
 
         try:
             await query()
         except StoreUnavailable as away:
-            # Not final; but a caller that waits for the run may not want to wait for the database.
+            # Not final, but a caller that waits for the run may not want to wait for the database.
             self._stream.set_outcome(Outcome("failed", error=kind_of(away)))
             await retry_until_available(query)
             return True
-        # One pool of connections may recover a moment later than another.
+        # One connection pool may recover a moment later than another.
         late = isinstance(error, StoreUnavailable) and self._late < _MOST_LATE
         self._late += late
         return late
@@ -184,7 +184,7 @@ class RunExecution:
         await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
 
     async def _report_crossing(self) -> None:
-        """Report that the last call exceeded a budget: no later call will be refused for it."""
+        """Report that the last call exceeded a budget, because no later call will fail for it."""
         crossed = None
         with contextlib.suppress(StoreError):  # the answer exists anyway
             crossed = await self._ledger.crossed()
@@ -231,11 +231,11 @@ class RunExecution:
         async for part in stream:
             self._take(part)
         if self._ledger.spent is not None:
-            # A node may have continued without its model: the run still lacks the result that it has to return.
+            # A node may have continued without its model, but the run's result is incomplete.
             raise self._ledger.spent
 
     async def _reply(self, name: str, chat: ChatNode) -> None:
-        """Let the built-in chat answer without a graph, and record it as the stream of one."""
+        """Let the built-in chat answer without a graph, and note the same events as a graph would."""
         step, state = Step(name, context_of(self._run, self._dependencies.resources), None), begin_state(self._run)
         self._notes.note("node_started", name)
         token = var_child_runnable_config.set(self._config())
@@ -252,14 +252,14 @@ class RunExecution:
         self._state = {**state, **said(step, reply), "messages": [*state.get("messages", ()), reply]}
 
     async def _ask_model(self, node: str, model: BaseChatModel, messages: list[BaseMessage]) -> AIMessage:
-        """Call a model; a caller that follows the tokens gets them as they come."""
+        """Call a model, and publish the tokens as they arrive if a caller follows them."""
         if not self._stream.wants_pieces:
             return await model.ainvoke(messages)
         chunks: list[AIMessageChunk] = []
         named: str | None = None
         async for chunk in model.astream(messages):
             chunks.append(chunk)
-            # Some providers name a message in its first chunk only; LangChain names the others after the call.
+            # Some providers send the message id in the first chunk only; without one, LangChain adds it after the call.
             named = named or (None if str(chunk.id).startswith("lc_") else chunk.id)
             if text := text_of(chunk):
                 self._stream.publish(RunPiece(self._run.run_id, node, named or chunk.id, text))
@@ -314,7 +314,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the questions that the run asks, with the number of times that it has asked."""
+        """Return the run's questions to a person, and how many times it has asked."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -322,10 +322,10 @@ class RunExecution:
         return {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
 
     async def _given(self, *, again: bool = False) -> object:
-        """Return the graph's input: the initial state, an answer, or None if it resumes.
+        """Return the graph's input: the initial state, a person's answer, or None if the run resumes without one.
 
-        An answer is passed once. If its process died after that, the graph may know it already and would take it for
-        the answer to its next question. At worst a person is asked again.
+        An answer is passed only once. If the process died afterwards, the graph may have used it already and would take
+        it for the answer to its next question. At worst a person is asked again.
         """
         run, saver = self._run, self._dependencies.saver
         if self._begins or saver is None:
@@ -356,7 +356,7 @@ class RunExecution:
         }
 
     def _question(self) -> list[BaseCallbackHandler]:
-        """Return the handler that stores the question behind middleware, if it waits for that."""
+        """Return the handler that stores the question after other middleware, if the recorder waits for that."""
         run, resources = self._run, self._dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:
@@ -378,7 +378,7 @@ class RunExecution:
 
 
 def _chat_of(workflow: Workflow, resources: Resources) -> tuple[str, ChatNode] | None:
-    """Return the node of the built-in chat if it needs no agent."""
+    """Return the name and the node of the built-in chat if it needs no agent."""
     nodes = list(workflow.nodes.items())
     if len(nodes) == 1 and isinstance(nodes[0][1], ChatNode) and not nodes[0][1].needs_agent(resources):
         return nodes[0][0], nodes[0][1]
@@ -396,7 +396,7 @@ def _map(value: Json) -> Mapping[str, Json]:
 
 
 def _without_empty(data: Mapping[str, Json]) -> dict[str, Json]:
-    """Return LangChain messages without empty fields; LangChain restores those when it reads them."""
+    """Return the data of an event without empty fields of its LangChain messages; LangChain restores these."""
     messages = data.get("messages")
     if not isinstance(messages, list):
         return dict(data)

@@ -1,4 +1,4 @@
-"""Intake of runs: they are stored with their request, and begin at once here if a caller waits."""
+"""Intake of runs: a run is stored with its request and starts at once in this process if a caller waits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ type Mode = Literal["wait", "background", "later"]
 
 
 class RunIntake:
-    """The entry for all runs but children."""
+    """The intake of all runs except children."""
 
     def __init__(self, memory: Memory, worker: Worker) -> None:
         self._memory = memory
@@ -40,18 +40,18 @@ class RunIntake:
         self._asked_at_once: dict[Workflow, TurnOptions | None] = {}
 
     async def take(self, request: RunRequest, workflow: Workflow, *, mode: Mode) -> Submitted:
-        """Store a run and start it; retry a run that exists already and did not succeed.
+        """Store a run and start it; if it exists already and did not succeed, retry it.
 
         Raises:
             SessionBusy: the workflow takes no message while another turn of the conversation is active.
             WrongUser: the session is another user's.
-            InvalidInput: the built-in chat was given no message, or a cost is limited where nothing has a price.
+            InvalidInput: the built-in chat got no message, or a cost is limited but no model has a price.
         """
         self.check_budget(request.budget)
         if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
-            raise InvalidInput("The chat answers messages: give it one in `message`.")
+            raise InvalidInput("The chat needs a message; pass it in `message`.")
         await self._worker.engine.ready()
-        # A caller waits for a run that is executed here: it gets an answer, recorded or not.
+        # A caller that waits for a run of this process gets an answer, recorded or not.
         here = mode == "wait"
         until = time.monotonic() + self._memory.pending.wait_seconds if here else None
         with waiting_until(until):
@@ -70,13 +70,13 @@ class RunIntake:
         return Submitted(run.run_id, run.session_id, added.outcome, stream, over=over)
 
     def check_budget(self, asked: RunBudget) -> None:
-        """Refuse a limit that can never be reached.
+        """Reject a limit that can never be reached.
 
         Raises:
-            InvalidInput: a cost is limited where nothing has a price.
+            InvalidInput: a cost is limited but no model has a price.
         """
         if asked.max_cost is not None and not self._worker.dependencies.options.prices:
-            raise InvalidInput("max_cost holds nothing back without prices: set THREADKEEP_PRICES, or leave it out.")
+            raise InvalidInput("max_cost has no effect without prices; set THREADKEEP_PRICES, or leave max_cost out.")
 
     async def go_on(self, run_id: str, *, here: bool) -> None:
         """Start or enqueue a run that is queued."""
@@ -125,14 +125,14 @@ class RunIntake:
         with waiting_until(until):
             added = await self._runs.order.add(new, policy=policy, owner=owner)
         if added.run.run_id == new.run_id and added.run.status == "running":
-            # New, or stored by the transaction above, whose reply was lost.
+            # New, or stored by a transaction before whose reply was lost.
             await self._worker.start(added.run.run_id, added.run)
         elif added.outcome == "new" and mode == "background":
             await self._worker.engine.enqueue(new.run_id)
         return added
 
     async def _begin_at_once(self, new: NewRun, workflow: Workflow, policy: DoubleTexting, owner: str) -> Run | None:
-        """Store a run with its question and start it, in one transaction; None if it has to be stored otherwise."""
+        """Store a run with its question and start it, in one transaction; return None if that is not possible."""
         if workflow not in self._asked_at_once:
             if len(self._asked_at_once) >= _MOST_KNOWN:
                 self._asked_at_once.clear()
@@ -170,6 +170,6 @@ def _least(first: float | None, second: float | None) -> float | None:
 
 
 def _budget(asked: RunBudget, options: RunOptions) -> RunBudget:
-    """Return the tighter of both limits for tokens and for cost."""
+    """Return the lower limit for tokens and the lower limit for cost."""
     tokens = _least(asked.max_tokens, options.max_tokens)
     return RunBudget(None if tokens is None else int(tokens), _least(asked.max_cost, options.max_cost))

@@ -1,4 +1,4 @@
-"""Maintenance in the background: watching this process's runs, and recovering runs that others left."""
+"""Background maintenance: stopping runs of this process on request, and recovering runs of other processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_REMEMBERED = 10_000
 
 
 class RunMaintenance:
-    """Background tasks, bounded per round; a failed round is reported, and the next one follows."""
+    """Background tasks with bounded work per round; a failed round is reported, and the next one follows."""
 
     def __init__(self, memory: Memory, worker: Worker, checkpoints: RunCheckpoints, options: RunServiceOptions) -> None:
         self._memory = memory
@@ -36,7 +36,7 @@ class RunMaintenance:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the background tasks inside the block, a little longer than runs are executed."""
+        """Run the background tasks inside the block; they end shortly after the execution of runs."""
         options = self._options
         tasks = [
             asyncio.create_task(self._repeat(self.take_over, options.reaps_every, "takeover")),
@@ -51,11 +51,11 @@ class RunMaintenance:
             await asyncio.wait(tasks)
 
     def watch_now(self) -> None:
-        """Check at once which runs of this process are to be stopped."""
+        """Check at once which runs of this process must be stopped."""
         self._look.set()
 
     async def watch(self) -> None:
-        """Cancel runs that were requested to stop, and runs that another process owns."""
+        """Cancel runs with a cancel request, and runs that another process owns by now."""
         before = [active for active in self._worker.active.values() if active.stop is None]
         if not before:
             return
@@ -72,7 +72,7 @@ class RunMaintenance:
                 active.cancel("cancelled")
 
     async def recover(self) -> None:
-        """Recover runs that no process has, and remove checkpoints of runs that are over."""
+        """Recover runs that no process has, and remove checkpoints of finished runs."""
         await self._start_unknown()
         forgotten = await self._runs.order.ready(limit=_AT_ONCE, waited_seconds=self._options.forgotten_seconds)
         abandoned = await self._runs.order.abandoned(limit=_AT_ONCE)
@@ -93,9 +93,9 @@ class RunMaintenance:
                 await self._worker.start(run_id)
 
     async def take_over(self) -> None:
-        """Enqueue the runs of dead processes for the workers: those that they owned, and those that they had dequeued.
+        """Enqueue the runs of dead processes for the workers: runs that they owned, and runs that they had dequeued.
 
-        A run whose processes died repeatedly is executed alone, so that no other run is blamed for it.
+        A run that was executing when several processes died is executed alone, so that no other run is blamed.
         """
         engine = self._worker.engine
         for run_id in await engine.take_from_dead():
@@ -108,7 +108,7 @@ class RunMaintenance:
                 await self._enqueue(run_id, at_once=True)
 
     async def _enqueue(self, run_id: str, *, at_once: bool = False) -> None:
-        """Enqueue a run that no process has, once a while; a child is left to its parent, unless that is over."""
+        """Enqueue a run that no process has, but not too often. A child is left to its parent, or ended without one."""
         run = await self._runs.run(run_id)
         if run is None:
             return
@@ -138,7 +138,7 @@ class RunMaintenance:
             except TimeoutError:
                 pass
             sooner.clear()
-            # A failure is tried again as long as the process lives.
+            # A failed round is retried as long as the process lives.
             with ErrorBoundary() as attempt:
                 await work()
             if isinstance(attempt.error, StoreClosed):

@@ -27,13 +27,13 @@ from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.registry import InProcessChildren, Workflows
 from threadkeep.workflows.resources import Resources, RunOptions, is_idempotent
 
-_NOT_NOW = "This tool cannot be used for the moment: it may not run twice, and no record of it can be kept."
+_NOT_NOW = "This tool cannot be used at the moment: it must not run twice, and its call cannot be recorded."
 
 
 class OfflineRuns:
     """A service that executes runs without recording them; their turns are written to the transcript, at once or later.
 
-    It executes the same graphs once, without checkpoints and without the graph store. These runs end with the process,
+    Each graph is executed once, without checkpoints and without the graph store. These runs end with the process,
     cannot wait for a person, and cannot call tools that must not run twice.
     """
 
@@ -93,7 +93,7 @@ class OfflineRuns:
             trigger=request.trigger,
             inputs=(RunInput(request.values(), request.message_id),),
             budget=RunBudget(options.max_tokens, options.max_cost),
-            # No attempt is left: without checkpoints a second attempt would repeat every step.
+            # Allow no second attempt: without checkpoints it would repeat every step.
             attempts=options.max_tries,
             created_at=now,
             deadline_at=None if seconds is None else now + timedelta(seconds=seconds),
@@ -114,7 +114,7 @@ class OfflineLedger:
         """Allow a model call if the budget allows it.
 
         Raises:
-            BudgetSpent: there is nothing left for it.
+            BudgetSpent: the budget is used up.
         """
         self.spent = spent_budget(self._run, self.usages)
         if self.spent is not None:

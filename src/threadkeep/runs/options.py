@@ -18,7 +18,7 @@ from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.store.runs.trace import TraceLimits
 
 _MILLION = 1_000_000
-_FORM = "A price is model=input/output or model=input/output/cached, each for a million tokens: gpt-5-mini=0.25/2."
+_FORM = "Write model=input/output or model=input/output/cached, per million tokens, such as gpt-5-mini=0.25/2."
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Prices:
 
 
 def read_prices(entries: Iterable[str]) -> Prices:
-    """Return the table for such entries: `gpt-5-mini=0.25/2`, `claude-sonnet-4=3/15/0.3`.
+    """Return the table for entries such as `gpt-5-mini=0.25/2` or `claude-sonnet-4=3/15/0.3`.
 
     Raises:
         InvalidInput: an entry is not a price; the message quotes it.
@@ -72,9 +72,9 @@ def _entry(text: str) -> tuple[str, Price]:
     try:
         price = Price(*map(_amount, numbers.split("/")))
     except (TypeError, ValueError):
-        raise InvalidInput(f"{text!r} is no price. {_FORM}") from None
+        raise InvalidInput(f"{text!r} is not a price. {_FORM}") from None
     if not model.strip() or not equals:
-        raise InvalidInput(f"{text!r} names no model. {_FORM}")
+        raise InvalidInput(f"{text!r} does not name a model. {_FORM}")
     return model, price
 
 
@@ -89,18 +89,18 @@ def _amount(text: str) -> float:
 class RunServiceOptions:
     """Options of the run service. Times are in seconds.
 
-    Every `watch_seconds` a process checks which of its runs should be stopped, and every `reap_seconds` whether
+    Every `watch_seconds` a process checks which of its runs must be stopped, and every `reap_seconds` whether
     owners of runs are dead: by default four times within `engine.dead_seconds`, and at least every two seconds. If
-    the interval is longer than half of `dead_seconds`, no dead process is found on PostgreSQL. A transient failure
+    the interval is longer than half of `dead_seconds`, no dead process is detected on PostgreSQL. A temporary failure
     is retried after `pause_seconds`, doubled each time up to `longest_pause_seconds`. A run that processes acquired
     `max_attempts` times, because they died or failed unexpectedly, is set aside for a person.
 
-    Trace events of a run that a caller follows wait `trace_seconds` to be stored in a group, others
-    `late_trace_seconds`; progress waits `progress_seconds` if its last steps may be repeated. A run that ends without a
-    result waits at most `keep_progress_seconds` for a checkpointer that is down; after that a retry starts from an
-    earlier checkpoint. Every `upkeep_seconds`, maintenance starts runs that were not begun for `forgotten_seconds` and
-    removes checkpoints of runs that are over: of runs without a result only after `keep_checkpoints_seconds`, because
-    they may be retried.
+    Trace events are stored in groups, after `trace_seconds` if a caller follows the run, else `late_trace_seconds`;
+    progress is stored after `progress_seconds` if its last steps may be repeated. A run that ends without a result
+    waits at most `keep_progress_seconds` for a checkpointer that is down; after that a retry starts from an earlier
+    checkpoint. Every `upkeep_seconds`, maintenance starts runs not begun within `forgotten_seconds` and removes
+    the checkpoints of finished runs. Checkpoints of runs without a result stay for `keep_checkpoints_seconds`, so that
+    the runs can be retried.
     """
 
     prices: Prices = field(default_factory=lambda: Prices({}))
@@ -119,7 +119,7 @@ class RunServiceOptions:
     keep_checkpoints_seconds: float = 86_400.0
 
     def __post_init__(self) -> None:
-        """Refuse times that are not positive.
+        """Reject times that are not positive.
 
         Raises:
             InvalidInput: the message names the option.
@@ -144,28 +144,28 @@ class RunSettings(BaseSettings):
     )
     run_concurrency: int = Field(8, ge=1, le=64, description="Queued runs that a process executes at once.")
     run_poll_seconds: float = Field(
-        0.25, ge=0.01, le=60, description="Seconds between two searches of a process for queued runs."
+        0.25, ge=0.01, le=60, description="Seconds between two checks of a process for queued runs."
     )
     run_dead_seconds: float = Field(
         8.0, ge=1, le=3600, description="Seconds without a heartbeat after which a process counts as dead."
     )
     run_max_attempts: int = Field(
-        3, ge=1, le=100, description="Attempts at a run whose process dies, before it is set aside."
+        3, ge=1, le=100, description="Attempts at a run before it is set aside because its processes died."
     )
     run_pause_seconds: float = Field(
         0.5, ge=0, le=3600, description="Seconds before the second attempt at a run; doubled before each later one."
     )
     run_longest_pause_seconds: float = Field(20.0, ge=0, le=3600, description="The longest pause before an attempt.")
-    run_trace_max_events: int = Field(10_000, ge=0, description="Events of a run's trace that are kept.")
-    run_trace_max_chars: int = Field(4_000_000, ge=0, description="Characters of a run's trace that are kept.")
+    run_trace_max_events: int = Field(10_000, ge=0, description="The maximum number of events in a run's trace.")
+    run_trace_max_chars: int = Field(4_000_000, ge=0, description="The maximum number of characters in a run's trace.")
     run_retention_days: float = Field(
-        30.0, gt=0, le=36_500, description="Days that ended runs are kept, with their traces."
+        30.0, gt=0, le=36_500, description="Days for which ended runs and their traces are kept."
     )
     run_retention_set_aside_days: float | None = Field(
-        None, gt=0, le=36_500, description="Days that runs set aside for a person are kept; by default for ever."
+        None, gt=0, le=36_500, description="Days for which runs set aside for a person are kept; by default for ever."
     )
     run_checkpoint_retention_hours: float = Field(
-        24.0, ge=0, le=876_000, description="Hours in which a run without a result can be continued where it stopped."
+        24.0, ge=0, le=876_000, description="Hours for which a run without a result can be resumed where it stopped."
     )
     prices: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
@@ -195,14 +195,14 @@ class RunSettings(BaseSettings):
         if aside is not None and aside < self.run_retention_days:
             variable = "THREADKEEP_RUN_RETENTION_SET_ASIDE_DAYS"
             raise InvalidSettings(
-                f"{variable} is below THREADKEEP_RUN_RETENTION_DAYS: what waits for a person is kept longer.",
+                f"{variable} is below THREADKEEP_RUN_RETENTION_DAYS; raise it: runs set aside are kept longer.",
                 variable=variable,
             )
         return self
 
     @property
     def run_retention(self) -> RunRetention:
-        """The retention of runs that are over."""
+        """The retention of finished runs."""
         return RunRetention(self.run_retention_days, self.run_retention_set_aside_days)
 
     @property

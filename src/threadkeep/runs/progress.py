@@ -1,4 +1,4 @@
-"""Progress of active runs: stored during the next step, dropped when it is no longer needed, removed with the run."""
+"""Progress of active runs (checkpoints): stored during the next step, or dropped if it is not needed any more."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from threadkeep.workflows.definition import Workflow
 def durability_of(workflow: Workflow) -> Durability:
     """Return LangGraph's durability mode for a workflow.
 
-    - `exit`: a workflow with at most one model call starts again after a crash, at the same cost. Nothing is stored
-      until it fails or waits.
-    - `async`: with several calls, or tools that may run again, the progress is handed over during the next step.
-    - `sync`: with marked tools or foreign code, each step is handed over before the next one begins. So all can be
-      stored when a marked tool is called.
+    - `exit`: for at most one model call. The workflow starts again after a crash, at the same cost, so nothing is
+      stored until it fails or waits.
+    - `async`: for several model calls, or tools that may run again. Progress is passed on during the next step.
+    - `sync`: for tools that must not run twice, or foreign code. Each step is passed on before the next one begins, so
+      that all progress can be stored when such a tool is called.
     """
     again = [node.again for node in workflow.nodes.values()]
     if keeps_each_step(workflow) or "marked tools" in again:
@@ -38,15 +38,15 @@ def durability_of(workflow: Workflow) -> Durability:
 
 @lru_cache(maxsize=256)
 def keeps_each_step(workflow: Workflow) -> bool:
-    """Return whether each step is stored before the next: foreign code must not be executed twice."""
+    """Return whether each step is stored before the next one, because foreign code must not be executed twice."""
     return len(_known(workflow)) < len(workflow.builder.nodes)
 
 
 def beside_of(workflow: Workflow) -> Callable[[str], bool]:
     """Return a function that tells if the progress of a namespace may be stored during the next step.
 
-    Before a marked tool is called all progress is stored, by `threadkeep.runs.tool_idempotency`. If each step of the
-    workflow is stored before the next, steps inside our own nodes need not be.
+    Before a tool that must not run twice, `threadkeep.runs.tool_idempotency` stores all progress. If each step of the
+    workflow is stored before the next one, this does not apply to steps inside Threadkeep's own nodes.
     """
     if not keeps_each_step(workflow):
         return lambda _: True
@@ -55,7 +55,7 @@ def beside_of(workflow: Workflow) -> Callable[[str], bool]:
 
 
 def _known(workflow: Workflow) -> frozenset[str]:
-    """Return the nodes whose cost of another execution is known."""
+    """Return the nodes for which it is known what a second execution costs."""
     return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")
 
 
@@ -65,7 +65,7 @@ def thread_of(run_id: str) -> RunnableConfig:
 
 
 class RunCheckpoints:
-    """A remover of checkpoints of runs that are over. Any number of processes may use it at once."""
+    """A remover of the checkpoints of finished runs. Any number of processes may use it at once."""
 
     def __init__(self, records: RunRecords, saver: BaseCheckpointSaver[str]) -> None:
         self._records = records
@@ -78,7 +78,7 @@ class RunCheckpoints:
     async def remove(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints of runs that are over.
 
-        A process that has lost a run may still write a little after that. Such checkpoints stay; this is rare.
+        A process that has lost a run may write a few checkpoints afterwards. These stay; this is rare.
         """
         for run_id in run_ids:
             await self._saver.adelete_thread(run_id)
@@ -113,12 +113,12 @@ class PendingCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """True if it can replace earlier checkpoints; LangGraph's delta channels spread their state over several."""
+        """True if it can replace earlier checkpoints; LangGraph's delta channels spread state over several."""
         return not self.metadata.get("counters_since_delta_snapshot")
 
     @property
     def is_of_step(self) -> bool:
-        """True if a step was executed before it; false for the checkpoint of the input."""
+        """True if it follows a step; false for the checkpoint of the input."""
         return self.metadata.get("source") != "input"
 
     def instead_of(self, before: PendingCheckpoint) -> PendingCheckpoint:
@@ -175,11 +175,11 @@ class ProgressWriter:
 class RunProgress:
     """The checkpoints of one execution of a run: those of its graph and of its subgraphs, by namespace.
 
-    Checkpoints of namespaces that are `beside` wait `seconds` for newer ones that replace them, and are stored while
-    the run continues; a run that ends by then needs none. A run that `starts_again` after a crash stores none before it
-    fails or waits. In other namespaces, and initially in all, the checkpoint of
-    each step is stored at once, and writes of tasks soon after. A `fresh` run has no checkpoints of an earlier
-    execution.
+    If `beside` is true for a namespace, its checkpoints wait `seconds` for newer ones that replace them, and are stored
+    while the run continues; a run that ends before then stores none. If `starts_again` is true, a crashed run starts
+    from the beginning, and nothing is stored until the run fails or waits. In other namespaces, and initially in all,
+    the checkpoint of each step is stored at once, and writes of tasks soon after. A `fresh` run has no checkpoints of
+    an earlier execution.
 
     A checkpoint that cannot be stored for now is retried. Any other failure is raised by the next `add`.
     """
@@ -187,7 +187,7 @@ class RunProgress:
     def __init__(
         self, keeping: ProgressWriter, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
     ) -> None:
-        """Make the progress; `expect` records that there are checkpoints, before the first one is stored."""
+        """Create the progress; `expect` records that the run has checkpoints, before the first one is stored."""
         self.beside: Callable[[str], bool] = lambda _: False
         self.starts_again = False
         self._keeping = keeping
@@ -231,7 +231,7 @@ class RunProgress:
         """Store all pending progress.
 
         Raises:
-            StoreUnavailable: the database does not take it; it is kept for the next try.
+            StoreUnavailable: the database does not respond; the progress is kept for the next attempt.
         """
         self._storing.disarm()
         await self._keep()
@@ -251,7 +251,7 @@ class RunProgress:
         async with self._storing.working:
             for one in self._pending_of(namespace):
                 if one not in self._pending:
-                    continue  # a newer one has replaced it meanwhile
+                    continue  # a newer checkpoint has replaced it meanwhile
                 if not self._expected:
                     await self._expect()
                     self._expected = True
@@ -266,11 +266,11 @@ class RunProgress:
         with ErrorBoundary() as attempt:
             await self.keep()
         if isinstance(attempt.error, StoreUnavailable):
-            # The run continues; at its end, at the latest, the progress that it still needs is stored with retries.
+            # The run continues; the progress that it still needs is stored with retries when it ends, at the latest.
             if self._pending:
                 self._storing.within(_AGAIN_SECONDS)
         elif attempt.error is not None:
-            # A state that cannot be stored is a failure of the graph, which raises it at the next step.
+            # A state that cannot be stored is a failure of the graph: the next step raises it.
             self._failed = attempt.error
 
 

@@ -1,4 +1,4 @@
-"""Requests for runs: as they are made, as they are stored, as graph input; and results of runs."""
+"""Requests for runs, as callers make them, as they are stored, and as the input of graphs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class RunRequest:
     """A request to run a workflow.
 
     Without a `session_id` the run continues the last session of the user with the workflow, or starts a new one. A
-    `sessionless` run sees no earlier turns and stores none. A `message_id` makes retries safe. `inputs` are the payload
-    that started the run, `results` the findings of a channel in it. `metadata` is stored with the message, and so is
-    `sent_at`, the platform's time. With `stream` the reader gets the tokens of the answer as they come.
+    `sessionless` run sees no earlier turns and stores none. A `message_id` makes retries safe. `inputs` is the payload
+    that started the run; `results` is what a channel found in it. `metadata` is stored with the message, and so is
+    `sent_at`, the platform's time. With `stream` the caller gets the tokens of the answer as they arrive.
     `double_texting` replaces the workflow's own policy for a message that arrives during a turn.
     """
 
@@ -49,15 +49,15 @@ class RunRequest:
     double_texting: DoubleTexting | None = None
 
     def __post_init__(self) -> None:
-        """Refuse contradictory fields.
+        """Reject contradictory fields.
 
         Raises:
-            InvalidInput: the message says which to leave out.
+            InvalidInput: the message says which field to leave out.
         """
         if self.sessionless and (self.session_id is not None or self.message_id is not None):
             raise InvalidInput("A sessionless run has no session_id and no message_id; leave them out.")
         if self.deadline_seconds is not None and not self.deadline_seconds > 0:
-            raise InvalidInput("deadline_seconds is a number above 0, or None for the workflow's own.")
+            raise InvalidInput("deadline_seconds is a number above 0, or None for the deadline of the workflow.")
 
     def values(self) -> dict[str, Json]:
         """Return the request as it is stored with its run."""
@@ -74,7 +74,7 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Submitted:
-    """The run that answers a request: a `new` one, one that it `joined`, or one that was `known` before.
+    """The run that answers a request: a `new` run, a run that the request `joined`, or an already `known` run.
 
     `stream` receives the events of the run for as long as it is referenced. `over` is true if the run had already
     ended.
@@ -88,7 +88,7 @@ class Submitted:
 
 
 def begin_state(run: Run) -> WorkflowState:
-    """Return the initial state of a run's graph; it is the same for each beginning."""
+    """Return the initial state of a run's graph; it is the same each time that the run starts from the beginning."""
     newest = run.inputs[-1] if run.inputs else RunInput({})
     texts = [text for one in run.inputs if (text := text_of_input(one))]
     state = initial_state(
@@ -103,12 +103,12 @@ def begin_state(run: Run) -> WorkflowState:
 
 
 def message_of_input(given: RunInput, message_id: str) -> HumanMessage:
-    """Return a message as the graph of its run is given it."""
+    """Return a message in the form in which the graph of its run gets it."""
     return HumanMessage(text_of_input(given), id=message_id, response_metadata=_times(given))
 
 
 def context_of(run: Run, resources: Resources) -> RunContext:
-    """Return the context that the nodes of a run get besides the state."""
+    """Return the context that the nodes of a run get in addition to the state."""
     values = run.inputs[-1].values if run.inputs else {}
     return RunContext(
         run_id=run.run_id,
@@ -130,25 +130,25 @@ def metadata_of(run: Run) -> dict[str, Json]:
 
 
 def text_of_input(given: RunInput) -> str:
-    """Return the text of a message."""
+    """Return the text of an input message."""
     text = given.values.get("text")
     return text if isinstance(text, str) else ""
 
 
 def map_of(values: Values, name: str) -> dict[str, Json]:
-    """Return a map in the request; empty if it is missing."""
+    """Return the map of that name in a request; an empty one if it is missing."""
     part = values.get(name)
     return dict(part) if isinstance(part, Mapping) else {}
 
 
 def names_in(values: Values, name: str) -> tuple[str, ...]:
-    """Return a list of names in the request; empty if it is missing."""
+    """Return the list of that name in a request; an empty one if it is missing."""
     part = values.get(name)
     return tuple(one for one in part if isinstance(one, str)) if isinstance(part, list | tuple) else ()
 
 
 def _times(given: RunInput) -> dict[str, Json]:
-    """Return the platform's time as metadata of the LangChain message, which takes it to the transcript."""
+    """Return the platform's time as metadata of the LangChain message, from which the transcript gets it."""
     sent_at = given.values.get(SENT_AT)
     return {SENT_AT: sent_at} if isinstance(sent_at, str) else {}
 

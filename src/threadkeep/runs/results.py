@@ -1,4 +1,4 @@
-"""Results of runs: their events and tokens as they come, and their end."""
+"""Results of runs: their events and tokens as they arrive, and their ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunFollowing:
         self._worker = worker
 
     async def end_of(self, run_id: str, user_id: str | None) -> Run:
-        """Return the run when it is over or waits for a person.
+        """Wait until a run is over or waits for a person, and return it.
 
         Raises:
             RunNotFound: there is none that the user may see, or it was deleted with its session.
@@ -45,7 +45,7 @@ class RunFollowing:
             while True:
                 end = stream.next_end
                 if self._worker.has(run_id):
-                    # Its end is published here; the timeout covers a run that another process took over.
+                    # The end is published in this process; the timeout is for a run that another process took over.
                     pause = _LONGEST_POLL_SECONDS
                 else:
                     run = await self.run(run_id, user_id)
@@ -89,7 +89,7 @@ class RunFollowing:
                 for piece in fresh:
                     yield piece
                 if self._worker.has(run_id) and now() < look_at:
-                    # While tokens come, the database is not queried for each of them.
+                    # Do not query the database for each token.
                     await changed(change, _FIRST_POLL_SECONDS)
                     continue
             look_at = now() + _FIRST_POLL_SECONDS

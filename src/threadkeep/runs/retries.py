@@ -1,4 +1,4 @@
-"""Retries: failures that may pass, work that waits for the database, outlives its caller, or is done once for many."""
+"""Retries of temporary failures, and helpers for work that waits for the database or outlives its caller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from threadkeep.errors import StoreUnavailable, ThreadkeepError
 
-# Packages of providers and databases are not imported for their errors: they all use these names alike.
+# Names, so that packages of providers and databases need not be imported; they all use the same names.
 _PASSING_NAMES = frozenset(
     {
         "APIConnectionError",
@@ -34,17 +34,17 @@ _PASSING_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 RUN_ERRORS: Final[Mapping[str, str]] = {
     "BudgetSpent": "It used up its budget; retry it with a larger max_tokens or max_cost.",
-    "DeadlinePassed": "It took longer than its deadline_seconds; retried, it has that time once more.",
+    "DeadlinePassed": "It took longer than its deadline_seconds; a retry gets the same time again.",
     "GaveUp": "The processes that executed it died; see their logs, then retry it.",
-    "ParentCancelled": "The run that asked for it was to stop.",
-    "ParentOver": "The run that asked for it ended without it.",
-    "WorkflowGone": "No workflow of its name is registered where it was to go on; register it, then retry the run.",
+    "ParentCancelled": "The run that started it was cancelled.",
+    "ParentOver": "The run that started it ended before it.",
+    "WorkflowGone": "The process that should resume it has no workflow of that name; register it, then retry the run.",
     "WorkflowVersionGone": (
-        "Its workflow was changed since it began, and is code that is kept nowhere; "
-        "retry it where the old version is, or start a new run."
+        "The code of its workflow has changed since it began, and code is not stored; "
+        "retry it where the old version is deployed, or start a new run."
     ),
 }
-"""Error kinds of Threadkeep itself, each with the cure; other kinds are names of error classes."""
+"""Error kinds of Threadkeep itself, each with its cause and cure; other kinds are names of error classes."""
 
 
 def kind_of(error: BaseException) -> str:
@@ -53,7 +53,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether a retry may succeed: timeouts, rate limits, connection errors, server errors."""
+    """Return whether a retry may succeed: True for timeouts, rate limits, connection errors and server errors."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -67,7 +67,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
-    """Return the seconds before an attempt: doubled each time, with jitter so that many retries spread out."""
+    """Return the seconds to wait before an attempt: doubled each time, with jitter to spread out many retries."""
     full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)
     return full * random.uniform(0.5, 1.0)
 
@@ -88,7 +88,7 @@ _LONGEST_PAUSE_SECONDS = 2.0
 
 
 async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
-    """Do work, and retry until the database is available; the caller may be cancelled."""
+    """Do work, and retry it until the database is available; cancelling the caller stops the retries."""
     pause = _FIRST_PAUSE_SECONDS
     while True:
         try:
@@ -99,20 +99,20 @@ async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def shielded[T](work: Coroutine[object, object, T]) -> T:
-    """Do work to its end; a caller that is cancelled meanwhile waits for it and is cancelled afterwards."""
+    """Do work to its end; if the caller is cancelled meanwhile, the cancellation is raised after the work."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # retrieved, because no caller will
+            task.exception()  # retrieve the error, because no caller will
         raise
     return task.result()
 
 
 class Debounced:
-    """Delayed work in its own task; it never runs at the same time as a holder of `working` that does it directly."""
+    """Delayed work in its own task; it never runs while a caller that does the work directly holds `working`."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.working = asyncio.Lock()

@@ -1,4 +1,4 @@
-"""Workflows of runs: their versions, and the conversations that their agents keep under keys of their own."""
+"""Workflows of runs: their versions, and the conversations that their agents store under their own keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KNOWN_SECONDS = 60.0
 
 
 class VersionGone(Exception):
-    """A run cannot continue as it began; `kind` is the error kind in its record."""
+    """A run cannot continue with the version with which it began; `kind` is the error kind for its record."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -43,7 +43,7 @@ class VersionGone(Exception):
 
 
 class RunWorkflows:
-    """The workflows with which runs are executed: the registered ones, and older versions of them."""
+    """The workflows of runs: the registered ones, and their older versions."""
 
     def __init__(self, workflows: Workflows, versions: WorkflowVersions) -> None:
         self._workflows = workflows
@@ -53,29 +53,29 @@ class RunWorkflows:
         self._restored: dict[tuple[str, str], Workflow] = {}
 
     async def newest(self, name: str) -> Workflow:
-        """Return the workflow for new runs; its version is stored for as long as they may need it.
+        """Return the workflow for new runs, and store its version for later, when these runs are resumed.
 
         Raises:
             WorkflowNotFound: there is none of that name.
         """
         workflow = self._get(name)
         key = (name, workflow.version)
-        # Stored again from time to time, because any process deletes versions that no run has used for long.
+        # Store it again from time to time, because processes delete versions that no run has used for long.
         if time.monotonic() - self._known.get(key, -_KNOWN_SECONDS) >= _KNOWN_SECONDS:
             await self._versions.keep(name, workflow.version, workflow.definition)
             self._known[key] = time.monotonic()
         return workflow
 
     async def of(self, run: Run) -> Workflow:
-        """Return the workflow of a run in the version with which it began.
+        """Return the workflow of a run, in the version with which the run began.
 
         Raises:
-            VersionGone: it is code that has changed, or nothing of it is left.
+            VersionGone: the workflow is code that has changed, or the version is not stored any more.
         """
         current: Workflow | None = None
         with contextlib.suppress(WorkflowNotFound):
             current = self._get(run.workflow)
-        # Built-in workflows change with the service's settings; runs continue with the current ones.
+        # Built-in workflows depend on the settings of the service; runs continue with the current settings.
         if current is not None and (current.source == "built-in" or run.version in (None, current.version)):
             return current
         if run.version is None:
@@ -93,10 +93,10 @@ class RunWorkflows:
     async def to_go_on_with(self, run: Run, is_untouched: Callable[[], Awaitable[bool]]) -> Workflow:
         """Return the workflow of a run; the newest version if the run has done nothing yet and its own version is gone.
 
-        So runs that wait in the queue while a service is deployed with changed code are still answered.
+        This way runs are still answered that wait in the queue while changed code is deployed.
 
         Raises:
-            VersionGone: it has done something, or there is no workflow of its name.
+            VersionGone: the run has done something already, or no workflow of its name is registered.
         """
         try:
             return await self.of(run)
@@ -111,13 +111,13 @@ class RunWorkflows:
     async def _restore(self, name: str, version: str) -> Workflow | None:
         """Return a stored version; None if it was deleted, or if it imports code that no registered workflow imports.
 
-        Code is never loaded from the database: only the operator's own files decide what a worker imports.
+        The database must not decide which code a worker imports; only the operator's own files do.
         """
         stored = await self._versions.version(name, version)
         if stored is None or stored.definition is None:
             return None
         allowed = frozenset[str]().union(*(references_in(each.definition or {}) for each in self._workflows.all()))
-        # A copy by way of JSON: the database may have returned other types of lists and maps.
+        # Copy it through JSON, because the database may have returned other types of lists and maps.
         if not references_in(json.loads(json.dumps(stored.definition))) <= allowed:
             return None
         try:
@@ -127,7 +127,7 @@ class RunWorkflows:
 
 
 class _Caller(NamedTuple):
-    """The values that keys may refer to besides the state of a run, with the trigger of the run."""
+    """The values of a run, besides its state, to which key templates may refer, and its trigger."""
 
     session_id: str | None
     user_id: str | None
@@ -138,9 +138,9 @@ class _Caller(NamedTuple):
 def order_keys(
     workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
 ) -> tuple[str, ...]:
-    """Return the ordering keys of a requested run in the conversations of its agents.
+    """Return the keys that order a requested run in the conversations of its agents.
 
-    A key that refers to a node of the workflow is not known yet; the run enters that order when it gets there.
+    A key that refers to a node of the workflow is not known yet; the run enters that order when it reaches the node.
     """
     if store is None or not (keeping := list(_keeping(workflow))):
         return ()
@@ -153,7 +153,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations of a run in which its question is stored."""
+    """Return the agents' conversations in which the question of a run is stored."""
     keeping = [node for node in _keeping(workflow) if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []
@@ -166,7 +166,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 
 
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations that a run has come to, in whichever process: their keys are in the order of turns."""
+    """Return the conversations that a run has reached in any process; the order of turns records their keys."""
     found = []
     for place in await memory.runs.places.of(run.run_id):
         conversation = of_order_name(place)
@@ -192,7 +192,7 @@ def _keeping(workflow: Workflow) -> Iterable[ConversationFields]:
 def _keys(
     keeping: Iterable[ConversationFields], state: WorkflowState, caller: _Caller
 ) -> list[tuple[GraphLayout, str]]:
-    """Return each node's layout and conversation key in a run; nodes without a key are left out."""
+    """Return the layouts and conversation keys of nodes in a run; nodes without a key are left out."""
     values = {"session_id": caller.session_id, "user_id": caller.user_id, "message_metadata": caller.metadata}
     config: RunnableConfig = {"configurable": values}
     scope = key_scope(state, caller.session_id, config)

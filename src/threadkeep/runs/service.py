@@ -1,4 +1,4 @@
-"""The run service: one object for HTTP, terminal, channels and schedules; also opened on first use."""
+"""The run service: one object for HTTP, terminal, channels and schedules, and a variant that opens on first use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _AS_BEFORE = RunBudget()
 
 
 class RunService:
-    """The runs of a database, as this process sees them. Made by `open_runs`, which also closes it."""
+    """The service for the runs of a database, opened and closed by `open_runs`."""
 
     def __init__(self, memory: Memory, worker: Worker, maintenance: RunMaintenance) -> None:
         self._runs = memory.runs
@@ -52,10 +52,10 @@ class RunService:
     async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
         """Store a run and start it: at once in this process if the caller waits, else on any worker.
 
-        With `later` it starts when a caller asks for its result, so that further messages may join it until then; if
-        none does, a worker finds it.
+        With `later` it starts when a caller requests its result, so that further messages can join it before; if no
+        caller does, a worker starts it.
 
-        The same `message_id` of a session is the same run; a failed one is retried.
+        A repeated `message_id` of a session returns the same run; a failed run is retried.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
@@ -70,7 +70,7 @@ class RunService:
         return submitted
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
-        """Return the result of a run when it is over or waits for a person. The run continues if the caller goes away.
+        """Return the result of a run when it is over or waits for a person; cancelling the caller does not stop it.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -78,7 +78,7 @@ class RunService:
         return RunResult.of(await self.end_of(run_id, user_id=user_id))
 
     async def end_of(self, run_id: str, *, user_id: str | None = None) -> Run:
-        """Return a run when it is over or waits for a person; see `result`."""
+        """Wait until a run is over or waits for a person, and return it; see `result`."""
         return await self._following.end_of(run_id, user_id)
 
     def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncIterator[Followed]:
@@ -90,14 +90,14 @@ class RunService:
         return self._following.follow(run_id, after, user_id)
 
     async def cancel(self, run_id: str, *, user_id: str | None = None) -> list[str]:
-        """Stop a run and all runs below it, in whichever process; return the ids of those that were not over.
+        """Stop a run and all runs below it, in any process; return the ids of the runs that were not over.
 
         Raises:
             RunNotFound: there is none that the user may see.
         """
         run = await self._following.run(run_id, user_id)
         if run.unbegun and await self._runs.order.stop_as_it_begins(run_id):
-            # It ends when its turn comes, so that its question is stored in the right place.
+            # It ends when it is next in the order, so that its question is stored at the right position.
             await self._worker.end_stopped(run_id)
             return [run_id]
         stopped = await self._runs.request_cancel(run_id)
@@ -109,7 +109,7 @@ class RunService:
                 self._worker.streams.of(each).end()
         await self._worker.start_following(run)
         if len(stopped) > 1:
-            # Runs below it may have blocked turns of other sessions.
+            # Descendants may have blocked turns of other sessions.
             for below in await self._runs.records.tree(run_id):
                 if below.run_id != run_id and below.run_id in stopped and below.over:
                     await self._worker.start_following(below)
@@ -124,10 +124,10 @@ class RunService:
         mode: Mode = "wait",
         message_id: str | None = None,
     ) -> None:
-        """Answer a run that waits; for several questions, `value` is a map from their ids.
+        """Answer a waiting run; if it asks several questions, `value` maps their ids to the answers.
 
         A child's question is answered through the run at the top, which waits for the child. With a `message_id` the
-        answer is a message of the session: it answers once, and a channel sends the run's answer as the reply to it.
+        answer is a message of the session: it counts only once, and a channel sends the run's answer as a reply to it.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -143,7 +143,7 @@ class RunService:
             if message_id is None
             else await self._runs.resume_by(message_id, run, value)
         ):
-            raise InvalidInput(f"Run {run.run_id!r} waits for nobody: it is {run.status}.")
+            raise InvalidInput(f"Run {run.run_id!r} does not wait for an answer: it is {run.status}.")
         await self._intake.go_on(run.run_id, here=mode == "wait")
 
     async def retry(
@@ -151,11 +151,11 @@ class RunService:
     ) -> None:
         """Retry a run that failed, was cancelled or interrupted, from where it stopped.
 
-        A limit in `budget` replaces the limit of the run; it covers the whole run.
+        A limit in `budget` replaces the limit of the run, and applies to the whole run, including earlier attempts.
 
         Raises:
             RunNotFound: there is none that the user may see.
-            InvalidInput: it is in another state, or a child, or a cost is limited but no model has a price.
+            InvalidInput: it is in another state or a child, or a cost is limited but no model has a price.
         """
         self._intake.check_budget(budget)
         run = await self._following.run(run_id, user_id)
@@ -164,8 +164,8 @@ class RunService:
         larger = RunBudget.from_dict({**run.budget.to_dict(), **budget.to_dict()})
         if not await self._runs.retry(run_id, budget=larger if larger != run.budget else None):
             if run.over and not run.inputs:
-                raise InvalidInput(f"Nothing is kept of what run {run_id!r} was asked; start a new run.")
-            raise InvalidInput(f"Run {run_id!r} is {run.status}: only what failed or was stopped is tried again.")
+                raise InvalidInput(f"The input of run {run_id!r} is not stored any more; start a new run.")
+            raise InvalidInput(f"Run {run_id!r} is {run.status}: only failed or stopped runs can be retried.")
         await self._intake.go_on(run_id, here=mode == "wait")
 
     async def run(self, run_id: str, *, user_id: str | None = None) -> Run:
@@ -204,7 +204,7 @@ class RunService:
     async def usage(
         self, run_id: str, *, with_children: bool = True, user_id: str | None = None
     ) -> Sequence[TokenUsage]:
-        """Return the usage of a run by model; with all runs below it, each counted once.
+        """Return the usage of a run by model, by default with all runs below it; each call is counted once.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -214,7 +214,7 @@ class RunService:
         return await self._runs.trace.usage(run_id, with_children=with_children)
 
     def has(self, run_id: str) -> bool:
-        """Return whether this process executes a run or is about to."""
+        """Return whether this process executes a run, or is about to."""
         return self._worker.has(run_id)
 
     def is_active(self, session_id: str) -> bool:
@@ -230,7 +230,7 @@ class RunService:
         await self._worker.engine.ready()
 
     async def close(self, seconds: float) -> None:
-        """Accept no more runs, wait `seconds` for active ones, and leave the rest to other processes."""
+        """Accept no more runs, wait up to `seconds` for active ones, and leave the rest to other processes."""
         await self._worker.engine.close(seconds)
 
     async def _top_of_waiting(self, run: Run) -> Run:
@@ -259,12 +259,12 @@ async def open_runs(
     Args:
         memory: the store of sessions and runs.
         address: the memory's database.
-        workflows: the workflows that can be run.
+        workflows: the workflows that can be executed.
         resources: the resources of their nodes.
-        checkpointer: the store of run progress; opened once, at the top.
-        store: the graph store; also opened at the top.
+        checkpointer: the store of run progress; the caller opens it once.
+        store: the graph store, also opened by the caller.
         options: options of execution.
-        in_flight: messages that the chat of this process answers without recorded runs.
+        in_flight: the messages that the chat of this process is answering without recorded runs.
 
     Raises:
         InvalidInput: the extra `engine` is not installed, or this process has the engine of another database open.
@@ -289,7 +289,7 @@ async def open_runs(
 
 
 class RunsOnDemand:
-    """A lazily opened run service; a failure is raised to the caller, and the next caller tries again.
+    """A run service that opens on first use; a failure is raised to the caller, and the next caller tries again.
 
     It lives in its own task, independent of requests, until `close`.
     """
@@ -316,14 +316,14 @@ class RunsOnDemand:
             StoreUnavailable: the database does not answer.
         """
         if self._closing:
-            raise StoreClosed("The application is being closed, and takes no more runs.")
+            raise StoreClosed("The application is closing and accepts no more runs.")
         opened = self._opened
         if opened is None or (opened.done() and opened.exception() is not None):
             opened = self._opened = self._begin()
         return await asyncio.shield(opened)
 
     def open_soon(self) -> None:
-        """Begin to open in the background; a failure is raised by a later `service()`."""
+        """Start to open in the background; a failure is raised by a later `service()`."""
         if not self._closing and self._opened is None:
             self._opened = self._begin()
 

@@ -1,4 +1,4 @@
-"""Answers that are in the session but not in the run: the run is no longer stored, or another process answered."""
+"""Answers that a session has and its run lacks, because the run was deleted or another process answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_MESSAGES: Final = 500
 
 
 async def with_answer(memory: Memory, run: Run) -> Run:
-    """Return a run with the answer of its session, if its own result was deleted or replaced."""
+    """Return a run with the answer from its session, if its own result was deleted or replaced."""
     if run.status != "done" or run.message_id is None:
         return run
     if run.result is not None:
@@ -26,7 +26,7 @@ async def with_answer(memory: Memory, run: Run) -> Run:
 
 
 async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
-    """Return a run with the answer that was delivered before its own, if two processes answered the same question."""
+    """Return a run with the answer that was delivered instead of its own, if two processes answered one question."""
     own_id = result.get("message_id")
     if run.session_id is None or not isinstance(own_id, str):
         return run
@@ -35,7 +35,7 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
     while answer is not None and answer.superseded_by is not None:
         answer = await session.find(answer.superseded_by)
     if own is None and run.message_id is not None:
-        # It was pending in an outage and was not stored, because another process had delivered an answer by then.
+        # It was pending during an outage and was not stored, because another process had delivered an answer by then.
         answer = await _answer_of_turn(memory, run, run.message_id)
         if answer is not None and answer.status != "complete":
             return run
@@ -48,7 +48,7 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
     """Return a run as the sender of one of its messages sees it.
 
-    This message may have been answered without the run, and so may the newest one if the turn was answered again.
+    Another run may have answered this message, or the newest message if the turn was answered again.
     """
     if len(run.inputs) < 2:
         return run
@@ -70,7 +70,7 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
 
 
 async def answered_without(memory: Memory, run: Run) -> Mapping[str, Json] | None:
-    """Return the unrecorded answer to the newest message of a run; None if there is none in the session."""
+    """Return the answer that an unrecorded run gave to the newest message of a run; None if the session has none."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)
     return None if answer is None or answer.status != "complete" else _result_of(answer)

@@ -1,4 +1,4 @@
-"""Streams of runs inside this process: their start, the tokens of the answer, and the outcome."""
+"""Streams of runs inside this process: the start, the tokens of the answer, and the outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_REMEMBERED: Final = 10_000
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of an execution; `waiting` means that the run continues when a person has answered."""
+    """The outcome of an execution; a `waiting` run continues when a person has answered."""
 
     status: Literal["done", "failed", "cancelled", "interrupted", "waiting"]
     result: Mapping[str, Json] | None = None
@@ -39,7 +39,7 @@ class RunPiece:
 
 
 class RunEndEvent(asyncio.Event):
-    """An event that is set when a run ends or waits; `run` is the ended run, if it is known here."""
+    """An event that is set when a run ends or waits; `run` is the ended run, if this process has it."""
 
     run: Run | None = None
 
@@ -47,10 +47,10 @@ class RunEndEvent(asyncio.Event):
 class RunStream:
     """The stream of a run that a caller in this process executes, waits for or follows.
 
-    `begun` is true while the run is executed here. `outcome` is its outcome here, maybe before it is recorded. The
-    tokens from `first_piece` on belong to the current attempt. `hold` is this process's hold on the run, `usage` the
-    usage of the whole run if this process knows it. `waiting` counts the callers that wait for its end, `followers`
-    those of them that read its events.
+    `begun` is true while the run is executed here. `outcome` is its outcome here, possibly not yet recorded. The
+    tokens from `first_piece` on belong to the current attempt. `hold` has the data of an execution here, and `usage`
+    the usage of the whole run if this process knows it. `waiting` is the number of callers that wait for the end,
+    `followers` the number of these that also read the events.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -143,10 +143,10 @@ type _Key = tuple[str | None, str | None]
 
 
 class InFlightMessages:
-    """Messages that this process is answering without a recorded run, because the database could not store one.
+    """Messages that this process is answering with unrecorded runs, because the database could not store runs.
 
-    A run of such a message was recorded unnoticed, or was active when the outage began. It waits for the answer, and
-    then finds it in the transcript or among the pending writes.
+    Such a message may also have a recorded run: one that was active when the outage began, or that was stored although
+    the reply was lost. That run waits for the answer and then finds it in the transcript or the pending writes.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class InFlightMessages:
 
     @contextmanager
     def answering(self, session_id: str, message_id: str) -> Iterator[None]:
-        """Mark a message as being answered inside the block. There is one such block per message at a time."""
+        """Mark a message as being answered inside the block. A message has at most one such block at a time."""
         end = self._ends[session_id, message_id] = asyncio.Event()
         try:
             yield

@@ -26,22 +26,22 @@ type Handler = Callable[[ToolCallRequest], Awaitable[ToolResult]]
 AGAIN: Final = "again"
 SKIP: Final = "skip"
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
-"""The result of a part of a call that ended with a question to a person; the answer begins another part."""
+"""The result of a part of a call that ended with a question to a person; the next part begins with the answer."""
 
-_SKIPPED = "This tool was begun before, and its outcome is unknown; a person decided not to run it again."
-_UNKNOWN = "This tool was run to its end before; its result was not kept."
+_SKIPPED = "This tool call was started before, and its outcome is unknown; a person decided not to run it again."
+_UNKNOWN = "This tool call finished before, but its result was not stored."
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A tool call, or the part of it after a person was `asked` so many times."""
+    """A tool call, or a later part of it: `asked` is the number of questions to a person before that part."""
 
     id: str
     call: ToolCall
     asked: int
 
     def answer_to(self, question: dict[str, Json]) -> Json:
-        """Return a person's answer. A repeated step receives all answers again; the last is this question's."""
+        """Return a person's answer. A repeated step gets all answers again; the last one is for this question."""
         answer: Json = None
         for _ in range(self.asked + 1):
             answer = interrupt(question)
@@ -51,7 +51,7 @@ class _Part:
 class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
     """A middleware that runs each call of a marked tool once per run, across processes.
 
-    If a call was begun and its end is unknown, a person is asked: `again`, `skip`, or the result itself. `keep` stores
+    If a call was started and its outcome is unknown, a person replies `again`, `skip`, or the result. `keep` stores
     the progress of a run, because a process that resumes it must come to the same call. `holds` returns whether this
     process certainly still owns a run.
     """
@@ -65,7 +65,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         self._holds = holds
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
-        """Run the tool, unless the call was finished or begun before."""
+        """Run the tool, unless the call was already finished or started."""
         context: object = request.runtime.context
         if not isinstance(context, RunContext) or request.tool is None or is_idempotent(request.tool):
             return await handler(request)
@@ -86,7 +86,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         """Record the call, or the part of it that follows the questions to a person."""
         await self._keep(run_id)
         if not self._holds(run_id):
-            raise StoreUnavailable("This process cannot tell now whether it still has the run; it is tried again.")
+            raise StoreUnavailable("This process cannot tell whether it still owns the run; the call is retried.")
         step = get_config()["metadata"].get("langgraph_checkpoint_ns", "")
         asked = 0
         while True:

@@ -1,4 +1,4 @@
-"""The trace of an active run: noted at once, stored in groups, only by the run's owner."""
+"""The trace of an active run: events are noted at once, and the run's owner stores them in groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ type Data = Mapping[str, Json]
 
 _MOST_REMEMBERED = 50
 _AT_ITS_START = frozenset({STATUS, "node_started"})
-"""Events that say no more than the row of a run that begins: they wait longer for others."""
+"""Events that only repeat what the row of a started run says; they may wait longer to be stored."""
 
 _START_TIMES = 10
 _MOST_EVENTS = 5_000
@@ -40,8 +40,8 @@ class Notes(Protocol):
 class RunTracer:
     """The trace of one run; a killed process loses the events since the last group.
 
-    While a caller here follows the run, an event waits at most `seconds` for others, else at most `late_seconds`: a
-    short run then stores its whole trace when it ends. `lost` is called when another process owns the run.
+    An event waits to be stored with others: at most `seconds` while a caller here follows the run, else at most
+    `late_seconds`, so that a short run stores its whole trace at its end. `lost` is called if another process owns it.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RunTracer:
         self._stream.signal()
 
     async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Store the events noted so far; `store` writes the last group with other data. Return the result of `store`.
+        """Store the events noted so far; `store` writes the last group together with other data. Return its result.
 
         Raises:
             StoreError: the database does not take it; it is kept for the next try.
@@ -107,9 +107,9 @@ class RunTracer:
         return stored
 
     async def whole(self) -> TraceGroup | None:
-        """Return all events of the run, to be stored at once by another transaction; None if they are too many.
+        """Return all events of the run for another transaction that stores them at once; None if there are too many.
 
-        `after` is the newest one that is stored already. Call `stored_elsewhere` when they are stored.
+        `after` is the newest event that is stored already. Call `stored_elsewhere` afterwards.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -136,7 +136,7 @@ class RunTracer:
             self._group = TraceGroup()
 
     async def _newest(self) -> int:
-        """Return the newest stored event number, read before the first write: a retried write duplicates nothing."""
+        """Return the newest stored event number; it is read before the first write, so retries duplicate nothing."""
         if self._number is None:
             self._number = await self._trace.last_number(self._stream.run_id)
         return self._number
@@ -155,7 +155,7 @@ class RunTracer:
             self._number = number
 
     def _remember(self, group: TraceGroup) -> None:
-        """Keep the stored part of a short trace in memory, so that packing it at the end of the run reads nothing."""
+        """Keep the stored part of a short trace in memory, so that the trace can be packed without reading it again."""
         if self._stored is not None:
             self._stored.events += group.events
             self._stored.usage += group.usage
@@ -166,7 +166,7 @@ class RunTracer:
         try:
             await self.flush()
         except StoreError:
-            # The answer does not wait for its trace; the end of the run tries again.
+            # The answer must not wait for the trace; the end of the run tries again.
             while sum(len(group.events) for group in self._sealed) > _MOST_EVENTS and len(self._sealed) > 1:
                 self._sealed.popleft()
 
@@ -175,7 +175,7 @@ class ToolTrace(AsyncCallbackHandler):
     """A callback of a run that notes tool calls with their arguments and results."""
 
     run_inline = True
-    # Ignored events would cost a coroutine for each step of a graph.
+    # Each handled event would cost a coroutine for each step of a graph.
     ignore_chain = ignore_llm = ignore_chat_model = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self, notes: Notes) -> None:

@@ -1,4 +1,4 @@
-"""Usage of models: its cost, the ledgers of runs with their budgets, and the size of the last call."""
+"""Usage of models: the cost, the ledgers of runs with their budgets, and the size of the last call."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from threadkeep.store.runs.trace import RunTrace
 class RunLedger:
     """The ledger of one run: the `Ledger` of its `Meter`.
 
-    Usage is stored with the trace, in groups: a killed process loses the count of the last calls at most. If there is a
-    budget, usage is stored before the next call is allowed. Concurrent calls are each allowed before the others are
-    counted. A model without a price costs nothing. `usages` are the calls of the run itself; a run that `has_children`
-    used more.
+    Usage is stored with the trace, in groups, so a killed process loses at most the usage of the last calls. If there
+    is a budget, usage is stored before the next call is allowed. Concurrent calls may exceed a budget, because they are
+    counted only when they end. A model without a price costs nothing. `usages` are the calls of the run itself, without
+    its children (`has_children`).
     """
 
     def __init__(
         self, trace: RunTrace, tracer: RunTracer, limited: Sequence[Run], flush_tree: Callable[[], Awaitable[None]]
     ) -> None:
-        """Make a ledger; `limited` are the runs with a budget, `flush_tree` stores the usage of their tree."""
+        """Create a ledger; `limited` are the runs with a budget, and `flush_tree` stores the usage of their tree."""
         self.spent: BudgetSpent | None = None
         self.input_tokens = self.output_tokens = self.cache_read_tokens = 0
         self.estimated = False
@@ -86,14 +86,14 @@ class RunLedger:
                 "cache_read_tokens": usage.cache_read_tokens,
                 "cost": usage.cost,
                 **({"estimated": True} if usage.estimated else {}),
-                # Beside a `message_id` the trace restores the text of the message.
+                # With a `message_id` the trace can restore the text of the message.
                 **({"answer": message_id} if message_id else {}),
             },
         )
 
 
 def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
-    """Return the error of a run that has used its budget, or with `crossed` exceeded it; None otherwise."""
+    """Return an error if a run has used up its budget or, with `crossed`, exceeded it; otherwise None."""
     tokens, cost = sum(usage.tokens for usage in usages), sum(usage.cost or 0.0 for usage in usages)
     for limit, used, allowed in (
         ("max_tokens", tokens, run.budget.max_tokens),
@@ -120,7 +120,7 @@ class Ledger(Protocol):
 
 
 class Account(Ledger, Protocol):
-    """The ledger of one execution of a run: its own usage, and the budget that it has used up."""
+    """The ledger of one execution of a run: its own usage, and the budget that it used up."""
 
     input_tokens: int
     output_tokens: int
@@ -133,11 +133,11 @@ class Account(Ledger, Protocol):
 
 
 class Meter(AsyncCallbackHandler):
-    """A callback of a run: `config={"callbacks": [Meter(ledger, prices)]}`. A call is counted once, in its own run."""
+    """A callback that counts each model call once, in its own run: `config={"callbacks": [Meter(ledger, prices)]}`."""
 
     # An error from `check` must stop the call. Not inline: LangChain drops the handlers after one that raises there.
     raise_error = True
-    # Ignored events would cost a coroutine for each step of a graph.
+    # Each handled event would cost a coroutine for each step of a graph.
     ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self, ledger: Ledger, prices: Prices) -> None:
@@ -166,11 +166,11 @@ class Meter(AsyncCallbackHandler):
             await self._ledger.add(self.usage(name, asked, answer), answer.id)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Forget a call that failed: no usage was reported, and none is guessed."""
+        """Forget a failed call; its usage is unknown and is not estimated."""
         self._asked.pop(run_id, None)
 
     def usage(self, name: str, asked: list[BaseMessage], answer: AIMessage) -> TokenUsage:
-        """Return the usage of a call: as reported, else as estimated by Threadkeep."""
+        """Return the usage of a call, as reported by the provider or else as estimated by Threadkeep."""
         reported_name = answer.response_metadata.get("model_name")
         model = kept_name(reported_name if isinstance(reported_name, str) and reported_name else name)
         reported = answer.usage_metadata
@@ -208,7 +208,7 @@ class LastContext:
     def note(self, built: ContextBuilt) -> None:
         """Record a call.
 
-        An event of another run, such as the one that stored the question first, never replaces an event of this run.
+        An event of another run, such as the run that stored the question, never replaces an event of this run.
         """
         if self.built is None or self.built.run_id != self.run_id or built.run_id == self.run_id:
             self.built = built
@@ -221,7 +221,7 @@ class LastContext:
 
 
 class LastContexts:
-    """An observer of the memory's events; call `close` when it is no longer needed."""
+    """An observer that records the context of each run's last model call, until `close`."""
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers

@@ -42,7 +42,7 @@ class RunUsageBody(BaseModel):
 
     @classmethod
     def of(cls, usages: Sequence[TokenUsage]) -> RunUsageBody:
-        """Return the schema of a run's usage records."""
+        """Return the response for usage records."""
         costs = [usage.cost for usage in usages if usage.cost is not None]
         return cls(
             input_tokens=sum(usage.input_tokens for usage in usages),
@@ -65,7 +65,7 @@ class RunSummary(BaseModel, from_attributes=True):
 
     run_id: str
     workflow: str
-    version: str | None = Field(description="The version of the workflow at its start.")
+    version: str | None = Field(description="The version of the workflow when the run started.")
     status: RunStatus
     error: str | None = Field(description="The kind of failure; never text of messages.")
     session_id: str | None
@@ -89,7 +89,7 @@ class RunSummary(BaseModel, from_attributes=True):
 class RunBody(RunSummary):
     """An execution of a workflow, with its result and its usage."""
 
-    text: str = Field(description="The text of its answer.")
+    text: str = Field(description="The text of the answer.")
     output: JsonValue = Field(description="The result of the workflow; null until the run is done.")
     answer_id: str | None = Field(description="The id of the answer in the session.")
     confidence: float | None
@@ -99,7 +99,7 @@ class RunBody(RunSummary):
 
     @classmethod
     def whole(cls, run: Run, usages: Sequence[TokenUsage]) -> RunBody:
-        """Return the schema of a run and its usage."""
+        """Return the response for a run and its usage."""
         result = RunResult.of(run)
         summary = RunSummary.model_validate(run).model_dump()
         return cls(

@@ -1,4 +1,4 @@
-"""Execution of runs: acquire them, run their graphs, and clean up afterwards in every case."""
+"""Execution of runs: acquire a run, run its graph, and clean up afterwards in every case."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TAKEOVERS = 3
 
 
 class Worker:
-    """The runs of this process. The engine calls `execute`.
+    """An executor of the runs of this process. The engine calls `execute`.
 
     A run that another process owns is taken over only if that process is dead or was declared dead. From then on the
     database rejects its writes to the run. The record of a run counts how often it was acquired; a run that was
@@ -49,7 +49,7 @@ class Worker:
         self._endings = RunEndings(memory, workflows)
         self._progress = ProgressWriter(memory.observers)
         self._begun: dict[str, tuple[Run, BegunTurn | None]] = {}
-        # Held from the start, so that concurrent callers see that the run was started.
+        # Streams are held from the start, so that concurrent callers see that a run was started.
         self._started: dict[str, RunStream] = {}
         self._opened = asyncio.Event()
         self._context = contextvars.copy_context()
@@ -89,7 +89,7 @@ class Worker:
         return active is not None and active.stop is None and self.engine.holds(active.run.root_run_id)
 
     async def flush(self, run_id: str) -> None:
-        """Store the events that a run has noted so far, for a reader; a database that is away changes nothing."""
+        """Store the events that a run has noted so far, for a reader; do nothing if the database is unavailable."""
         if (active := self.active.get(run_id)) is not None:
             with suppress(StoreError):
                 await active.tracer.flush()
@@ -102,10 +102,10 @@ class Worker:
     async def start(self, run_id: str, run: Run | None = None, begun: BegunTurn | None = None) -> None:
         """Execute a run here, unless it was started already.
 
-        With a `run` it was begun in this process's name, maybe with its question.
+        If a `run` is passed, this process already owns it; `begun` has its turn if the question was stored with it.
 
         Raises:
-            StoreError: the engine does not accept it; a run that was begun is released.
+            StoreError: the engine does not accept the run; if this process already owned it, it is released.
         """
         stream = self.streams.of(run_id)
         if stream.started:
@@ -125,9 +125,9 @@ class Worker:
             await self.engine.start(run_id)
 
     async def execute(self, run_id: str) -> None:
-        """Execute a run if it may begin now; otherwise the run before it in the order starts it.
+        """Execute a run if it may begin now; otherwise the preceding run in the order starts it later.
 
-        An unexpected error is reported, and the run is tried again after a pause.
+        An unexpected error is reported, and the run is retried after a pause.
         """
         await self._opened.wait()
         stream, options = self.streams.of(run_id), self.dependencies.options
@@ -156,7 +156,7 @@ class Worker:
             await self.execute_owned(run)
 
     async def end_stopped(self, run_id: str) -> None:
-        """End a run that is to be stopped before it begins; if other turns are before it, it ends after them."""
+        """End a run that was cancelled before it began; if other turns precede it, it ends after them."""
         await self.engine.ready()
         if not self.has(run_id) and (run := await self.acquire(run_id)) is not None:
             await self.execute_owned(run)
@@ -175,7 +175,7 @@ class Worker:
         return None
 
     def report(self, error: str, work: RunWork = "engine") -> None:
-        """Report the name of an error that keeps this process from its work for now."""
+        """Report an error, by its name, that keeps this process from its work for now."""
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
     async def execute_owned(self, run: Run, *, begins: bool = False, begun: BegunTurn | None = None) -> Outcome | None:
@@ -202,7 +202,7 @@ class Worker:
         return outcome
 
     async def start_following(self, run: Run) -> None:
-        """Start the runs that may begin now that another run of their conversations is over or waits."""
+        """Start the runs that may begin because a run of their conversations is over or waits."""
         self._runs.places.tell_freed()
         for following in await self._runs.order.following(run.run_id):
             if self.streams.is_waited_for(following):
@@ -230,7 +230,7 @@ class Worker:
         )
         active = ActiveRun(run, owner, stream, tracer, progress, begins)
         active.hold.begun = begun
-        # A run that begins here has a caller that waits; a run that is taken over has none.
+        # A caller waits for a run that begins here, but not for a run that is taken over.
         active.hold.told = begins
         stream.hold = active.hold
         self.active[run.run_id] = active
@@ -242,7 +242,7 @@ class Worker:
         del self.active[active.run.run_id]
         await active.tracer.close()
         for entry in active.hold.manifests:
-            # Stored already if the reply to the end of the run was lost.
+            # It may be stored already, if the reply to the end of the run was lost.
             self._memory.manifests.queue(replace(entry, again=True))
         ledger = active.ledger
         if active.begins and ledger is not None and not ledger.has_children:
@@ -274,12 +274,12 @@ class Worker:
         return await shielded(self._endings.end(active, outcome, dependencies))
 
     async def _run_graph(self, active: ActiveRun) -> Outcome:
-        """Execute a run with its workflow and budgets, in a task of its own; wait until the database is available."""
+        """Execute a run with its workflow and budgets in a separate task; wait until the database is available."""
         run, dependencies = active.run, self.dependencies
         _set_channel(run)
         run_hold.set(active.hold)
         if run.attempts > 1 and run.session_id is not None:
-            # The answer may wait in the folder of the dead process.
+            # The answer may be in the folder of pending turns of the dead process.
             await self._memory.pending.adopt(run.session_id)
         try:
             workflow = await retry_until_available(partial(self._workflow_of, active))
@@ -317,7 +317,7 @@ class Worker:
         return workflow
 
     async def _limited_above(self, run: Run) -> list[Run]:
-        """Return the runs with a budget among all runs above a run."""
+        """Return the ancestors of a run that have a budget."""
         found: list[Run] = []
         current: Run | None = run
         while current is not None and (parent_run_id := current.parent_run_id) is not None:
@@ -328,14 +328,14 @@ class Worker:
         return found
 
     def _why_cancelled(self, active: ActiveRun) -> RunStop:
-        """Return why the executing task was cancelled from outside: by the engine, or by its parent's task."""
+        """Return why the task was cancelled from outside: by the engine, or by the task of its parent."""
         above = self.active.get(active.run.parent_run_id or "")
         if above is not None:
             return above.stop if above.stop in ("closing", "lost") else "cancelled"
         return self.engine.stopping(active.run.run_id) or "closing"
 
     async def _set_aside(self, run: Run) -> None:
-        """Set a run aside that was acquired or failed too often."""
+        """Set a run aside because it was acquired or failed too often."""
         outcome = await self._endings.set_aside(run, self.engine.name, self.dependencies)
         report_run(self._memory.observers, run, outcome, milliseconds=0.0)
         report_turn(self._memory.observers, run, outcome, None, milliseconds=0.0)
@@ -345,13 +345,13 @@ class Worker:
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
         """Clean up after a run; maintenance repairs failures. An `unstored` run has no checkpoints."""
-        # The run is over, and must not be tried again for a failure.
+        # The run is over, so a failure here must not cause a retry.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
                 await self.start_following(run)
             else:
                 self._runs.places.tell_freed()
-            # A run that was given back begins its first attempt once more.
+            # A run that was released begins its first attempt again.
             again = run.attempts > 1 or run.started_at != run.heartbeat_at
             if again and outcome.status != "waiting":
                 await end_orphans(self._runs, run.run_id)
@@ -360,6 +360,6 @@ class Worker:
 
 
 def _set_channel(run: Run) -> None:
-    """Set the channel of the current task: a worker serves none of its own, a child keeps that of its parent."""
+    """Set the channel of the current task, because a worker has none; a child keeps its parent's channel."""
     if run.trigger != "child":
         work_for("http" if run.trigger == "http" else "other")

@@ -208,9 +208,9 @@ async def test_nothing_is_queued_while_consent_is_withdrawn(
     await allow(allowed, "backfill")
     await talk(allowed, 1, 1)
     await allowed.graphiti.decline(by="ann")
-    with pytest.raises(GraphitiClosed, match="Nobody allowed"):
+    with pytest.raises(GraphitiClosed, match="Nobody has consented"):
         await allowed.graphiti.retry()
-    with pytest.raises(GraphitiClosed, match="Nobody allowed"):
+    with pytest.raises(GraphitiClosed, match="Nobody has consented"):
         await allowed.graphiti.backfill(["room:1"])
     assert set((await allowed.graphiti.status()).counts) == {"dead", "turns"}
     await allow(allowed)

@@ -1,1 +1,1 @@
-"""Engines that execute runs: dbos for many processes, or this process alone."""
+"""Engines that execute runs: with dbos in many processes, or in this process alone."""

@@ -28,27 +28,27 @@ _NAME = "threadkeep-engine"
 
 
 def engine_path(path: Path) -> Path:
-    """Return the engine's file next to a SQLite database; it is separate, so its many writes never block a turn."""
+    """Return the engine's file next to a SQLite database; it is separate so that its many writes never block a turn."""
     return path.with_name(path.name + ".runs")
 
 
 class Connections:
-    """A factory of connection pools; after `close` no pool connects, because dbos retries a dead database forever."""
+    """A factory of connection pools. After `close` no pool connects, or dbos would retry a dead database forever."""
 
     def __init__(self, address: DatabaseAddress) -> None:
         self._address = address
         self._closed = False
-        # The pool logs lost connections with a traceback; the caller gets the error anyway.
+        # The pool would log lost connections with a traceback, although the caller gets the error.
         logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{_NAME}").setLevel(logging.CRITICAL)
 
     def close(self) -> None:
-        """Refuse all further connections."""
+        """Reject all further connections."""
         self._closed = True
 
     def pool(self, size: int) -> sqlalchemy.Engine:
         """Return a pool of connections. Its output never contains the DSN or a parameter."""
         path = self._address.path
-        # The driver gets the DSN itself: SQLAlchemy does not know all its forms, and then has no password to print.
+        # Pass the DSN to the driver only: SQLAlchemy does not know all its forms, and could print the password.
         file = None if path is None else str(engine_path(path))
         url = sqlalchemy.URL.create("postgresql+psycopg" if file is None else "sqlite", database=file)
         engine = sqlalchemy.create_engine(
@@ -78,13 +78,13 @@ class Connections:
         if self._address.dsn is not None:
             arguments[:] = [self._address.dsn]
             options["connect_timeout"] = _CONNECT_SECONDS
-            # A pooler in transaction mode gives each transaction another session, without the statements of the last.
+            # A pooler in transaction mode may use another session per transaction, without prepared statements.
             options["prepare_threshold"] = None
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate errors of SQLAlchemy into our own. Their messages contain statements; ours contain the cure."""
+    """Translate errors of SQLAlchemy: their messages contain statements, the translated ones contain the cure."""
     try:
         yield
     except sqlalchemy.exc.SQLAlchemyError as error:
@@ -97,8 +97,8 @@ def translated() -> Iterator[None]:
 def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry) -> None:
     """Configure a connection as dbos does, in WAL mode.
 
-    With `synchronous = NORMAL` a power cut can lose the last commits; the death of a process loses nothing.
-    The rows of runs and turns are in the other file and follow its own durability options.
+    With `synchronous = NORMAL` a power cut can lose the last commits; a crash of the process loses none.
+    The rows of runs and turns are in the other file, with its own durability options.
     """
     connection.isolation_level = "IMMEDIATE"
     connection.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
@@ -107,12 +107,12 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry
     connection.execute("PRAGMA secure_delete = ON")
     _switch_to_wal(connection)
     if sqlite3.sqlite_version_info < (3, 42):
-        # dbos writes unixepoch('subsec'), which older libraries do not know.
+        # dbos uses unixepoch('subsec'), which older versions of SQLite lack.
         connection.create_function("unixepoch", -1, _unix_time)
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Turn WAL on. SQLite does not wait for its lock here, so processes that start together retry."""
+    """Turn WAL mode on; retry, because SQLite does not wait for the lock if several processes start together."""
     deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:
         try:

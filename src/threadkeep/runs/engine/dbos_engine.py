@@ -1,4 +1,4 @@
-"""The engine of a database: runs that are enqueued are recorded by dbos and executed by any live process."""
+"""The engine of a database: dbos records the enqueued runs, and any live process executes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POLL_SECONDS = 2.0
 
 
 class DbosEngine:
-    """An engine that executes runs in its own event loop; it launches dbos when the first run is enqueued."""
+    """An engine that executes runs in its own event loop and launches dbos when the first run is enqueued."""
 
     def __init__(self, address: DatabaseAddress, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
         self._address = address
@@ -78,7 +78,7 @@ class DbosEngine:
         return await self._lease.dead(names) if self._lease is not None else set()
 
     async def take_from_dead(self) -> Set[str]:
-        """Remove the runs from the queue that dead processes had begun to execute, and return their ids."""
+        """Remove the runs that dead processes had dequeued from the queue, and return their ids."""
         return set() if self._queue is None else await self._queue.take_from_dead()
 
     def stopping(self, run_id: str) -> Stop | None:
@@ -126,7 +126,7 @@ class DbosEngine:
                 self._troubled(type(error).__name__)
 
     async def _launched_if_needed(self) -> bool:
-        """Launch dbos if its records are not empty; return whether it is launched."""
+        """Launch dbos if its tables have records; return whether it is launched."""
         if self._queue is None and self._lease is not None and await self._lease.has_records():
             await self._launched()
         return self._queue is not None
@@ -145,7 +145,7 @@ class DbosEngine:
         return await shielded(launch())
 
     def _launch_here(self, lease: Lease) -> RunQueue:
-        # The import takes about 2 s of CPU, during which the event loop answers others.
+        # The import takes about 2 s of CPU; the event loop stays responsive meanwhile.
         from threadkeep.runs.engine.dbos_process import RunQueue
 
         queue = RunQueue(self._address, lease, self._options, self._execute_here, self._threadsafe(self._troubled))
@@ -164,12 +164,12 @@ class DbosEngine:
             self._started.pop(task, None)
 
     async def _enqueue_left(self) -> None:
-        """Enqueue the runs that were stopped here, so that other processes continue them."""
+        """Enqueue the runs that were stopped here, so that other processes resume them."""
         left = [run_id for task, run_id in self._started.items() if task.done()]
         self._started.clear()
         if not left or self._lease is None:
             return
-        with contextlib.suppress(ThreadkeepError):  # the records of the runs also show that they are left
+        with contextlib.suppress(ThreadkeepError):  # other processes also find these runs by their records
             queue = self._queue or await self._launch(self._lease)
             for run_id in left:
                 await queue.enqueue(run_id)
@@ -204,7 +204,7 @@ class DbosEngine:
                 return
 
     def _threadsafe[*A](self, callback: Callable[[*A], None]) -> Callable[[*A], None]:
-        """Return a function for other threads that calls back in the event loop, unless that is closed."""
+        """Return a function for other threads that runs a callback in the event loop, unless the loop is closed."""
 
         def call(*arguments: *A) -> None:
             with contextlib.suppress(RuntimeError):

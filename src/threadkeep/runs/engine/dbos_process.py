@@ -1,7 +1,7 @@
-"""The single dbos instance of a process, in its own thread, behind a few methods on attempts.
+"""The single dbos instance of a process, in its own thread, and the queue of runs on top of it.
 
-dbos replaces the thread pool of every event loop in which it is called, and its calls block on the database. So it gets
-an event loop of its own.
+dbos replaces the thread pool of every event loop in which it is called, and its calls block on the database. Therefore
+it gets a separate event loop.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from threadkeep.store.address import DatabaseAddress
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt at a run: it was enqueued once. The record of the run says how often the run was tried."""
+    """An attempt at a run, made by one enqueueing. The number of tries is in the record of the run."""
 
     run_id: str
     number: int = 1
 
     @property
     def id(self) -> str:
-        """The id of the attempt in the engine's records; equal attempts have equal ids."""
+        """The id of the attempt in the records of dbos; equal attempts have equal ids."""
         return f"{self.run_id}/{self.number}"
 
 
@@ -53,21 +53,21 @@ def run_of(attempt_id: str) -> str:
 _ACTIVE = ("PENDING", "ENQUEUED", "DELAYED")
 _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 
-# Only processes of the same version execute an attempt; change the number when its arguments change.
+# Only processes of the same version execute an attempt; change it when the arguments of attempts change.
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# Runs whose processes died repeatedly are tried one at a time: no other run is blamed for the one that kills.
+# Runs that may have crashed their processes are tried one at a time, so that no other run is blamed.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
-# While dbos migrates its tables it holds a second connection; nothing else needs two at once.
+# dbos holds a second connection while it migrates its tables; nothing else needs two at once.
 _POOL = 2
 _STOP_SECONDS = 5.0
 _PAGE = 500
-# dbos requires a database address although it is given the connections; nothing connects to this one.
+# dbos requires a database address although it gets connections; this address is never used.
 _UNUSED_ADDRESS = {"sqlite": "sqlite:///unused", "postgresql": "postgresql://unused@unused/unused"}
 
-# The handler of attempts of the launched dbos: none or one, like dbos itself.
+# The handler of attempts of the launched dbos; there is at most one, like dbos itself.
 _handlers: list[Callable[[Attempt], Awaitable[None]]] = []
 _taken = threading.Lock()
 _nowhere = logging.NullHandler()
@@ -77,13 +77,13 @@ _CONSOLE = "__dbos_console_log_handler__"
 @DBOS.workflow(name="execute", max_recovery_attempts=None)
 async def _execute(run_id: str, number: int) -> None:
     if not _handlers:
-        # Without an outcome the attempt stays open; another process takes it when this one has left.
+        # Without an outcome the attempt stays open; another process takes it when this one is gone.
         raise asyncio.CancelledError
     await _handlers[0](Attempt(run_id, number))
 
 
 class DbosProcess:
-    """A launched dbos. Methods that are not async block on the database; call them in threads."""
+    """A launched dbos. Its synchronous methods block on the database; call them in threads."""
 
     def __init__(self, connections: Connections, options: EngineOptions, name: str) -> None:
         self.name = name
@@ -102,7 +102,7 @@ class DbosProcess:
             )
         _handlers.append(execute)
         self._loop = asyncio.new_event_loop()
-        # asyncio would log a cut-off task with its data; the attempts are handled anyway.
+        # asyncio would log interrupted tasks with their data; their errors are handled elsewhere.
         self._loop.set_exception_handler(lambda _loop, _context: None)
         self._thread = threading.Thread(target=self._loop.run_forever, name="threadkeep-runs", daemon=True)
         self._thread.start()
@@ -118,7 +118,7 @@ class DbosProcess:
         return self._loop is not None
 
     def check(self) -> None:
-        """Raise at once if the database is down; dbos itself would wait for it forever."""
+        """Raise at once if the database is down, because dbos would wait for it forever."""
         self._pool.connect().close()
 
     def take_no_more(self) -> None:
@@ -153,7 +153,7 @@ class DbosProcess:
         return True
 
     def attempts(self, run_id: str) -> dict[str, bool]:
-        """Return the ids of the recorded attempts at a run, and whether each is enqueued."""
+        """Return the ids of the recorded attempts at a run, each with True if it is enqueued."""
         found = DBOS.list_workflows(workflow_id_prefix=f"{run_id}/", load_input=False, load_output=False)
         return {each.workflow_id: each.status == "ENQUEUED" for each in found if run_of(each.workflow_id) == run_id}
 
@@ -164,11 +164,11 @@ class DbosProcess:
         return [(Attempt(run_of(each), number_of(each)), name) for each, name in ids]
 
     def end(self, attempt_id: str) -> None:
-        """Mark an attempt as ended that no process makes any more."""
+        """Mark an attempt as ended, when no process executes it any more."""
         DBOS.cancel_workflow(attempt_id)
 
     def remove_finished(self, before: str) -> None:
-        """Remove the attempts that ended before a time, except those of runs that are still tried.
+        """Remove the attempts that ended before a time, except attempts at runs that have an open attempt.
 
         The numbers of a run's attempts start again when all of them are removed.
         """
@@ -186,7 +186,7 @@ class DbosProcess:
         dbos = DBOS(config=self._config())
         if DBOS.executor_id != self.name:
             raise InvalidInput(
-                "This program has a DBOS of its own, and a process can have one only; "
+                "This program uses DBOS itself, and a process can have only one instance;  "
                 "let Threadkeep execute its runs in another process (`threadkeep worker`)."
             )
         self._dbos = dbos
@@ -211,7 +211,7 @@ class DbosProcess:
             "serializer": DBOSPortableJSONSerializer(),
             "max_executor_threads": _THREADS,
             "log_level": "CRITICAL",
-            # No code waits for dbos's notifications. The interval is short because the shutdown waits for it.
+            # Notifications are not used. The interval is short because the shutdown waits for it.
             "use_listen_notify": False,
             "notification_listener_polling_interval_sec": 0.1,
         }
@@ -223,11 +223,11 @@ def next_number(attempt_ids: Iterable[str]) -> int:
 
 
 def _silence() -> None:
-    """Silence dbos: it would write to the terminal by itself, with addresses in its messages."""
+    """Silence the logs of dbos, which would write to the terminal and contain addresses."""
     logger = logging.getLogger("dbos")
     for handler in [one for one in logger.handlers if one.name == _CONSOLE]:
         logger.removeHandler(handler)
-    # dbos adds a handler for the terminal if there is none.
+    # Without a handler, dbos would add one for the terminal.
     logger.addHandler(_nowhere)
     logger.propagate = False
     logger.setLevel(logging.CRITICAL)
@@ -241,7 +241,7 @@ async def _end_tasks() -> None:
 
 
 type ExecuteHere = Callable[[str], Future[Ending]]
-"""Executes a run in the event loop of the engine; called from another thread."""
+"""A callback that executes a run in the event loop of the engine; it is called from another thread."""
 
 _LEASE_SECONDS = 0.05
 """Seconds between two checks whether the lease has been renewed."""
@@ -251,7 +251,7 @@ _CALLING_THREADS = 4
 
 
 class RunQueue:
-    """A launched dbos with the attempts that this process executes. `troubled` is called from other threads."""
+    """A queue of runs on a launched dbos; this process executes attempts. `troubled` is called in other threads."""
 
     def __init__(
         self, address: DatabaseAddress, lease: Lease, options: EngineOptions, execute: ExecuteHere, troubled: Troubled
@@ -286,7 +286,7 @@ class RunQueue:
             await asyncio.wrap_future(self._pool.submit(self._enqueue, run_id, alone))
 
     async def take_from_dead(self) -> Set[str]:
-        """Remove the attempts of dead processes; return their runs."""
+        """Remove the attempts of dead processes; return the ids of their runs."""
         with translated():
             found = await asyncio.wrap_future(self._pool.submit(self._open_attempts))
             dead = await self._lease.dead({name for _, name in found})
@@ -300,12 +300,12 @@ class RunQueue:
         self._process.take_no_more()
 
     def stop(self) -> bool:
-        """Stop; return whether no attempt is active any more."""
+        """Stop; return True if no attempt is active any more."""
         self.take_no_more()
         if self._cleaning is not None:
             self._cleaning.join(STOP_SECONDS)
         is_idle = not self._process.is_running() or self._process.submit(_all_done(self._tasks)).result()
-        # Close connections before dbos stops: it would wait for a database that is down.
+        # Close the connections first, because dbos would wait for a database that is down when it stops.
         self._connections.close()
         self._process.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -314,10 +314,10 @@ class RunQueue:
     async def _attempt(self, attempt: Attempt) -> None:
         """Execute a run in dbos's event loop.
 
-        An attempt that is left to others has no outcome: another process takes it when this one is gone.
+        An attempt that is left to others gets no outcome; another process takes it when this one is gone.
         """
         if (task := asyncio.current_task()) is not None:
-            # The task of dbos itself: it is done when the outcome is recorded.
+            # This is the task of dbos, which is done when the outcome is recorded.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         while not self._lease.is_fresh() and not self._closing.is_set():  # noqa: ASYNC110 - another thread renews it
@@ -326,7 +326,7 @@ class RunQueue:
             raise asyncio.CancelledError
 
     def _enqueue(self, run_id: str, alone: bool) -> None:
-        """Record an attempt, unless one is enqueued already; a run that is to be tried alone has no other."""
+        """Record an attempt, unless one is enqueued already; an `alone` attempt replaces an enqueued one."""
         number = 1
         while not self._process.put(Attempt(run_id, number), alone=alone):
             attempts = self._process.attempts(run_id)
@@ -346,10 +346,10 @@ class RunQueue:
             self._process.end(attempt.id)
 
     def _remove_finished(self) -> None:
-        """Remove finished attempts repeatedly. The first time is at once: a short command is often the only worker."""
+        """Remove finished attempts repeatedly, first at once, because a short command may be the only worker."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
-            # A failure is tried again as long as the process lives.
+            # A failed removal is retried as long as the process lives.
             with ErrorBoundary(lambda error: self._troubled(type(error).__name__)):
                 self._process.check()
                 self._process.remove_finished((datetime.now(UTC) - kept).isoformat())

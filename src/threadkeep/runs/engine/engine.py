@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 type Execute = Callable[[str], Coroutine[object, object, None]]
-"""A callback that executes a run. It may be called again for the same run and finds its progress in its own records."""
+"""A callback that executes a run. A repeated call for the same run resumes from the stored progress."""
 
 type Troubled = Callable[[str], None]
-"""A callback with the name of an error, mostly of the database, that keeps the engine from its work for now."""
+"""A callback that gets the name of an error, mostly of the database, that keeps the engine from its work for now."""
 
 type Stop = Literal["closing", "lost"]
-"""The reason why the engine stops a run: it closes, or another process has the run after this one was declared dead."""
+"""The reason why the engine stops a run: it is closing, or this process was declared dead and lost the run."""
 
 STOP_SECONDS = 5.0
 """Seconds to wait for a run that was stopped."""
 
-CLOSED = "The engine takes no more runs: it was closed; start runs inside its `async with open_engine(...)` block."
+CLOSED = "The engine was closed and accepts no more runs; start runs inside its `async with open_engine(...)` block."
 
 
 class Engine(Protocol):
@@ -26,11 +26,11 @@ class Engine(Protocol):
 
     - `start` executes a run in this process. If the process dies, the run's record names an owner that is `dead`.
     - `enqueue` records a run and has any worker execute it. If the worker dies, `take_from_dead` returns the run.
-    - A process never executes a run twice at the same time. Starting a run that is being executed executes it again
-      afterwards. Between processes the record of the run decides.
-    - An `execute` whose task is cancelled must end soon and leave the run as it is: another process continues it. To
-      cancel a run, note the request in the run's own record and let its `execute` end by itself.
-    - The engine retries nothing. An `execute` that raises is reported, and the run is over for the engine.
+    - A process never executes a run twice at the same time. A run that is started during its execution is executed
+      again afterwards. Between processes, the record of the run decides which one executes it.
+    - If its task is cancelled, `execute` must end soon and leave the run as it is, so that another process resumes it.
+      To cancel a run, note the request in the record of the run and let its `execute` end by itself.
+    - The engine retries nothing. If `execute` raises, the error is reported and the engine is done with the run.
     """
 
     @property
@@ -42,7 +42,7 @@ class Engine(Protocol):
         """
 
     async def ready(self) -> None:
-        """Register this process as one that executes runs; afterwards the engine has a name.
+        """Register this process as a worker; afterwards the engine has a name.
 
         Raises:
             StoreClosed: the engine takes no more runs.
@@ -57,7 +57,7 @@ class Engine(Protocol):
         """
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Enqueue a run for any worker, a few at a time in each; runs that are tried `alone`, one at a time in each.
+        """Enqueue a run for any worker. Each worker executes a few at a time, but only one run that is `alone`.
 
         Raises:
             StoreClosed: the engine takes no more runs.
@@ -71,7 +71,7 @@ class Engine(Protocol):
         """
 
     async def take_from_dead(self) -> Set[str]:
-        """Remove the runs from the queue that dead processes had begun to execute, and return their ids.
+        """Remove the runs that dead processes had dequeued from the queue, and return their ids.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -94,7 +94,7 @@ class Engine(Protocol):
 class EngineOptions:
     """Options of an engine. Times are in seconds.
 
-    A process that `works` takes enqueued runs: at most `concurrency` at a time, without counting those of `start`. A
+    A process that `works` takes enqueued runs, at most `concurrency` at a time, not counting runs of `start`. A
     process without a heartbeat for `dead_seconds` is declared dead; if processes share a SQLite file, the operating
     system reports it at once.
     """

@@ -1,4 +1,4 @@
-"""The lease of this process as one that executes runs of a database, and the processes whose lease has ended."""
+"""The lease of this process as a worker of a database, and the detection of processes with an expired lease."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ _LOCK_NUMBER = 7310865114
 
 
 class Presence(Protocol):
-    """The presence of this process among the workers. Each process has a new name; no name is ever used again."""
+    """The presence of this process among the workers, under a new name that is never used again."""
 
     def enter(self) -> None:
         """Acquire the lease before the first run is executed."""
 
     def renew(self) -> bool:
-        """Renew the lease; return False if this process was declared dead and others have its runs."""
+        """Renew the lease; return False if this process was declared dead and others may have its runs."""
 
     def is_fresh(self) -> bool:
-        """Return whether certainly no process has declared this one dead."""
+        """Return whether it is certain that no process has declared this one dead."""
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Return the given processes that have died, and remove the traces of others."""
+        """Return the dead processes among `names`; remove the leases of all dead processes."""
 
     def leave(self) -> None:
-        """Release the lease; the runs that this process still has may be taken by others."""
+        """Release the lease; other processes may take the runs that this process still has."""
 
     def abandon(self) -> None:
-        """Close the connections without releasing the lease, which ends with the process or expires."""
+        """Close the connections without releasing the lease, which ends with the process or expires later."""
 
 
 class LockedFiles:
     """A file lock per process on a SQLite database; the system releases it when the process dies.
 
-    A process that stands still (a debugger, a sleeping laptop) keeps its lock, and so its runs.
+    A suspended process (a debugger, a sleeping laptop) keeps its lock and therefore its runs.
     """
 
     def __init__(self, database: Path, name: str) -> None:
@@ -60,7 +60,7 @@ class LockedFiles:
         self._descriptor: int | None = None
 
     def enter(self) -> None:
-        """Create this process's file and lock it before the file gets its final name, so it is never seen unlocked."""
+        """Create this process's file, and lock it before it gets its final name, so that it is never seen unlocked."""
         made = self._path(self._name).with_suffix(".new")
         self._descriptor = os.open(made, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
@@ -75,7 +75,7 @@ class LockedFiles:
         return True
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Return the given processes whose file is unlocked or missing; remove all unlocked files."""
+        """Return the processes among `names` with an unlocked or missing file; remove all unlocked files."""
         files = self._database.parent.glob(f"{glob.escape(self._database.name)}.*.lock")
         known = names | {file.suffixes[-2].removeprefix(".") for file in files}
         dead = {name for name in known if name != self._name and not _is_locked(self._path(name))}
@@ -103,7 +103,7 @@ def _is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # Shared: two processes that check at the same time do not mistake each other for the owner.
+        # A shared lock, so that two processes that check at the same time do not mistake each other for the owner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -124,9 +124,9 @@ _PROCESSES = sqlalchemy.Table(
 class Heartbeats:
     """A row per process of a PostgreSQL database, with a counter that increases while the process lives.
 
-    Clocks of different processes are never compared. A process is dead if its counter stood still for `dead_seconds`
-    while this process checked it again and again. So a server that was down for long, or a process that was suspended
-    itself, declares no other process dead.
+    Clocks of different processes are never compared. A process is dead if its counter did not change for `dead_seconds`
+    while this process checked it repeatedly. So after a long outage of the server, or after being suspended, a process
+    does not declare others dead by mistake.
     """
 
     def __init__(self, pool: sqlalchemy.Engine, name: str, dead_seconds: float) -> None:
@@ -162,7 +162,7 @@ class Heartbeats:
         return _now() - self._shown_at < self._dead_seconds
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Remove the rows that stood still for too long, then return the given processes without a row."""
+        """Remove the rows that did not change for too long, then return the processes among `names` without a row."""
         now = _now()
         with self._pool.begin() as connection:
             rows = {str(row.name): int(row.beats) for row in connection.execute(_PROCESSES.select())}
@@ -192,7 +192,7 @@ class Heartbeats:
         return before[1] if before is not None and before[0] == beats else now
 
     def _remove(self, name: str, beats: int) -> bool:
-        """Declare a process dead, unless it has sent a heartbeat meanwhile."""
+        """Delete the row of a dead process, unless it has sent a heartbeat meanwhile."""
         row = (_PROCESSES.c.name == name) & (_PROCESSES.c.beats == beats)
         with self._pool.begin() as connection:
             return connection.execute(_PROCESSES.delete().where(row)).rowcount > 0
@@ -208,9 +208,9 @@ _RECORDS = "workflow_status"
 
 
 class Lease:
-    """A lease of this process under a name that is never used again.
+    """A lease of this process, under a name that is never used again.
 
-    `lost` is called from another thread when the lease is gone: other processes may take the runs. `troubled` is called
+    `lost` is called from another thread when the lease is lost and others may take the runs. `troubled` is called
     with the name of an error that kept the lease from being renewed for a moment.
     """
 
@@ -228,8 +228,8 @@ class Lease:
         self._lost = lost
         self._troubled = troubled
         self._path = address.path
-        # A pool apart from that of dbos: heartbeats wait for nothing but one short look at its records.
-        # Each statement is a transaction of its own: the same without two round trips more every two seconds.
+        # A pool of its own, so that heartbeats never wait for dbos; it also serves one short query of its records.
+        # Autocommit saves two round trips every two seconds; each statement is a transaction anyway.
         self._pool = self._connections.pool(1).execution_options(isolation_level="AUTOCOMMIT")
         self._table = _RECORDS if address.path is not None else f"{SCHEMA}.{_RECORDS}"
         self._is_made = False
@@ -254,7 +254,7 @@ class Lease:
             # Also removes the files that dead processes left on SQLite.
             await asyncio.to_thread(self._presence.dead, set())
         if self._path is None:
-            # A thread: a blocked event loop does not cost the lease.
+            # In a thread, so that a blocked event loop does not lose the lease.
             self._renewing = Thread(target=self._renew, name="threadkeep-lease", daemon=True)
             self._renewing.start()
 
@@ -268,7 +268,7 @@ class Lease:
             return False
         with self._pool.connect() as connection:
             if not self._is_made:
-                # Asked every two seconds by a worker without a queue: one statement, not an inspection of the schema.
+                # A worker without a queue asks this every two seconds, so it is one statement.
                 made = (
                     "SELECT name FROM sqlite_master WHERE name = :table" if self._path else "SELECT to_regclass(:table)"
                 )
@@ -280,11 +280,11 @@ class Lease:
             )
 
     def is_fresh(self) -> bool:
-        """Return whether no other process can have declared this one dead."""
+        """Return whether it is certain that no other process has declared this one dead."""
         return not self._is_lost and self._presence.is_fresh()
 
     async def dead(self, names: Set[str]) -> Set[str]:
-        """Return the given processes that have no lease any more."""
+        """Return the processes among `names` that have no lease any more."""
         with translated():
             return await asyncio.to_thread(self._dead, names)
 
@@ -307,7 +307,7 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._ended.wait(max(0.05, self._options.dead_seconds / 4)):
-            # A failure is tried again as long as the process lives.
+            # A failed renewal is retried as long as the process lives.
             with ErrorBoundary(lambda error: self._troubled(type(error).__name__)):
                 if not self._presence.renew():
                     self._is_lost = True

@@ -12,7 +12,7 @@ from threadkeep.errors import StoreClosed
 from threadkeep.runs.engine.engine import CLOSED, STOP_SECONDS, EngineOptions, Execute, Stop, Troubled
 
 type Ending = Literal["done", "left", "lost"]
-"""The end of an execution: `left` was left to others by a closing engine, `lost` was taken by another process."""
+"""The end of an execution: `left` by a closing engine to others, or `lost` to another process."""
 
 _names: set[str] = set()
 """The names of the open local engines of this process."""
@@ -26,11 +26,11 @@ class RunTasks:
         self._troubled = troubled
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, Stop] = {}
-        # The context in which the engine was opened: a run does not belong to the request that started it.
+        # Runs use the context in which the engine was opened, not the context of the request that started them.
         self._context = contextvars.copy_context()
 
     async def execute(self, run_id: str) -> Ending:
-        """Execute a run and return how that ended."""
+        """Execute a run and return how the execution ended."""
         while (before := self._tasks.get(run_id)) is not None:
             await asyncio.wait([before])
             await asyncio.sleep(0)
@@ -53,7 +53,7 @@ class RunTasks:
         return "left" if stop is not None and (task.cancelled() or error is not None) else "done"
 
     def stop(self, run_id: str, stop: Stop) -> None:
-        """Cancel the task of a run, once, if it is executed here."""
+        """Cancel the task of a run, at most once, if the run is executed here."""
         task = self._tasks.get(run_id)
         if task is not None and (run_id not in self._stops or stop == "lost"):
             self._stops[run_id] = stop
@@ -68,7 +68,7 @@ class RunTasks:
         return run_id in self._tasks and self._stops.get(run_id) != "lost"
 
     async def stop_all(self, stop: Stop, *, after_seconds: float) -> bool:
-        """Wait for the tasks, cancel the rest and wait for those; return whether all have ended."""
+        """Wait for the tasks, then cancel the remaining ones and wait for them; return whether all have ended."""
         if self._tasks and after_seconds > 0:
             await asyncio.wait(self._tasks.values(), timeout=after_seconds)
         for run_id in list(self._tasks):
@@ -80,7 +80,7 @@ class RunTasks:
 
 
 class LocalEngine:
-    """An engine that executes runs without recording them: they end with the process."""
+    """An engine that executes runs without recording them; they end with the process."""
 
     def __init__(self, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
         self.name = uuid4().hex
@@ -102,7 +102,7 @@ class LocalEngine:
         self._take(self._queued(run_id))
 
     async def dead(self, names: Set[str]) -> Set[str]:
-        """Return the names that no open engine of this process has; no other process can reach its database."""
+        """Return the names that no open engine of this process has, because no other process can use its database."""
         return names - _names
 
     async def take_from_dead(self) -> Set[str]:

@@ -1,4 +1,4 @@
-"""Opening of an engine, and enqueueing of runs by a process that is not a worker."""
+"""Opening an engine, and enqueueing runs from a process that is not a worker."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ async def open_engine(
 
     Args:
         address: the database; runs of a database in memory end with the process.
-        execute: executes a run.
+        execute: a callback that executes a run.
         options: options of the engine.
-        troubled: called with the names of errors from which the engine continues.
+        troubled: a callback that gets the names of errors after which the engine continues.
 
     Raises:
         InvalidInput: the extra `engine` is not installed, or this process has the engine of another database open.
