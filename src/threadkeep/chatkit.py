@@ -1,4 +1,4 @@
-"""ChatKit over a memory: `ThreadkeepStore` for a ChatKit server of one's own. It needs `threadkeep[chatkit]`."""
+"""ChatKit over a memory: `ThreadkeepStore` for your own ChatKit server. It needs `threadkeep[chatkit]`."""
 
 from threadkeep.adapters.chatkit import ThreadkeepStore
 

@@ -60,9 +60,9 @@ async def test_a_client_reads_what_is_its_users(memory: Memory) -> None:
             await call("facts"),
         ]
         assert all("Miso" in text and "secret" not in text for text in found)
-        assert all("no instructions" in text for text in found)
+        assert all("not instructions" in text for text in found)
         assert '"text":"Nice."' in found[2].replace(": ", ":")
-        assert await call("read_messages", session_id="a", from_seq=5, to_seq=9) == "There is nothing."
+        assert await call("read_messages", session_id="a", from_seq=5, to_seq=9) == "No results."
         for name, more in (("get_context", {}), ("read_messages", {"from_seq": 1, "to_seq": 9})):
             result = await client.call_tool(name, {"session_id": "b", **more})
             assert result.is_error

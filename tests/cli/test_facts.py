@@ -154,7 +154,7 @@ def test_a_fact_that_changes_during_an_export_is_in_it(
         ({"scope": "global"}, "no exported fact (scope)"),
         ({"confirmed": -1}, "no exported fact (confirmed)"),
         ({"valid_from": "2026-01-01T00:00:00"}, "no exported fact (valid_from)"),
-        ({"valid_to": "2020-01-01T00:00:00Z"}, "valid_to is not before its valid_from"),
+        ({"valid_to": "2020-01-01T00:00:00Z"}, "valid_to must not be before valid_from"),
         ({"value": None}, "is not None"),
         ({"key": "a\nb"}, "not only spaces"),
         ({"scope": "session", "owner": "room:9"}, "no session"),

@@ -1,1 +1,1 @@
-"""Sessions as other frameworks' interfaces; each module needs the extra of its framework, and is imported by name."""
+"""Adapters that present sessions through other frameworks' interfaces; each module needs the extra of its framework."""

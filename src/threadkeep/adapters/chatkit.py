@@ -1,4 +1,4 @@
-"""Sessions as the threads of ChatKit, OpenAI's chat page."""
+"""Sessions as the threads of ChatKit, OpenAI's chat interface."""
 
 from __future__ import annotations
 
@@ -48,39 +48,39 @@ _ATTACHMENT: TypeAdapter[Attachment] = TypeAdapter(Attachment)
 class ThreadkeepStore[TContext](Store[TContext]):
     """A `Store` of ChatKit over a memory: a thread is a session, an item is a message.
 
-    Messages of user and assistant are in the transcript like those of other channels. Other items (widgets, tasks,
-    hidden context) are notes in it, which are not sent to a model. The threads and attachments of another user are not
-    found.
+    Messages of user and assistant are stored like those of other channels. Other items (widgets, tasks, hidden context)
+    are stored as notes, which are never sent to a model. The store does not find threads and attachments of other
+    users.
     """
 
     def __init__(self, memory: Memory, *, user_id: Callable[[TContext], str | None]) -> None:
         """Create a store.
 
         Args:
-            memory: where the sessions are.
-            user_id: returns the user of a request's context, which the server has verified; None sees all sessions.
+            memory: the memory that contains the sessions.
+            user_id: returns the verified user of a request's context; with None, all sessions are visible.
         """
         self.memory = memory
         self._user_id = user_id
 
     def generate_thread_id(self, context: TContext) -> str:
-        """Return a new id, with more digits than ChatKit's own."""
+        """Return a new id, which has more digits than ChatKit's own ids."""
         return _new_id("thread")
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: TContext) -> str:
-        """Return a new id, with more digits than ChatKit's own."""
+        """Return a new id, which has more digits than ChatKit's own ids."""
         return _new_id(item_type)
 
     def session(self, thread_id: str, context: TContext) -> Session:
-        """Return the session of a thread, as the user of a request sees it."""
+        """Return the session of a thread for the user of the request."""
         return self.memory.session(thread_id, user_id=self._user_id(context))
 
     async def load_thread(self, thread_id: str, context: TContext) -> ThreadMetadata:
-        """Return a thread; any session of the user is one."""
+        """Return a thread; every session of the user is a thread."""
         return _thread(await self._info(self.session(thread_id, context)))
 
     async def save_thread(self, thread: ThreadMetadata, context: TContext) -> None:
-        """Store the metadata of a thread; a new thread becomes a session."""
+        """Store the metadata of a thread; create the session of a new thread."""
         session = self.session(thread.id, context)
         try:
             info = await session.info()
@@ -93,9 +93,9 @@ class ThreadkeepStore[TContext](Store[TContext]):
         )
 
     async def load_threads(self, limit: int, after: str | None, order: str, context: TContext) -> Page[ThreadMetadata]:
-        """Return a page of threads by their last activity; `desc` begins with the newest.
+        """Return a page of threads in the order of their last activity; `desc` begins with the newest.
 
-        A thread that becomes active between two pages may be returned twice; descending pages leave out no thread.
+        A thread that becomes active between two pages may be returned twice; descending pages omit no thread.
         """
         user_id = self._user_id(context)
         if order == "asc":
@@ -108,7 +108,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return Page(data=threads, has_more=more is not None, after=threads[-1].id if more and threads else None)
 
     async def delete_thread(self, thread_id: str, context: TContext) -> None:
-        """Delete a session with its messages and the attachments that were sent in it."""
+        """Delete a session with its messages and its attachments."""
         session, state = self.session(thread_id, context), self.memory.channels.state
         owner = (await self._info(session)).user_id
         if not await session.delete():
@@ -121,24 +121,24 @@ class ThreadkeepStore[TContext](Store[TContext]):
     async def load_thread_items(
         self, thread_id: str, after: str | None, limit: int, order: str, context: TContext
     ) -> Page[ThreadItem]:
-        """Return a page of items; the whole thread is read for it."""
+        """Return a page of items; this reads the whole thread."""
         items = list((await self._items(thread_id, context)).values())
         return _page(items[::-1] if order == "desc" else items, after, limit)
 
     async def load_item(self, thread_id: str, item_id: str, context: TContext) -> ThreadItem:
-        """Return an item."""
+        """Return one item."""
         if item := (await self._items(thread_id, context)).get(item_id):
             return item
         raise NotFoundError(f"Item {item_id} not found in thread {thread_id}")
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Store an item at the end of its thread, unless it is stored already."""
+        """Append an item to its thread, unless it is already stored."""
         session = self.session(thread_id, context)
         await self._info(session)
         await _append(session, _message(item, item.id))
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Replace an item in its position, or store a new item at the end."""
+        """Replace an item in its position, or append a new item."""
         session = self.session(thread_id, context)
         messages = await self._messages(session)
         position = _position(messages, item.id)
@@ -150,7 +150,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
             await self._rewrite(session, messages[position:], item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
-        """Remove an item from the thread; the history of the session keeps it, but no model is sent it."""
+        """Remove an item from the thread. The session's history keeps it, but it is no longer sent to a model."""
         session = self.session(thread_id, context)
         messages = await self._messages(session)
         position = _position(messages, item_id)
@@ -169,7 +169,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         await _append(session, item_message(_NAME, note, role=None, text="[feedback]"))
 
     async def save_attachment(self, attachment: Attachment, context: TContext) -> None:
-        """Store the description of an attachment, for its user."""
+        """Store the description of an attachment for its user."""
         value = json.dumps(_ATTACHMENT.dump_python(attachment, mode="json"))
         await self.memory.channels.state.keep(self._scope(context), attachment.id, value)
 
@@ -202,7 +202,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return await messages_after(session, 0)
 
     async def _items(self, thread_id: str, context: TContext) -> dict[str, ThreadItem]:
-        """Return the items by id, in order; a later version of an item has the position of the first."""
+        """Return the items by id, in order; a newer version of an item takes the position of the first version."""
         items: dict[str, ThreadItem] = {}
         for message in await self._messages(self.session(thread_id, context)):
             stored = stored_item(_NAME, message)
@@ -217,9 +217,9 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return items
 
     async def _rewrite(self, session: Session, messages: Sequence[Message], item: ThreadItem | None) -> None:
-        """Supersede messages, and store a new version of the first one and the others again.
+        """Supersede messages; store a new version of the first one, and the others again.
 
-        If it is interrupted, the messages stay superseded, in the history of the session.
+        If the call is interrupted, the messages stay superseded but remain in the session's history.
         """
         taken = await session.take_back(len(messages))
         new = [_message(item, None)] if item is not None else []
@@ -243,7 +243,7 @@ async def _append(session: Session, *messages: Message) -> None:
     """Store messages as one turn.
 
     Raises:
-        NotFoundError: the session is another user's.
+        NotFoundError: the session belongs to another user.
     """
     try:
         await session.append(messages)
@@ -252,7 +252,7 @@ async def _append(session: Session, *messages: Message) -> None:
 
 
 def _page[T: (ThreadItem, ThreadMetadata)](rows: list[T], after: str | None, limit: int) -> Page[T]:
-    """Return the `limit` rows that follow the one with the id `after`."""
+    """Return up to `limit` rows after the row with the id `after`."""
     start = 0
     if after:
         positions = [position for position, row in enumerate(rows) if row.id == after]
@@ -291,7 +291,7 @@ def _message(item: ThreadItem, message_id: str | None) -> Message:
 
 
 def _utterance(message: Message, thread_id: str) -> ThreadItem | None:
-    """Return the item of a message that another channel or a run has stored; None for a note."""
+    """Return the item of a message from another channel or a run; None for a note."""
     created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
     if message.role == "assistant":
         return AssistantMessageItem(
@@ -312,7 +312,7 @@ def _utterance(message: Message, thread_id: str) -> ThreadItem | None:
 
 
 def _position(messages: Sequence[Message], item_id: str) -> int | None:
-    """Return the position of the message that holds an item; None if there is none."""
+    """Return the position of the message that contains an item; None if there is none."""
     for position, message in enumerate(messages):
         stored = stored_item(_NAME, message)
         item = stored.get("item") if isinstance(stored, Mapping) else None

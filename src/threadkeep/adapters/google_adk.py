@@ -1,6 +1,6 @@
-"""Sessions and memory for Google's Agent Development Kit.
+"""Sessions and memory for Google's Agent Development Kit (ADK).
 
-A session of ADK is the session `adk:<app>:<user>:<session>` of its user.
+An ADK session is stored as the session `adk:<app>:<user>:<session>` of its user.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _STALE = (
 
 
 class SessionService(BaseSessionService):
-    """Sessions of ADK in a memory; texts of events are messages that other channels and searches see.
+    """A session service of ADK over a memory. Texts of events are messages, visible to other channels and to searches.
 
-    Each event is stored in one transaction with the shared state that it changes, and with the number of its revision:
-    of several writers of one revision the first succeeds. The state of a session is the sum of its events. Messages of
-    other channels in the session are returned as events; events that were taken back, or are before a reset, are not.
+    An event, its changes to shared state, and the number of its revision are stored in one transaction. If several
+    writers store the same revision, only the first succeeds. The state of a session is the sum of its events. Messages
+    of other channels are returned as events. Events that were taken back, or precede a reset, are not returned.
     """
 
     def __init__(self, memory: Memory) -> None:
         """Create a service.
 
         Raises:
-            InvalidInput: the memory keeps its sessions in a graph store.
+            InvalidInput: the memory stores its sessions in a graph store.
         """
         if memory.in_graph_store:
             raise InvalidInput("Sessions of ADK need a memory in SQL tables; open one by a database URL.")
@@ -65,10 +65,10 @@ class SessionService(BaseSessionService):
     async def create_session(
         self, *, app_name: str, user_id: str, state: dict[str, object] | None = None, session_id: str | None = None
     ) -> Session:
-        """Create a session; keys that begin with `app:` or `user:` become state of the app or of the user.
+        """Create a session; keys that begin with `app:` or `user:` are stored as state of the app or of the user.
 
         Raises:
-            AlreadyExistsError: there is such a session.
+            AlreadyExistsError: the session already exists.
         """
         session_id = (session_id or "").strip() or str(uuid7())
         item: Json = {"state": _state_of_session(state), "created": time.time()}
@@ -81,7 +81,7 @@ class SessionService(BaseSessionService):
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """Return a session with its events and the state of all scopes; None if there is none."""
+        """Return a session with its events and the state of all scopes; None if it does not exist."""
         session = await self._read(app_name, user_id, session_id)
         if session is None:
             return None
@@ -93,9 +93,9 @@ class SessionService(BaseSessionService):
         return session
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
-        """Return the sessions of an app, or of one of its users, oldest activity first.
+        """Return the sessions of an app, or of one user of it, oldest activity first.
 
-        The database selects them; the state of each is the sum of its events, which are read.
+        The database selects the sessions; their events are read to compute the state of each.
         """
         prefix = f"adk:{keys.escape_key(app_name)}:" if user_id is None else _prefix(app_name, user_id)
         sessions: list[Session] = []
@@ -115,7 +115,7 @@ class SessionService(BaseSessionService):
         await self._session(app_name, user_id, session_id).delete()
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, object]:
-        """Return the state of a user in an app; the keys have no prefix."""
+        """Return the state of a user in an app, by keys without prefix."""
         values = await self._memory.channels.state.values_of(_user_scope(user_id), _user_prefix(app_name))
         return {key.removeprefix(_user_prefix(app_name)): json.loads(value) for key, value in values.items()}
 
@@ -123,9 +123,9 @@ class SessionService(BaseSessionService):
         """Store an event and its changes to the state.
 
         Raises:
-            StaleSessionError: another event was stored since the session was read; nothing was stored.
+            StaleSessionError: another event was stored after the session was read; nothing was stored.
             SessionNotFoundError: the session was deleted.
-            StoreUnavailable: the database does not answer; the same call can be repeated.
+            StoreUnavailable: the database does not answer; the call can be repeated.
         """
         if event.partial:
             return event
@@ -152,7 +152,7 @@ class SessionService(BaseSessionService):
     async def _append(
         self, stored: StoredSession, app_name: str, delta: Mapping[str, object] | None, *messages: Message
     ) -> bool:
-        """Store messages with their changes to shared state; return False if the revision exists."""
+        """Store messages and changes to shared state in one transaction; return False if the revision exists."""
         state = self._memory.channels.state
         statements: list[Statement] = []
         for key, value in _json_safe(delta).items():
@@ -165,12 +165,12 @@ class SessionService(BaseSessionService):
         return await append_once(stored, messages, Joined(after=statements))
 
     async def _revision(self, session: Session, stored: StoredSession) -> int:
-        """Return the number of the newest revision that a session of ADK contains."""
+        """Return the number of the newest revision that the caller's copy of a session contains."""
         if marker := session._storage_update_marker:  # noqa: SLF001 - ADK's place for it
             if await stored.find(f"{_REVISION}{marker}") is None:
                 raise SessionNotFoundError(f"Session {session.id} not found.")
             return int(marker)
-        # The session came from elsewhere, as from a dump: its last event has to be the last one.
+        # The session was not read from this service (but from a dump, for example); its last event must be the newest.
         newest = await self._read(session.app_name, session.user_id, session.id)
         if newest is None:
             raise SessionNotFoundError(f"Session {session.id} not found.")
@@ -179,7 +179,7 @@ class SessionService(BaseSessionService):
         return int(newest._storage_update_marker or 0)  # noqa: SLF001 - as above
 
     async def _read(self, app_name: str, user_id: str, session_id: str) -> Session | None:
-        """Return a session with its own state; None if there is none."""
+        """Return a session with its own state but without shared state; None if it does not exist."""
         stored = self._session(app_name, user_id, session_id)
         session = Session(id=session_id.strip(), app_name=app_name, user_id=user_id)
         revision: int | None = None
@@ -220,9 +220,9 @@ class SessionService(BaseSessionService):
 
 
 class MemoryService(BaseMemoryService):
-    """A memory as ADK's memory service.
+    """A memory service of ADK over a memory.
 
-    An event with a text is a message with the event's id, so that a session can be added again, and one of
+    An event with a text is a message with the event's id. So a session can be added again, and a session of
     `SessionService` need not be added.
     """
 
@@ -230,7 +230,7 @@ class MemoryService(BaseMemoryService):
         self._memory = memory
 
     async def add_session_to_memory(self, session: Session) -> None:
-        """Store the texts of a session that are not stored yet."""
+        """Store the texts of a session that are not yet stored."""
         await self.add_events_to_memory(
             app_name=session.app_name, user_id=session.user_id, session_id=session.id, events=session.events
         )
@@ -244,15 +244,15 @@ class MemoryService(BaseMemoryService):
         session_id: str | None = None,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Store the texts of events that are not stored yet; without a session they share one of the user."""
+        """Store the texts of events that are not yet stored; without a session id, in a common session of the user."""
         key = f"{_prefix(app_name, user_id)}{keys.escape_key(session_id or 'events')}"
         if messages := [message for event in events if (message := _message(event)) is not None]:
             await self._memory.session(key, user_id=user_id).append(messages)
 
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
-        """Return what the user's earlier sessions of the app have said: 20 messages, most words of a query first.
+        """Search the user's earlier sessions of the app; return up to 20 messages, most words of the query first.
 
-        Among equals a rare word counts more. Of a word that more than 500 messages contain, the best 500 are compared.
+        With equal numbers, rare words decide. For each word, the best 500 messages are compared.
         """
         prefix = _prefix(app_name, user_id)
         found: dict[tuple[str, int | None], SearchHit] = {}
@@ -273,7 +273,7 @@ def _prefix(app_name: str, user_id: str) -> str:
 
 
 def _named(name: str) -> tuple[str, str] | None:
-    """Return the user and the id of a session of ADK; None for another session whose name begins so."""
+    """Return the user and the id of an ADK session; None for another session with the same prefix."""
     try:
         _, _, owner, session_id = map(keys.unescape_key, name.split(":"))
     except (ValueError, InvalidKey):
@@ -286,7 +286,7 @@ def _app_scope(app_name: str) -> str:
 
 
 def _user_scope(user_id: str) -> str:
-    """Return the scope of a person's values; an erase of the person deletes it."""
+    """Return the scope of a person's values, which are deleted when the person is erased."""
     return f"adk:{user_id}"
 
 
@@ -295,7 +295,7 @@ def _user_prefix(app_name: str) -> str:
 
 
 def _json_safe(state: Mapping[str, object] | None) -> dict[str, Json]:
-    """Return a state as JSON, without temporary values; a value that is no JSON becomes its text."""
+    """Return a state as JSON without temporary values; other values that are not JSON become text."""
     kept = {key: value for key, value in (state or {}).items() if not key.startswith(State.TEMP_PREFIX)}
     return cast("dict[str, Json]", to_jsonable_python(kept, fallback=str))
 
@@ -306,7 +306,7 @@ def _state_of_session(state: Mapping[str, object] | None) -> dict[str, Json]:
 
 
 def _event(message: Message) -> Event | None:
-    """Return the event of a message, as it was stored, or made of the message of another channel."""
+    """Return the event that was stored with a message, or a new event for a message of another channel."""
     item = stored_item(_NAME, message)
     if isinstance(item, Mapping):
         return Event.model_validate(item["event"]) if "event" in item else None
@@ -326,7 +326,7 @@ def _content(message: Message) -> Content:
 
 
 def _message(event: Event) -> Message | None:
-    """Return the message of an event; None if nothing is said in it."""
+    """Return the message of an event; None if the event has no text."""
     parts = event.content.parts or [] if event.content else []
     text = "\n".join(part.text for part in parts if part.text and not part.thought)
     if not text or event.partial:

@@ -1,4 +1,4 @@
-"""Items of other frameworks as messages: reading, and storing items that are no utterances."""
+"""Items of other frameworks as messages, including items that are not utterances."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PAGE = 50
 
 
 def item_message(framework: str, item: Json, *, role: Role | None, text: str, message_id: str | None = None) -> Message:
-    """Return the message that stores an item; the item is in `original` under the framework's name.
+    """Return the message that stores an item; `original` contains the item under the framework's name.
 
-    Without a role, or without a text, the item is no utterance (a tool's result, reasoning): it becomes a note, which
-    no context window contains, with `text` as its mark.
+    Without a role or a text, the item is not an utterance (but a tool's result or reasoning, for example). It becomes a
+    note with `text` as its label; no context window contains notes.
     """
     return Message(
         role=role if role and text else "system",
@@ -33,19 +33,19 @@ def item_message(framework: str, item: Json, *, role: Role | None, text: str, me
 
 
 def stored_item(framework: str, message: Message) -> Json:
-    """Return the item that a framework stored with a message; None if it stored none."""
+    """Return the item that a framework stored with a message, or None."""
     if not isinstance(message.original, Mapping):
         return None
     return message.original.get(framework)
 
 
 def openai_role(item: Mapping[str, object]) -> Role | None:
-    """Return the role of a person's or an assistant's message; None for other items of OpenAI's API."""
+    """Return the role of a user or assistant message; None for other items of OpenAI's API."""
     return _OPENAI_ROLES.get(item.get("role")) if item.get("type", "message") == "message" else None
 
 
 def openai_text(content: object) -> str:
-    """Return the text of the content of OpenAI's item, with marks for images and files."""
+    """Return the text of an OpenAI item's content, with placeholders for images and files."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -64,9 +64,9 @@ def _openai_part(part: Mapping[str, object]) -> str:
 async def read_messages(
     session: Session, limit: int | None = None, *, keep: Callable[[Message], bool] | None = None
 ) -> list[Message]:
-    """Return the newest active messages since the last reset, oldest first; `limit` None means all of them.
+    """Return the newest active messages since the last reset, oldest first; `limit` None returns all of them.
 
-    With `keep` only messages for which it is true are counted and returned.
+    With `keep`, return and count only messages for which it returns True.
     """
     try:
         after = (await session.info()).reset_seq
@@ -83,7 +83,7 @@ async def messages_after(
     view: View = "active",
     keep: Callable[[Message], bool] | None = None,
 ) -> list[Message]:
-    """Return the newest messages of a view with a `seq` above `after`, oldest first; `limit` None means all of them."""
+    """Return the newest messages of a view with a `seq` above `after`, oldest first; all if `limit` is None."""
     found: list[Message] = []
     before: int | None = None
     while (missing := LONGEST_PAGE if limit is None else limit - len(found)) > 0:
@@ -98,9 +98,9 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Take back the newest active message since the last reset for which `keep` is true; None if there is none.
+    """Take back the newest active message since the last reset that matches `keep`; return it, or None.
 
-    Notes of others behind it are taken back with it.
+    Newer notes that do not match `keep` are taken back as well.
     """
     while await read_messages(session, 1, keep=keep):
         taken = await session.take_back()
@@ -110,14 +110,14 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
 
 
 async def append_once(session: Session, messages: Sequence[Message], joined: Joined) -> bool:
-    """Store messages and statements in one transaction, all or nothing.
+    """Store messages and statements in one transaction.
 
-    The id of the first message stands for a revision that only one writer may store. Return False if another writer
-    has stored it; a repeated call returns True.
+    The id of the first message identifies a revision that only one writer can store. Return False if another writer has
+    stored it, and True if this call repeats a successful one.
 
     Raises:
-        WrongUser: the session is another user's.
-        StoreUnavailable: the database does not answer, or a later message's id is known.
+        WrongUser: the session belongs to another user.
+        StoreUnavailable: the database does not answer, or the id of a later message already exists.
     """
     revision = messages[0]
     for _ in range(_ATTEMPTS):
@@ -127,4 +127,4 @@ async def append_once(session: Session, messages: Sequence[Message], joined: Joi
         if found is not None:
             return found.original == revision.original
         await session.check_owner()
-    raise StoreUnavailable("The messages were not stored: the database is busy, or has an id of them. Try again.")
+    raise StoreUnavailable("The messages were not stored: the database is busy, or one of their ids exists. Try again.")

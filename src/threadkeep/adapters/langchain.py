@@ -1,6 +1,6 @@
 """Sessions as LangChain's `BaseChatMessageHistory`, for chains with `RunnableWithMessageHistory`.
 
-LangChain has deprecated both; agents use `threadkeep.SessionMemory`.
+LangChain has deprecated both. For agents, use `threadkeep.SessionMemory`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NAME = "langchain"
 class ChatHistory(BaseChatMessageHistory):
     """A session of a memory as a chat history of LangChain, with blocking and asynchronous methods.
 
-    Tool calls, tool results and system messages are notes in the transcript: they are returned again as they were, and
-    no other agent's context contains them.
+    Tool calls, tool results and system messages are stored as notes. The history returns them unchanged; the contexts
+    of other agents do not contain them.
     """
 
     def __init__(self, memory: Memory | SyncMemory, session_id: str, *, user_id: str | None = None) -> None:
@@ -43,7 +43,7 @@ class ChatHistory(BaseChatMessageHistory):
         return _as_langchain(await self._session.call(read_messages))
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Store the messages as one turn; a message whose id is stored already is skipped.
+        """Store the messages as one turn; skip messages whose id is already stored.
 
         Raises:
             InvalidMessage, WrongUser, StoreUnavailable: nothing was stored.

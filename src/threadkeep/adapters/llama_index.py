@@ -20,10 +20,10 @@ _ROLES: Mapping[MessageRole, Role] = {MessageRole.USER: "user", MessageRole.ASSI
 
 
 class ChatMemory(BaseMemory):
-    """A session of a memory as a memory of LlamaIndex; LlamaIndex calls the methods in threads for asynchronous ones.
+    """A session of a memory as a memory of LlamaIndex, which runs these methods in threads for asynchronous calls.
 
-    Tool calls and tool results are notes in the transcript: they are returned again as they were, and no other agent's
-    context contains them.
+    Tool calls and tool results are stored as notes. The memory returns them unchanged; the contexts of other agents do
+    not contain them.
     """
 
     max_messages: int = 100
@@ -32,22 +32,22 @@ class ChatMemory(BaseMemory):
     def __init__(
         self, memory: Memory | SyncMemory, session_id: str, *, user_id: str | None = None, max_messages: int = 100
     ) -> None:
-        """Create a memory; `max_messages` is how many messages `get` returns at most."""
+        """Create a memory; `get` returns up to `max_messages` messages."""
         super().__init__(max_messages=max_messages)
         self._session = OnLoop(memory, lambda opened: opened.session(session_id, user_id=user_id))
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name under which LlamaIndex knows the class."""
+        """Return the name of the class in LlamaIndex."""
         return "ThreadkeepChatMemory"
 
     @classmethod
     def from_defaults(cls, **kwargs: Any) -> Self:
-        """Return a memory; the arguments are those of the class."""
+        """Create a memory with the arguments of the class."""
         return cls(**kwargs)
 
     def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name
-        """Return the newest messages since the last reset, oldest first, from a user's message on."""
+        """Return the newest messages since the last reset, oldest first, beginning with a user message."""
         newest = self._session.wait_for(lambda one: read_messages(one, self.max_messages, keep=_is_item))
         return _from_a_user(_items(newest))
 
@@ -65,12 +65,12 @@ class ChatMemory(BaseMemory):
             self._session.wait_for(lambda session: session.append(turn))
 
     def set(self, messages: list[ChatMessage]) -> None:
-        """Reset the session, and store these messages; the earlier ones stay in the transcript."""
+        """Reset the session and store these messages. Earlier messages stay in the transcript."""
         self.reset()
         self.put_messages(messages)
 
     def reset(self) -> None:
-        """Hide the messages so far; they stay in the transcript."""
+        """Hide all earlier messages; they stay in the transcript."""
         self._session.wait_for(lambda session: session.reset())
 
 
@@ -101,6 +101,6 @@ def _items(messages: Sequence[Message]) -> list[ChatMessage]:
 
 
 def _from_a_user(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages without those before the first one of a user; without such a one, all of them."""
+    """Drop the messages before the first user message; return all if there is no user message."""
     places = [place for place, message in enumerate(messages) if message.role == MessageRole.USER]
     return messages[places[0] :] if places else messages

@@ -28,10 +28,10 @@ _NAME = "openai-agents"
 
 
 class AgentsSession:
-    """A session of a memory as the `Session` of the OpenAI Agents SDK; usable on any event loop.
+    """A session of a memory as the `Session` of the OpenAI Agents SDK, usable on any event loop.
 
-    Messages of user and assistant are in the transcript like those of other agents. Tool calls, tool results and
-    reasoning are notes in it: they are returned again as they were, and no other agent's context contains them.
+    Messages of user and assistant are stored like those of other agents. Tool calls, tool results and reasoning are
+    stored as notes. The session returns them unchanged; the contexts of other agents do not contain them.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class AgentsSession:
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the newest items since the last reset, oldest first.
 
-        Without a limit, the limit of the session's settings applies, or none.
+        Without `limit`, the limit of `session_settings` applies, if there is one.
         """
         limit = resolve_session_limit(limit, self.session_settings)
         messages = await self._session.call(lambda session: read_messages(session, limit, keep=_is_item))
@@ -62,7 +62,7 @@ class AgentsSession:
 
         Raises:
             InvalidMessage: an item cannot be stored as JSON; nothing was stored.
-            WrongUser: the session is another user's.
+            WrongUser: the session belongs to another user.
             StoreUnavailable: the database does not answer; nothing was stored.
         """
         messages = [_message(cast("Mapping[str, Json]", item)) for item in items]
@@ -70,7 +70,7 @@ class AgentsSession:
             await self._session.call(lambda session: session.append(messages))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take back the newest item and return it; None if there is none. It stays in the history of the session."""
+        """Take back the newest item and return it, or None. It stays in the history of the session."""
         message = await self._session.call(lambda session: take_back_newest(session, _is_item))
         return None if message is None else _item(message)
 
@@ -91,7 +91,7 @@ def _is_item(message: Message) -> bool:
 
 
 def _item(message: Message) -> TResponseInputItem | None:
-    """Return the item of a message; None for notes that are not the SDK's."""
+    """Return the item of a message; None for notes that the SDK did not store."""
     item = stored_item(_NAME, message)
     if item is None and message.role != "system" and message.content:
         item = {"role": message.role, "content": message.content}

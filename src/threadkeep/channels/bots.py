@@ -207,7 +207,7 @@ def question_text(run: Run, texts: Texts) -> str:
 
 
 def is_answered_by_text(run: Run) -> bool:
-    """Return True if a run asks exactly one question, and the question has a text."""
+    """Return True if a run asks exactly one question, and it is a text or has a text as its `question`."""
     asked = _questions(run)
     return len(asked) == 1 and asked[0] is not None
 

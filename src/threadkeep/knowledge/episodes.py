@@ -1,4 +1,4 @@
-"""Episodes: questions of a person with their answers and the outcome of their runs, read from the transcripts."""
+"""Episodes: a person's questions, their answers and the outcomes of their runs, read from the transcripts."""
 
 from __future__ import annotations
 
@@ -43,28 +43,27 @@ class _EpisodeMessage(NamedTuple):
 
 
 class Episodes(ClockedTables, sql=("episodes.sql",)):
-    """The episodes of a session, or of a person under all ids, from the transcripts of a database."""
+    """The episodes of a session or of a person with all ids, read from the transcripts of a database."""
 
     async def latest(self, scope: Scope, *, limit: int = 5) -> list[Episode]:
-        """Return the newest episodes, the newest first.
+        """Return the newest episodes, newest first.
 
         Args:
             scope: a session or a person.
-            limit: the most episodes to return, up to 1,000.
-
+            limit: the maximum number of episodes, up to 1,000.
         Raises:
             InvalidInput: the scope is a workspace, or the limit is out of range.
             StoreUnavailable: the database does not answer.
         """
         if not 1 <= limit <= MAX_PAGE:
-            raise InvalidInput(f"limit of episodes is a number from 1 to {MAX_PAGE}.")
+            raise InvalidInput(f"The limit of episodes must be a number from 1 to {MAX_PAGE}.")
         found = await self._read(
             scope, sessions=min(limit + _OPEN_SESSIONS, _MOST_SESSIONS), reach=max(_MESSAGES_EACH * limit, _REACH)
         )
         return found[:limit]
 
     async def recall(self, query: str, scopes: Sequence[Scope], *, limit: int = 5) -> list[Episode]:
-        """Return the episodes that bear on a query, best first; only the last messages of each session are searched.
+        """Return the episodes that are relevant to a query, best first, from the last messages of each session.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -91,7 +90,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
 
 
 def _episodes(messages: Iterable[_EpisodeMessage]) -> Iterator[Episode]:
-    """Yield questions with the answers after them; a question without an answer counts if its run is over."""
+    """Yield questions with the answers that follow; a question without an answer is included if its run has ended."""
     questions: list[_EpisodeMessage] = []
     answer: _EpisodeMessage | None = None
     for message in messages:
@@ -135,7 +134,7 @@ def _is_over(message: _EpisodeMessage) -> bool:
 
 
 def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
-    """Yield the messages of rows; rows with the same `seq` differ in their last column, the steps."""
+    """Yield messages from rows; several rows with the same `seq` differ only in the last column, the steps."""
     for _, group in groupby(rows, key=lambda row: row[:2]):
         same = list(group)
         said, steps = _EpisodeMessage(*same[0]), [row[-1] for row in same if row[-1] is not None]
@@ -148,6 +147,6 @@ def _feedback(metadata: str) -> Json:
 
 
 def _tools_in(body: bytes) -> list[str]:
-    """Return the names of the tools that an agent's steps called."""
+    """Return the names of the tools that were called in an agent's steps."""
     calls = [call for step in json.loads(expanded(body)) for call in step.get("data", {}).get("tool_calls") or ()]
     return [str(call["name"]) for call in calls if isinstance(call.get("name"), str)]

@@ -48,19 +48,19 @@ from threadkeep.store.statements import for_rows, row_parameters
 from threadkeep.store.tables import like_pattern
 
 MAX_EVIDENCE = 20
-"""The most origins of a fact that are stored."""
+"""The maximum number of origins that are stored for a fact."""
 _MOST_REMEMBERED = 5_000
 _MOST_RANKED = 10_000
-"""The newest facts of a scope that `recall` reads."""
+"""The number of newest facts in a scope that `recall` reads."""
 _RANKED_AT_ONCE = 2_000
-"""More facts are ranked in a thread: that takes 20 microseconds of CPU for each."""
+"""More facts than this are ranked in a thread: each takes 20 microseconds of CPU."""
 
 
 class Knowledge:
     """The facts of a database.
 
-    A scope has one valid fact for a key, also with several writers and processes. Remembering the same value again
-    confirms the fact; another value closes it and creates a new one. Nothing is overwritten.
+    A key has one valid fact in its scope, even with several writers and processes. Remembering the same value again
+    confirms the fact. A different value ends its validity and creates a new fact. Nothing is overwritten.
     """
 
     def __init__(self, driver: Driver, *, observer: Observer, clock: Callable[[], datetime]) -> None:
@@ -83,21 +83,21 @@ class Knowledge:
     ) -> Fact:
         """Remember a value of a key, and return the valid fact.
 
-        The same value is confirmed, and keeps the highest confidence; if the fact has the `evidence` already, the call
-        is a repeat and changes nothing. Another value closes the fact and counts as its contradiction.
+        The same value confirms the fact, which keeps the highest confidence. If the fact already has this `evidence`,
+        the call is a repeat and changes nothing. A different value ends the fact and counts as its contradiction.
 
         Args:
             scope: the session, the workspace or the person that the fact is about.
             key: a name that is unique in the scope, such as `diet` or `editor.theme`. It is stored in its canonical
-                form: `Home City`, `home-city` and `homeCity` are `home_city`.
-            value: any JSON value but None.
-            kind: a kind of facts; by default the one of the previous value, or `world_knowledge`.
+                form: `Home City`, `home-city` and `homeCity` become `home_city`.
+            value: any JSON value except None.
+            kind: a kind of facts; by default the kind of the previous value, or `world_knowledge`.
             confidence: from 0 to 1.
             evidence: the message or the run that the fact comes from.
-            user_id: the user on whose behalf the call is made; the scope has to be theirs.
+            user_id: the user on whose behalf the call is made, who must have access to the scope.
 
         Raises:
-            InvalidInput: names the field that cannot be stored.
+            InvalidInput: a field cannot be stored; the text names it.
             SessionNotFound: the scope is a session that does not exist.
             KnowledgeNotFound: the user may not see the scope.
             StoreUnavailable: the database does not answer.
@@ -108,7 +108,7 @@ class Knowledge:
             return await self.remember_in(connection, scope, fact)
 
     async def remember_in(self, connection: Connection, scope: Scope, fact: NewFact) -> Fact:
-        """Remember a fact in a transaction, and return the valid fact.
+        """Remember a fact in the caller's transaction, and return the valid fact.
 
         Raises:
             SessionNotFound: the scope is a session that does not exist.
@@ -124,10 +124,10 @@ class Knowledge:
         return await self._find(connection, fact_id, None)
 
     async def fact(self, fact_id: str, *, user_id: str | None = None) -> Fact:
-        """Return the fact with an id, also if it is no longer valid.
+        """Return the fact with an id, even if it is no longer valid.
 
         Raises:
-            InvalidInput: no fact can have this id.
+            InvalidInput: the id is not a valid id of a fact.
             KnowledgeNotFound: the fact does not exist, or the user may not see it.
         """
         async with self._driver.reading() as connection:
@@ -143,23 +143,23 @@ class Knowledge:
         past: bool = False,
         limit: int = 100,
     ) -> list[Fact]:
-        """Return facts, the last changed first; of one scope or of all.
+        """Return facts of one scope or of all scopes, most recently changed first.
 
         Args:
-            scope: a session, a workspace or a person, who has the facts of all merged ids.
+            scope: a session, a workspace or a person; a person has the facts of all merged ids.
             kind: only facts of this kind.
-            key: only values of this key; with `past` that is its history.
+            key: only values of this key; with `past`, the history of the key.
             text: only facts with this text in key or value.
-            past: also facts that are no longer valid.
-            limit: the most facts to return, up to 1,000; `facts_page` returns more.
+            past: include facts that are no longer valid.
+            limit: the maximum number of facts, up to 1,000; use `facts_page` for more.
         """
         return (await self.facts_page(FactQuery(scope, None, kind, key, text, past, limit=limit)))[0]
 
     async def facts_page(self, query: FactQuery) -> tuple[list[Fact], tuple[datetime, str] | None]:
-        """Return one page of facts, and the cursor of the next (None at the end).
+        """Return one page of facts, and the cursor of the next page (None at the end).
 
         Raises:
-            InvalidInput: the page is empty or too large.
+            InvalidInput: the page size is out of range.
             KnowledgeNotFound: the user may not see the scope.
         """
         parameters = {
@@ -192,16 +192,16 @@ class Knowledge:
         limit: int = 10,
         embedder: Embedder | None = None,
     ) -> list[Fact]:
-        """Return the valid facts that bear on a query, of each scope its best, the most specific scope first.
+        """Return the valid facts that are relevant to a query: the best of each scope, the most specific scope first.
 
-        Each scope gets its part of the limit before another gets more. A statement that two scopes have is returned
-        once, with the more specific one. Of each scope, the newest 10,000 facts are searched.
+        The limit is divided among the scopes; a scope gets more only if others need less. If two scopes have the same
+        statement, the more specific one is returned. In each scope, the newest 10,000 facts are searched.
 
         Args:
             query: the new input, or a description of the wanted facts.
             scopes: the scopes to search.
-            recent: the last messages before the query, oldest first, for inputs that point back with "it" and "that".
-            limit: the most facts to return.
+            recent: the last messages before the query, oldest first, for inputs that refer to them with "it" or "that".
+            limit: the maximum number of facts.
             embedder: an embedding model, which also finds facts that share no word with the query.
 
         Raises:
@@ -223,7 +223,7 @@ class Knowledge:
         limit: int = 10,
         embedder: Embedder | None = None,
     ) -> list[Fact]:
-        """Return the given facts that bear on a query, as `recall` does; `facts` is the result of `valid`."""
+        """Return the facts that are relevant to a query, as `recall` does; `facts` is the result of `valid`."""
         similar = await self._vectors.similar(query, facts, embedder) if embedder and facts else {}
         by_scope = [list(group) for _, group in groupby(facts, key=lambda fact: fact.scope.kind)]
         rank = partial(rank_facts, query, recent=recent, similar=similar)
@@ -234,10 +234,10 @@ class Knowledge:
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE, shadowed: bool = False) -> list[Fact]:
-        """Return the valid facts of scopes, the most specific scope first, each key of its most specific scope only.
+        """Return the valid facts of scopes, most specific scope first, and each key only from its most specific scope.
 
-        Of each scope there are up to `limit` (1,000 at most), the last changed first. `shadowed` includes facts whose
-        key a more specific scope has.
+        Each scope has up to `limit` facts (1,000 at most), last changed first. `shadowed` also returns facts with a key
+        that a more specific scope has.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -249,27 +249,27 @@ class Knowledge:
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
 
-        Proposals of the key are deleted too. Episodes of promoted values are given up; those that Graphiti has are
-        deleted there, when the worker serves their group.
+        Proposals of the key are deleted too. Queued episodes of promoted values are dropped. Episodes that Graphiti has
+        already received are deleted there when the worker next serves their group.
 
         Raises:
-            InvalidInput: no fact can have this key.
+            InvalidInput: the key is not a valid key of a fact.
             KnowledgeNotFound: the user may not see the scope.
         """
         return (await self.forget_keys(scope, [key], user_id=user_id))[key]
 
     async def forget_keys(self, scope: Scope, keys: Sequence[str], *, user_id: str | None = None) -> dict[str, int]:
-        """Delete all values of some keys, in one transaction, and return their number by key; see `forget`.
+        """Delete all values of some keys in one transaction, and return their number by key; see `forget`.
 
         Raises:
-            InvalidInput: no fact can have one of the keys; nothing was deleted.
+            InvalidInput: a key is not a valid key of a fact; nothing was deleted.
             KnowledgeNotFound: the user may not see the scope.
         """
         for key in keys:
             check_name("fact's key", key, MAX_KEY_CHARACTERS)
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
-            # One order for all calls prevents deadlocks.
+            # A common order of all calls prevents deadlocks.
             return {key: await self._forget(connection, scope, key) for key in sorted(set(keys))}
 
     async def forget_facts(self, fact_ids: Sequence[str], *, user_id: str | None = None) -> tuple[int, list[str]]:
@@ -278,7 +278,7 @@ class Knowledge:
         Returns the number of deleted values, and the ids that do not exist or that this user may not see.
 
         Raises:
-            InvalidInput: no fact can have one of the ids; nothing was deleted.
+            InvalidInput: an id is not a valid id of a fact; nothing was deleted.
         """
         keys: set[tuple[Scope, str]] = set()
         missing: list[str] = []
@@ -295,7 +295,7 @@ class Knowledge:
         return gone, missing
 
     async def _forget(self, connection: Connection, scope: Scope, key: str) -> int:
-        """Delete all values of a key, also those that were stored before keys had a canonical form."""
+        """Delete all values of a key, including values that were stored before keys had a canonical form."""
         owner = {"scope": scope.kind, "owner": scope.owner}
         keys = [row[0] for row in await connection.fetch(self._sql["keys_of"], owner)]
         same = [one for one in keys if canonical_key(one) == canonical_key(key)]
@@ -309,15 +309,15 @@ class Knowledge:
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
     ) -> None:
-        """Give up the episodes of promoted facts before the facts are deleted, or have them deleted in the graph."""
+        """Drop queued episodes of promoted facts that will be deleted; mark sent ones for deletion in the graph."""
         named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
         await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
 
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
-        """Undo one call of `remember`, with its evidence if it had one; return False if it is undone already.
+        """Undo one call of `remember`, with its evidence if it had any; return False if it is already undone.
 
-        If the value has no other confirmation, it is deleted, and the value that it closed is valid again. Otherwise it
-        stays, with one confirmation less.
+        If the value has no other confirmation, it is deleted, and the value that it replaced is valid again. Otherwise
+        it stays, with one confirmation less.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -329,7 +329,7 @@ class Knowledge:
                 return False
             fact = fact_of(rows[0])
             await self._lock(connection, fact.scope, fact.key, self._clock())
-            # Another call may have changed it before the key was locked.
+            # Another call may have changed the fact before the key was locked.
             if not (rows := await connection.fetch(self._sql["fact"], {"fact_id": fact_id})):
                 return False
             fact = fact_of(rows[0])
@@ -362,10 +362,10 @@ class Knowledge:
             return await connection.execute(self._sql["forget_owner"], owner)
 
     async def restore(self, facts: Sequence[Fact]) -> int:
-        """Store exported facts with their ids, times and counts, and return the number of new ones.
+        """Store exported facts with their ids, times and counts, and return the number of new facts.
 
-        A fact whose id exists is not changed. Of two valid values of one key, the newer one stays valid, and closes the
-        other when it begins; the same value is not stored twice.
+        A fact with an existing id is not changed. If a key has two valid values, the newer one stays valid, and the
+        other ends when the newer one begins. The same value is not stored twice.
 
         Raises:
             InvalidInput: a fact cannot be stored; nothing was stored.
@@ -373,7 +373,7 @@ class Knowledge:
             StoreUnavailable: the database does not answer; a retry is safe.
         """
         facts = [replace(fact, key=NewFact(fact.key, fact.value, fact.kind, fact.confidence).key) for fact in facts]
-        # One order for all calls prevents deadlocks; the values of a key are in the order of their times.
+        # A common order of all calls prevents deadlocks; the values of a key are ordered by time.
         ordered = sorted(facts, key=lambda one: (one.scope.kind, one.scope.owner, one.key, one.valid_from))
         async with self._driver.writing() as connection:
             return sum([await self._restore(connection, fact) for fact in ordered])
@@ -399,7 +399,7 @@ class Knowledge:
     ) -> list[Row]:
         """Return the rows of the valid facts of scopes, the most specific scope first.
 
-        Of each scope there is one page of `limit` facts, and further ones while there are fewer than `most`.
+        Each scope has one page of `limit` facts, and further pages until there are at least `most` facts.
         """
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id"), "limit": limit}
@@ -436,7 +436,7 @@ class Knowledge:
     async def _begin(
         self, connection: Connection, scope: Scope, fact: NewFact, before: Fact | None, now: datetime
     ) -> str:
-        """Store a fact that is valid from now on, and close the previous value; return its id."""
+        """Store a fact that is valid from now on, end the previous value, and return the new fact's id."""
         valid_from = now if before is None else max(now, before.valid_from)
         if before is not None:
             closing = {"fact_id": before.id, "valid_to": time_text(valid_from)}
@@ -479,9 +479,9 @@ class Knowledge:
     async def _valid_with_evidence(
         self, connection: Connection, scopes: tuple[Scope, ...], limit: int
     ) -> Sequence[Fact]:
-        """Return the valid facts of scopes; the last result is reused while their rows are unchanged.
+        """Return the valid facts of scopes; reuse the last result while the rows are unchanged.
 
-        The row of a fact changes with its evidence: `confirmed` or `updated_at` does.
+        New evidence changes `confirmed` or `updated_at` in the row of a fact.
         """
         rows = await self._valid(connection, scopes, limit)
         before, facts = self._remembered.get((scopes, limit), ([], []))

@@ -1,7 +1,7 @@
-"""Learning: proposals of facts from messages of people, in the background after a turn.
+"""Learning: fact proposals from people's messages, created in the background after a turn.
 
-`enqueue` returns at once; one task reads the queued sessions. The position in each session is stored in the database,
-so that a failure or a killed process only delays: the next turn of the session continues from there.
+`enqueue` returns at once, and one task reads the queued sessions. The position in each session is stored in the
+database. So a failure or a killed process only causes a delay: the next turn of the session continues from there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from threadkeep.store.driver import Driver
 
 _MOST_SESSIONS = 1_000
 _REACH = 40
-"""The messages that one call reads, and those of a session that is read for the first time."""
+"""The number of messages that one call reads; also the number read from a session that is read for the first time."""
 _CONTEXT_MESSAGES = 4
 _MOST_PROPOSALS = 20
 _CLOSING_SECONDS = 5.0
@@ -36,9 +36,9 @@ _CLOSING_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Record:
-    """The input of a learner: messages quoted as JSON, and the `learnable` messages among them by seq.
+    """The input of a learner: messages quoted as JSON, and the `learnable` ones among them by their `seq`.
 
-    `scopes` are the owners that the run has, `known_keys` the keys of the valid facts.
+    `scopes` contains the owners of the run, and `known_keys` the keys of their valid facts.
     """
 
     lines: Sequence[str]
@@ -48,18 +48,19 @@ class Record:
 
 
 class Learner(Protocol):
-    """Finds facts in messages; if it raises, nothing is stored, and the messages are read again after a later turn.
+    """A finder of facts in messages. If it raises, nothing is stored, and a later turn reads the messages again.
 
-    Only messages of people are learnable. Text that was recalled for a model is in no transcript, so it is never read.
+    Only messages of people are learnable. Text that was recalled for a model is not in the transcript, so it is never
+    read.
     """
 
     @property
     def kind(self) -> LearnerKind:
-        """The kind of learner; each kind has its own position in a session."""
+        """The kind of learner. Each kind has its own position in a session."""
 
     @property
     def name(self) -> str:
-        """The name that is stored with its proposals, such as the model's name."""
+        """The name that is stored with the proposals, such as the model's name."""
 
     async def learn(self, record: Record) -> Sequence[Proposed]:
         """Return the facts in the learnable messages."""
@@ -67,7 +68,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class LearningRequest:
-    """A session to learn from, the owners of its facts, and the confidence that accepts a proposal (None: a person)."""
+    """A session to learn from, the owners of its facts, and the confidence that accepts proposals (None: never)."""
 
     session_id: str
     learner: Learner
@@ -90,7 +91,7 @@ class Learning:
         self._closed = False
 
     def enqueue(self, request: LearningRequest) -> None:
-        """Queue a session whose newest turn is stored, and return at once."""
+        """Queue a session after its newest turn is stored, and return at once."""
         if self._closed:
             return
         self._waiting[request.session_id, request.learner.kind] = request
@@ -99,7 +100,7 @@ class Learning:
             self._waiting.popitem(last=False)
         self._idle.clear()
         if self._task is None or self._task.done():
-            # A context of its own: otherwise the task would stream into the caller's run.
+            # The task has its own context; otherwise it would stream into the caller's run.
             self._task = asyncio.create_task(self._work(), context=Context(), name="threadkeep-learning")
 
     async def learn(self, request: LearningRequest) -> int:
@@ -115,7 +116,7 @@ class Learning:
         return proposed
 
     async def _learn_some(self, request: LearningRequest) -> tuple[int, bool]:
-        """Read the first unread messages; return the number of new proposals, and whether there are more messages."""
+        """Read the first unread messages; return the number of new proposals, and True if there are more messages."""
         learner = request.learner
         messages, before_seq = await self._unread(request)
         learnable = {m.seq: m for m in messages if m.role == "user" and m.seq is not None and m.seq > before_seq}
@@ -139,7 +140,7 @@ class Learning:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Wait for the queue for some seconds, then stop; the rest is read after a later turn."""
+        """Wait some seconds for the queue, then stop. The rest is read after a later turn."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
@@ -152,7 +153,7 @@ class Learning:
     async def _work(self) -> None:
         while self._waiting:
             key, request = self._waiting.popitem(last=False)
-            # The failure of one session does not stop the others, and neither does a long one.
+            # A session that fails or takes long does not stop the other sessions.
             with ErrorBoundary() as attempt:
                 if (await self._learn_some(request))[1]:
                     self._waiting.setdefault(key, request)
@@ -162,7 +163,7 @@ class Learning:
         self._idle.set()
 
     async def _unread(self, request: LearningRequest) -> tuple[list[Message], int]:
-        """Return the first unread messages with a few earlier ones, and the position in the session."""
+        """Return the first unread messages with a few earlier ones, and the learner's position in the session."""
         asked = {"session_id": request.session_id, "kind": request.learner.kind}
         page = {**asked, "before": _CONTEXT_MESSAGES, "limit": _REACH + _CONTEXT_MESSAGES}
         async with self._driver.reading() as connection:
@@ -185,13 +186,13 @@ class Learning:
         return sorted({row[0] for each in rows for row in each})
 
     async def _accept_confident(self, request: LearningRequest) -> int:
-        """Accept proposals with enough confidence, also those of a process that was killed before it accepted them."""
+        """Accept proposals with enough confidence, including those of a process that died before it accepted them."""
         if request.accept_from is None:
             return 0
         accepted = 0
         sure = await self._proposals.acceptable(request.session_id, request.learner.kind, request.accept_from)
         for proposal_id in sure:
-            # The message may have been taken back meanwhile.
+            # The message may have been taken back in the meantime.
             with contextlib.suppress(InvalidInput):
                 await self._proposals.accept(proposal_id, by=f"confidence {request.accept_from:g}")
                 accepted += 1
@@ -199,13 +200,13 @@ class Learning:
 
 
 class DirectiveLearner:
-    """A learner without a model: it finds directives, such as `preference (user): Keep diffs small`."""
+    """A learner without a model. It finds directives, such as `preference (user): Keep diffs small`."""
 
     kind: LearnerKind = "directives"
     name = "directives"
 
     async def learn(self, record: Record) -> Sequence[Proposed]:
-        """Return the directives of the messages whose scope has an owner in the run."""
+        """Return the directives in the messages; skip scopes that have no owner in the run."""
         found = []
         for seq, message in record.learnable.items():
             for one in accepted_directives(message.content)[0]:
@@ -217,7 +218,7 @@ class DirectiveLearner:
 
 
 def _is_sound(one: Proposed, record: Record) -> bool:
-    """Return True if a proposal names a learnable message and an owner of the run, and is no secret."""
+    """Return True if a proposal names a learnable message and an owner of the run, and contains no secret."""
     return (
         one.seq in record.learnable
         and one.scope in record.scopes.values()

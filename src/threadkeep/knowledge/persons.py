@@ -1,4 +1,4 @@
-"""Persons: the ids and names of each person, whose facts are found under all ids."""
+"""Persons: the ids and names of each person. Facts of a person are found under all ids."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from threadkeep.store.driver import Connection, Driver, Row
 from threadkeep.store.tables import like_pattern
 
 SEEN_INTERVAL = timedelta(hours=1)
-"""The precision of `last_seen_at`: a higher one would cost a write for each message."""
+"""The precision of `last_seen_at`. A higher one would cost a write per message."""
 
 
 class Persons:
     """The persons of a database.
 
     An id is a `user_id` or a channel's sender, such as `telegram:123`. Each id is a separate person until it is merged
-    into another. A merge moves nothing, so that it can be undone: facts stay under the id for which they were
-    remembered, and are found under all ids of the person.
+    into another. A merge moves no data, so it can be undone: facts stay under the id for which they were remembered,
+    and are found under all ids of the person.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
@@ -38,13 +38,13 @@ class Persons:
         self._sql = owner_statements(driver.backend)
 
     async def resolve(self, alias: str, *, name: str | None = None) -> Person:
-        """Return the person with an id, and create the person if the id is new.
+        """Return the person with an id; create the person if the id is new.
 
         `name` is the current name of the person in the channel.
 
         Raises:
-            InvalidInput: the id is blank, too long or cannot be printed.
-            StoreUnavailable: the database did not take it.
+            InvalidInput: the id is blank, too long, or contains characters that cannot be printed.
+            StoreUnavailable: the database did not store it.
         """
         check_name("person's id", alias, MAX_OWNER_CHARACTERS)
         called = None if name is None else _name(name)
@@ -71,14 +71,14 @@ class Persons:
             return await self._get(connection, person_id)
 
     async def all(self, *, text: str | None = None, limit: int = 100) -> list[Person]:
-        """Return persons with a text in an id or a name, the last seen first."""
+        """Return persons with a text in an id or a name, most recently seen first."""
         return (await self.page(PersonQuery(text, limit)))[0]
 
     async def page(self, query: PersonQuery) -> tuple[list[Person], tuple[datetime, str] | None]:
-        """Return one page of persons, and the cursor of the next (None at the end).
+        """Return one page of persons, and the cursor of the next page (None at the end).
 
         Raises:
-            InvalidInput: the page is empty or too large.
+            InvalidInput: the page size is out of range.
         """
         parameters = {
             **page_parameters(query.limit, query.cursor, "person_id"),
@@ -92,13 +92,13 @@ class Persons:
         return [person for person in found if person is not None], last
 
     async def merge(self, person_id: str, into: str) -> Person:
-        """Merge a person into another one, and return the merged person, who has the id of `into`.
+        """Merge a person into another one, and return the merged person, who has the id `into`.
 
-        Merging ids of one person changes nothing. If both have a fact under one key, both are kept, and the one that
-        changed last is recalled.
+        Merging two ids of the same person changes nothing. If both have a fact with the same key, both facts are kept,
+        and recall returns the one that changed last.
 
         Raises:
-            KnowledgeNotFound: no person has one of the ids.
+            KnowledgeNotFound: one of the ids belongs to no person.
         """
         async with self._driver.writing() as connection:
             await self._lock_merges(connection)
@@ -111,7 +111,7 @@ class Persons:
     async def unmerge(self, person_id: str) -> Person:
         """Undo the merge of an id into another, and return the separated person.
 
-        Ids that were merged into this id stay with it. Facts that were remembered since the merge stay with the other.
+        Ids that were merged into this id stay with it. Facts remembered after the merge stay with the other id.
 
         Raises:
             KnowledgeNotFound: no person has this id.
@@ -121,12 +121,12 @@ class Persons:
             await self._lock_merges(connection)
             await self._canonical(connection, person_id)
             if not await connection.execute(self._sql["unmerge"], {"person_id": person_id}):
-                raise InvalidInput("This id was not merged into another; unmerge one of the ids that were.")
+                raise InvalidInput("This id was not merged into another; unmerge an id that was.")
             await self._set_canonical(connection, person_id, person_id)
             return await self._get(connection, person_id)
 
     async def forget(self, person_id: str) -> bool:
-        """Delete a person with all ids, facts and procedures; return False if no person has the id."""
+        """Delete a person with all ids, facts and procedures; return False if the id belongs to no person."""
         check_name("person's id", person_id, MAX_OWNER_CHARACTERS)
         async with self._driver.writing() as connection:
             await self._lock_merges(connection)
@@ -167,7 +167,7 @@ class Persons:
 
 
 def person_of(aliases: list[Row], names: list[Row], preferences: list[Row], *, new: bool) -> Person:
-    """Return the person in rows of ids, names and preferences."""
+    """Return the person from rows of ids, names and preferences."""
     return Person(
         id=aliases[0][1],
         aliases=tuple(row[0] for row in aliases),
@@ -184,10 +184,10 @@ def _name(name: str) -> str:
     """Return a name in its stored form: one line, cut if it is too long.
 
     Raises:
-        InvalidInput: the name is no text, or blank.
+        InvalidInput: the name is not a text, or is blank.
     """
     if not isinstance(name, str):
-        raise InvalidInput("A person's name is text, or None.")
+        raise InvalidInput("A person's name must be a text, or None.")
     kept = " ".join(CONTROLS.sub(" ", name).split())[:MAX_KEY_CHARACTERS]
     check_name("person's name", kept, MAX_KEY_CHARACTERS)
     return kept

@@ -25,7 +25,7 @@ from threadkeep.store.tables import like_pattern
 
 
 class Procedures:
-    """The procedures of a database; a scope has one of each name."""
+    """The procedures of a database. Names are unique in a scope."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         self._driver = driver
@@ -33,13 +33,13 @@ class Procedures:
         self._sql = owner_statements(driver.backend, "procedures.sql")
 
     async def teach(self, procedure: Procedure, *, user_id: str | None = None) -> Procedure:
-        """Store a procedure, or replace the one with its name; return the stored procedure.
+        """Store a procedure, or replace the procedure with the same name; return the stored procedure.
 
         New content resets the counts of uses.
 
         Raises:
-            SessionNotFound: its scope is a session that does not exist.
-            KnowledgeNotFound: the user may not see its scope.
+            SessionNotFound: the scope is a session that does not exist.
+            KnowledgeNotFound: the user may not see the scope.
             StoreUnavailable: the database does not answer.
         """
         now = self._clock()
@@ -54,7 +54,7 @@ class Procedures:
         """Return the procedure with an id.
 
         Raises:
-            KnowledgeNotFound: there is no such procedure, or not for this user.
+            KnowledgeNotFound: the procedure does not exist, or the user may not see it.
         """
         async with self._driver.reading() as connection:
             return await self._find(connection, procedure_id, user_id)
@@ -62,15 +62,15 @@ class Procedures:
     async def all(
         self, scope: Scope | None = None, *, text: str | None = None, active: bool | None = None, limit: int = 100
     ) -> list[Procedure]:
-        """Return procedures, the last changed first; of one scope or of all, with a text in name or description."""
+        """Return procedures of one scope or of all, with a text in name or description, most recently changed first."""
         return (await self.page(ProcedureQuery(scope, text=text, active=active, limit=limit)))[0]
 
     async def page(self, query: ProcedureQuery) -> tuple[list[Procedure], tuple[datetime, str] | None]:
-        """Return one page of procedures, and the cursor of the next (None at the end).
+        """Return one page of procedures, and the cursor of the next page (None at the end).
 
         Raises:
-            InvalidInput: the page is empty or too large.
-            KnowledgeNotFound: the scope is not the user's.
+            InvalidInput: the page size is out of range.
+            KnowledgeNotFound: the user may not see the scope.
         """
         parameters = {
             **page_parameters(query.limit, query.cursor, "procedure_id"),
@@ -94,13 +94,13 @@ class Procedures:
     async def recall(
         self, goal: str, scopes: Sequence[Scope], *, context: Collection[str] = (), limit: int = 3
     ) -> list[Procedure]:
-        """Return the active procedures that apply to a goal, the best first.
+        """Return the active procedures that apply to a goal, best first.
 
         Args:
             goal: the task, in words.
             scopes: the scopes to search.
             context: the names of the available inputs.
-            limit: the most procedures to return.
+            limit: the maximum number of procedures.
         """
         page = {**page_parameters(MAX_PAGE, None, "procedure_id"), "name": None, "active": True, "pattern": None}
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
@@ -112,7 +112,7 @@ class Procedures:
         return applying([procedure_of(row) for rows in pages for row in rows], goal, frozenset(context))[:limit]
 
     async def used(self, procedure_id: str, *, succeeded: bool | None = None) -> None:
-        """Count a use of a procedure, and its outcome if that is known.
+        """Count a use of a procedure, and its outcome if it is known.
 
         Raises:
             KnowledgeNotFound: there is no such procedure.
@@ -153,10 +153,10 @@ class Procedures:
 
 
 def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str]) -> list[Procedure]:
-    """Return the procedures that apply to a goal, the best first.
+    """Return the procedures that apply to a goal, best first.
 
-    Procedures with a phrase in the goal come first, sorted by their success, then procedures that match by name and
-    description. Of several procedures with one name the first is used.
+    Procedures with a phrase that occurs in the goal come first, sorted by their success. Then follow procedures that
+    match by name and description. If several procedures have the same name, the first one is used.
     """
     words = goal.casefold()
     index = RecallIndex()
@@ -173,5 +173,5 @@ def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str
 
 
 def _success(procedure: Procedure) -> float:
-    """Return the expected share of successful uses; 0.5 without any use."""
+    """Return the expected success rate; 0.5 before any use."""
     return (procedure.succeeded + 1) / (procedure.succeeded + procedure.failed + 2)

@@ -1,4 +1,4 @@
-"""Promoted facts and directives: their kinds, their words, and the refusal of secrets."""
+"""Promoted facts and directives: their kinds, their texts, and the rejection of secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 from threadkeep.errors import InvalidInput
 from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, FactKind, ScopeKind
 
-# Each repetition has a limit, so that a text from outside is read in linear time.
+# Each repetition has a limit, so that external text is matched in linear time.
 _PHRASE = r"(?:pass(?:word|wd|phrase|code)|\bpwd|\bpw\b|密码|口令)\w{0,2}[\"'`]?"
 _KEY = r"(?:token|secret|(?:api|access|private)[ -]?key|密钥|令牌)\w{0,2}[\"'`]?"
 _VERB = r"(?:\s{1,9}(?:is|are|was)\b|\s{0,9}[是为])"
@@ -33,9 +33,9 @@ _SHAPED = re.compile(
 
 
 def looks_like_secret(text: str) -> bool:
-    """Return True if a text contains a password, a token or a key, by its shape or by the word before it.
+    """Return True if a text contains a password, a token or a key, judged by its shape or by the word before it.
 
-    A value that follows the word for a token or a key without a digit may be a word like others.
+    After a word for a token or a key, a value without a digit may be an ordinary word.
     """
     return bool(_SHAPED.search(text) or _NAMED.search(text.replace("_", " ")))
 
@@ -51,7 +51,7 @@ type Relation = Literal[
 PROMOTED_KINDS: tuple[PromotedKind, ...] = get_args(PromotedKind.__value__)
 RELATIONS: tuple[Relation, ...] = get_args(Relation.__value__)
 
-REFUSAL = "This looks like a secret, such as a password or a key: it was not remembered. Say it without."
+REFUSAL = "This looks like a secret, such as a password or a key: it was not remembered. Leave the secret out."
 
 _FACT_KINDS: dict[PromotedKind, FactKind] = {
     "decision": "decision",
@@ -70,7 +70,7 @@ _SYNONYMS: dict[str, PromotedKind] = {
 }  # fmt: skip
 _DIRECTIVE = re.compile(
     rf"^[ \t]*({'|'.join(sorted(map(re.escape, _SYNONYMS), key=len, reverse=True))})"
-    # No two adjacent repetitions: a line from outside is read in linear time.
+    # No two adjacent repetitions, so that external text is matched in linear time.
     r"[ \t]*(?:\((user|workspace|session)\)[ \t]*)?[:：](.*)$",
     re.IGNORECASE,
 )
@@ -80,7 +80,7 @@ _FIRST_PERSON = re.compile(
 
 
 class RelationOf(NamedTuple):
-    """A relation of two things, in the vocabulary of the graph."""
+    """A relation between two things, in the vocabulary of the graph."""
 
     source: str
     name: Relation
@@ -101,14 +101,14 @@ class Promotion:
         """Reject a fact that cannot be stored.
 
         Raises:
-            InvalidInput: names the field, never its text.
+            InvalidInput: the fact cannot be stored. The error names the field, never its text.
         """
         if self.kind not in PROMOTED_KINDS:
             raise InvalidInput(f"A promoted fact's kind is one of {', '.join(PROMOTED_KINDS)}.")
         if not self.text.strip() or len(self.text) > MAX_VALUE_CHARACTERS:
-            raise InvalidInput(f"A promoted fact has 1 to {MAX_VALUE_CHARACTERS} characters.")
+            raise InvalidInput(f"A promoted fact must have 1 to {MAX_VALUE_CHARACTERS} characters.")
         if any(one.name not in RELATIONS for one in self.relations):
-            raise InvalidInput(f"A relation is one of {', '.join(RELATIONS)}.")
+            raise InvalidInput(f"A relation must be one of {', '.join(RELATIONS)}.")
         words = [self.text if self.key is None else f"{self.key}: {self.text}"]
         words += [f"{one.source} {one.name} {one.target}" for one in self.relations]
         if looks_like_secret("\n".join(words)):
@@ -116,7 +116,7 @@ class Promotion:
 
     @property
     def fact_key(self) -> str:
-        """The key of the fact: the given one, or the kind with a hash of the text."""
+        """The key of the fact: the given key, or the kind with a hash of the text."""
         digest = hashlib.sha256(self.text.strip().encode(errors="surrogatepass")).hexdigest()[:8]
         return self.key or (self.kind if self.kind == "repo_state" else f"{self.kind}_{digest}")
 
@@ -126,18 +126,18 @@ class Promotion:
         return _FACT_KINDS.get(self.kind, "world_knowledge")
 
     def episode(self, owner: str) -> str:
-        """Return the text of its episode: a line for the fact, and one for each relation."""
+        """Return the text of the episode: a line for the fact, and a line for each relation."""
         what = self.kind.replace("_", " ").capitalize()
         lines = [f"{what} of {self.scope} {owner}: {self.text.strip()}"]
         return "\n".join([*lines, *(f"{one.source} {one.name} {one.target}." for one in self.relations)])
 
 
 def accepted_directives(text: str) -> tuple[list[Promotion], int]:
-    """Return the directives of a message, such as `preference (user): Keep diffs small`, and the number refused.
+    """Return a message's directives, such as `preference (user): Keep diffs small`, and the number rejected.
 
-    The text follows on the line, or on the next lines up to a blank one. Without a scope, statements such as "I prefer"
-    belong to the user, and all others to the workspace. A directive that looks like a secret, or is too long, is
-    refused.
+    The text of a directive follows on the same line, or on the next lines up to a blank one. Without a scope,
+    statements such as "I prefer" belong to the user, and all others to the workspace. A directive that looks like a
+    secret, or is too long, is rejected.
     """
     found: list[Promotion] = []
     refused = 0
@@ -162,7 +162,7 @@ def kind_of(name: str) -> PromotedKind:
 
 
 def _directives(text: str) -> Iterator[tuple[PromotedKind, str | None, str]]:
-    """Yield the kind, the named scope and the text of each directive."""
+    """Yield the kind, the scope (None if not given) and the text of each directive."""
     lines = text.split("\n")
     matches = [_DIRECTIVE.match(line) for line in lines]
     for place, match in enumerate(matches):

@@ -1,4 +1,4 @@
-"""Proposals: facts that a learner found in messages, until a person or their confidence accepts them."""
+"""Proposals: facts that a learner found in messages, until a person or a high confidence accepts them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ type LearnerKind = Literal["model", "directives"]
 
 @dataclass(frozen=True)
 class Proposed:
-    """A fact that a learner found in a message of a session, by its `seq`; `promoted` is the kind of a directive."""
+    """A fact that a learner found in the message `seq` of a session; `promoted` is the kind of a directive."""
 
     scope: Scope
     key: str
@@ -56,7 +56,7 @@ class Proposed:
 
 @dataclass(frozen=True)
 class Reading:
-    """The messages of a session that a learner has read: after `before_seq`, up to `upto_seq`."""
+    """The messages of a session that a learner has read: after `before_seq` and up to `upto_seq`."""
 
     session_id: str
     kind: LearnerKind
@@ -68,8 +68,8 @@ class Reading:
 class Proposals:
     """The table `chat_fact_proposals`.
 
-    A learner reads each message once, also with several processes. A proposal that a person rejected or undid is not
-    made again in the same words.
+    A learner reads each message once, even with several processes. A proposal that a person has rejected or undone is
+    not created again with the same words.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Proposals:
         self._sql = owner_statements(driver.backend, "learning.sql")
 
     async def add(self, reading: Reading, proposed: Sequence[Proposed]) -> int | None:
-        """Store proposals and the position of a learner; return the number of new ones.
+        """Store proposals and the position of a learner; return the number of new proposals.
 
         Returns None if another process has read the messages first.
 
@@ -127,10 +127,10 @@ class Proposals:
             return await self._find(connection, proposal_id, user_id)
 
     async def page(self, query: ProposalQuery) -> tuple[list[Proposal], tuple[datetime, str] | None]:
-        """Return one page of proposals, the last changed first, and the cursor of the next (None at the end).
+        """Return one page of proposals, last changed first, and the cursor of the next page (None at the end).
 
         Raises:
-            InvalidInput: the page is empty or too large.
+            InvalidInput: the page size is out of range.
         """
         parameters = {
             **page_parameters(query.limit, query.cursor, "proposal_id"),
@@ -146,11 +146,11 @@ class Proposals:
         return found, (found[-1].updated_at, found[-1].id) if len(rows) > query.limit else None
 
     async def accept(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Remember a proposed fact, with its message as evidence; a directive is also sent to the graph.
+        """Remember a proposed fact, with its message as evidence; send a directive to the graph too.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.
-            InvalidInput: it is decided already, or its message was taken back.
+            InvalidInput: the proposal is already decided, or its message was taken back.
             StoreUnavailable: the database does not answer; a retry is safe.
         """
         check_name("person's name", by, 512)
@@ -158,9 +158,9 @@ class Proposals:
             proposal = await self._find(connection, proposal_id, user_id)
             said = await connection.fetch(self._sql["is_said"], proposal.evidence._asdict())
         if proposal.status not in ("open", "rejected"):
-            raise InvalidInput(f"This proposal is {proposal.status} already; only open and rejected ones are accepted.")
+            raise InvalidInput(f"This proposal is already {proposal.status}; only open or rejected ones are accepted.")
         if not said:
-            raise InvalidInput("The message that this comes from was taken back; reject the proposal.")
+            raise InvalidInput("The message of this proposal was taken back; reject the proposal.")
         known = NewFact(proposal.key, proposal.value, proposal.kind, proposal.confidence, proposal.evidence)
         sends = proposal.directive is not None and await self._graphiti.fact_closure(proposal.scope) is None
         queued = 0
@@ -176,16 +176,16 @@ class Proposals:
         return accepted
 
     async def reject(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Refuse a proposal permanently.
+        """Reject a proposal permanently.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.
-            InvalidInput: it was decided before.
+            InvalidInput: the proposal is already decided.
         """
         check_name("person's name", by, 512)
         proposal = await self.proposal(proposal_id, user_id=user_id)
         if proposal.status != "open":
-            raise InvalidInput(f"This proposal is {proposal.status} already; an accepted one can be undone.")
+            raise InvalidInput(f"This proposal is already {proposal.status}; an accepted one can be undone.")
         async with self._driver.writing() as connection:
             return await self._decide(connection, proposal, "rejected", by)
 
@@ -194,12 +194,12 @@ class Proposals:
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.
-            InvalidInput: it was not accepted.
+            InvalidInput: the proposal was not accepted.
         """
         check_name("person's name", by, 512)
         proposal = await self.proposal(proposal_id, user_id=user_id)
         if proposal.status != "accepted" or proposal.fact_id is None:
-            raise InvalidInput(f"This proposal is {proposal.status}; only accepted ones are undone.")
+            raise InvalidInput(f"This proposal is {proposal.status}; only accepted ones can be undone.")
         await self._knowledge.take_back(proposal.fact_id, proposal.evidence)
         if proposal.directive is not None:
             await self._graphiti.retract(proposal.fact_id)
@@ -215,10 +215,10 @@ class Proposals:
     async def _decide(
         self, connection: Connection, proposal: Proposal, status: ProposalStatus, by: str, fact_id: str | None = None
     ) -> Proposal:
-        """Store a decision, unless somebody else has decided since the proposal was read.
+        """Store a decision, unless the proposal was decided after it was read.
 
         Raises:
-            InvalidInput: somebody has.
+            InvalidInput: the proposal was decided in the meantime.
             KnowledgeNotFound: the proposal was deleted.
         """
         row = {
@@ -232,7 +232,7 @@ class Proposals:
         decided = await connection.execute(self._sql["decide_proposal"], row)
         found = await self._find(connection, proposal.id, None)
         if not decided:
-            raise InvalidInput(f"This proposal is {found.status} already: somebody else decided at the same time.")
+            raise InvalidInput(f"This proposal is already {found.status}: somebody else decided at the same time.")
         return found
 
     async def _find(self, connection: Connection, proposal_id: str, user_id: str | None) -> Proposal:

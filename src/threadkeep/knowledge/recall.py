@@ -1,4 +1,4 @@
-"""The selection of facts for an input: by their words, and by an embedding model if there is one."""
+"""The selection of facts for an input, by words and by an embedding model if there is one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _READ_CHARACTERS = 2_000
 _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _SPACES = re.compile(r"\s+")
 
-# The worth of a match: the word itself in the key or in the value, a synonym, a word that asks for an attribute or a
-# topic, and a word with the same beginning. A kind of question (where, when) is worth little beside words.
+# The weights of a match: the word itself in the key or in the value, a synonym, a word that asks for an attribute or a
+# topic, and a word with the same beginning. The kind of a question (where, when) has little weight.
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4
-# The share of a similarity, in standard deviations, beside a word that is worth 1; below the least, words must match.
+# The weight of one standard deviation of similarity (a word has 1); below `_LEAST_SIMILAR`, words must match.
 _SIMILAR_SHARE, _LEAST_SIMILAR = 0.5, 0.5
 
 _MOST_VECTORS = 20_000
@@ -37,7 +37,7 @@ _EMBEDDING_SECONDS = 2.0
 
 
 class _FactWords(NamedTuple):
-    """The index terms of a fact, separately for key and value, and the beginnings of all of them."""
+    """The index terms of a fact, separately for key and value, and the first letters of all terms."""
 
     key: frozenset[str]
     value: frozenset[str]
@@ -56,7 +56,7 @@ def _attributes() -> dict[str, frozenset[str]]:
 
 
 def _stems(words: str) -> list[str]:
-    """Return the index terms of listed words: a stem, or the longest part of a word in a script without spaces."""
+    """Return the index terms of words: the stem, or the longest part of a word in a script without spaces."""
     return [stem(word) if word.isascii() else max(terms_of([word]), key=len) for word in words.split()]
 
 
@@ -69,19 +69,19 @@ def _groups() -> dict[int, frozenset[str]]:
 
 
 _ASKED: Final = _attributes()
-"""Stem of a question's word, or a kind such as `?where` -> the stems of keys that it asks for."""
+"""Stem of a word in a question, or a kind such as `?where` -> the stems of keys that it asks for."""
 _MEMBERS: Final = _groups()
 
 
 def rank_facts(
     query: str, facts: Sequence[Fact], *, recent: Sequence[str] = (), similar: Mapping[str, float] | None = None
 ) -> list[Fact]:
-    """Return the facts that bear on a query, the best first; of equal ones the first.
+    """Return the facts that are relevant to a query, best first; equal ones keep their order.
 
     Args:
         query: the new input.
-        facts: those of one scope.
-        recent: the last messages before it, oldest first, to resolve words such as "it".
+        facts: the facts of one scope.
+        recent: the last messages before the query, oldest first, to resolve words such as "it".
         similar: the similarity of query and facts in standard deviations from the mean, by id, if there is a model.
     """
     words = [words_of_fact(fact.key, fact.text[len(fact.key) + 2 :]) for fact in facts]
@@ -111,14 +111,14 @@ def _scores(query: Query, facts: Sequence[_FactWords]) -> list[float]:
 
 
 def _others(term: str) -> list[tuple[float, frozenset[str], bool]]:
-    """Return what stands for a term: the worth, the terms, and whether they count in a value too."""
+    """Return alternatives to a term: their weight, their terms, and whether they may match in a value."""
     others = [(_ATTRIBUTE, _ASKED.get(term, frozenset()), False)]
     groups = [(_SYNONYM if group < FIRST_TOPIC else _TOPIC, _MEMBERS[group], True) for group in ASKS.get(term, ())]
     return others + groups
 
 
 def _worth(term: str, others: Sequence[tuple[float, frozenset[str], bool]], fact: _FactWords) -> float:
-    """Return how well a fact matches a term; 0 if not at all."""
+    """Return the weight of the best match of a fact with a term; 0 if it does not match."""
     if term in fact.key:
         return _KEY
     if term in fact.value:
@@ -135,14 +135,14 @@ def _worth(term: str, others: Sequence[tuple[float, frozenset[str], bool]], fact
 
 @lru_cache(maxsize=20_000)
 def words_of_fact(key: str, value: str) -> _FactWords:
-    """Return the index terms of a fact; of the key `editor.fontSize` they are those of `editor font Size`."""
+    """Return the index terms of a fact; the key `editor.fontSize` is indexed like `editor font Size`."""
     keys = frozenset(terms_of(words_of(_PARTS_OF_KEY.sub(" ", key))))
     values = frozenset(terms_of(words_of(value[:_READ_CHARACTERS])))
     return _FactWords(keys, values, frozenset(term[:_BEGINNING] for term in keys | values))
 
 
 class FactVectors:
-    """Vectors of facts, computed once per process and model, and forgotten when too many others were used since."""
+    """A cache of fact vectors, computed once per process and model; the least recently used ones are dropped."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -151,8 +151,8 @@ class FactVectors:
     async def similar(self, query: str, facts: Sequence[Fact], embedder: Embedder) -> dict[str, float]:
         """Return the similarity of a query and each fact, in standard deviations from the mean, by the fact's id.
 
-        The number of facts that one call embeds is limited; the others follow in later calls. If the model fails or
-        takes too long, the result is empty, and an event reports it.
+        One call embeds a limited number of facts; later calls embed the rest. If the model fails or takes too long, the
+        result is empty, and an event reports it.
         """
         texts = {
             fact.id: (embedder.name, _PARTS_OF_KEY.sub(" ", fact.key) + fact.text[len(fact.key) :]) for fact in facts
@@ -181,10 +181,10 @@ class FactVectors:
 
 
 def without_shadowed(facts: Iterable[Fact]) -> list[Fact]:
-    """Return the facts, without those whose key an earlier one has.
+    """Drop each fact if an earlier fact has the same key.
 
-    The facts of the most specific scope come first, and those of a scope by their last change, the newest first: of
-    merged persons the fact of a key that changed last stays.
+    Facts of the most specific scope come first; within a scope, facts are sorted by their last change, newest first. So
+    for merged persons, the last changed fact of a key is kept.
     """
     by_key: dict[str, Fact] = {}
     for fact in facts:
@@ -193,12 +193,12 @@ def without_shadowed(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T], Collection[str]]) -> list[T]:
-    """Return at most `limit` entries of the lists, in the order of the lists; each list in turn gives its next entry.
+    """Take entries from each list in turn, at most `limit`; return them in the order of the lists.
 
     Args:
-        found: the findings of each scope, best first.
-        limit: the most entries to return.
-        names: the names of an entry; an entry with a name that was taken already is skipped.
+        found: the results of each scope, best first.
+        limit: the maximum number of entries.
+        names: returns the names of an entry; an entry is skipped if one of its names was already taken.
     """
     taken: list[list[T]] = [[] for _ in found]
     rest = {number: ((entry, names(entry)) for entry in entries) for number, entries in enumerate(found)}
@@ -218,5 +218,5 @@ def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T
 
 @lru_cache(maxsize=2_000)
 def normalised(text: str) -> str:
-    """Return a text without case, repeated spaces and the last full stop, to recognise the same statement."""
+    """Normalise case, spaces and the final punctuation of a text, to recognise equal statements."""
     return _SPACES.sub(" ", text.casefold()).strip().rstrip(".!?。")

@@ -25,13 +25,13 @@ _LAST_ID = "~"
 
 
 def owner_statements(backend: Backend, *files: str) -> Mapping[str, str]:
-    """Return the statements of some files, with the statements of this module."""
+    """Return the statements of some files, with the statements that this module needs."""
     locks = ("postgres/knowledge.sql",) if backend == "postgres" else ()
     return load_statements("persons.sql", "facts.sql", f"{backend}/sessions.sql", *locks, *files)
 
 
 async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Scope, now: datetime) -> Scope:
-    """Return the scope under which knowledge is stored: for a person the canonical id, which is created if missing.
+    """Return the scope to store knowledge under; for a person this is the canonical id, which is created if missing.
 
     Raises:
         SessionNotFound: the scope is a session that does not exist.
@@ -46,7 +46,7 @@ async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Sco
 
 
 def owner_columns(scope: Scope) -> dict[str, object]:
-    """Return the owner columns of a row; two of them delete the row with its owner."""
+    """Return the owner columns of a row. Two of them are foreign keys, which delete the row with its owner."""
     return {
         "scope": scope.kind,
         "owner": scope.owner,
@@ -56,10 +56,10 @@ def owner_columns(scope: Scope) -> dict[str, object]:
 
 
 async def check_sees(connection: Connection, sql: Mapping[str, str], scope: Scope, user_id: str | None) -> None:
-    """Check that a user may see a scope; None stands for a caller who may see everything.
+    """Check that a user may see a scope; with None, every scope may be seen.
 
     Raises:
-        KnowledgeNotFound: the scope belongs to another user.
+        KnowledgeNotFound: the user may not see the scope.
     """
     if user_id is None:
         return
@@ -77,10 +77,10 @@ def page_parameters(limit: int, cursor: tuple[datetime, str] | None, id_name: st
     """Return the parameters of a page, with one row more than the limit to detect a next page.
 
     Raises:
-        InvalidInput: a page has 1 to 1,000 entries.
+        InvalidInput: the limit is not from 1 to 1,000.
     """
     if not 1 <= limit <= MAX_PAGE:
-        raise InvalidInput(f"A page has 1 to {MAX_PAGE} entries; ask for more with its cursor.")
+        raise InvalidInput(f"A page has 1 to {MAX_PAGE} entries; use its cursor to get more.")
     moment, name = cursor or (None, _LAST_ID)
     return {
         "updated_at": _LAST_TIME if moment is None else time_text(moment),
@@ -89,7 +89,7 @@ def page_parameters(limit: int, cursor: tuple[datetime, str] | None, id_name: st
     }
 
 
-# The columns of all statements for procedures, in their order.
+# The columns of all statements for procedures, in order.
 _COLUMNS = (
     "id",
     "scope",
@@ -116,7 +116,7 @@ def canonical(value: Json) -> str:
 
 
 def fact_row(fact: Fact) -> dict[str, object]:
-    """Return the columns of a fact, without those of its owner."""
+    """Return the columns of a fact, without the owner columns."""
     return {
         "fact_id": fact.id,
         "key": fact.key,
@@ -134,7 +134,7 @@ def fact_row(fact: Fact) -> dict[str, object]:
 def fact_of(row: Row) -> Fact:
     """Return the fact in a row of a statement for facts.
 
-    Rows of facts that are texts or numbers are parsed once, because a chat reads the same facts in each turn.
+    Facts with text or number values are cached, because a chat reads the same facts in each turn.
     """
     return _parsed_fact(row) if row[4].startswith(("[", "{")) else _known_fact(row)
 
@@ -162,7 +162,7 @@ def _parsed_fact(row: Row) -> Fact:
 
 
 def procedure_row(procedure: Procedure) -> dict[str, object]:
-    """Return the columns of a procedure, without those of its owner."""
+    """Return the columns of a procedure, without the owner columns."""
     return {
         "procedure_id": str(uuid7()),
         "name": procedure.name,

@@ -1,4 +1,4 @@
-"""Facts, procedures and persons as HTTP, the command line and others show and take them."""
+"""Input and output models of facts, procedures and persons for HTTP, the command line and other interfaces."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from threadkeep.records.knowledge import (
 _MOST_IDS = 1_000
 _MOST_TIMES = 2**53
 
-# Plain names and not `type` aliases: pydantic would not see into those when it puts further limits on them.
+# Assignments instead of `type` aliases, because pydantic cannot add further limits to the latter.
 Owner = Annotated[
     str,
     Field(
         min_length=1,
         max_length=MAX_OWNER_CHARACTERS,
-        description="Whose it is: a session id, the name of a workspace, or any id of a person.",
+        description="The owner: a session id, the name of a workspace, or any id of a person.",
         examples=["user-456"],
     ),
 ]
@@ -43,11 +43,11 @@ Key = Annotated[
     Field(
         min_length=1,
         max_length=MAX_KEY_CHARACTERS,
-        description="What the fact is about; unique in its scope.",
+        description="The name of the fact, unique in its scope.",
         examples=["home_city"],
     ),
 ]
-Confidence = Annotated[float, Field(ge=0, le=1, description="How sure it is.")]
+Confidence = Annotated[float, Field(ge=0, le=1, description="The confidence in the fact.")]
 
 
 class EvidenceView(BaseModel, extra="forbid", from_attributes=True):
@@ -67,7 +67,7 @@ class ScopedView(BaseModel):
 
     @classmethod
     def of(cls, record: Fact | Procedure | Proposal) -> Self:
-        """Return the view of a record, with its fields of the same names."""
+        """Return the view of a record; fields with the same names are copied."""
         values = {name: getattr(record, name) for name in cls.model_fields if hasattr(record, name)}
         return cls.model_validate({**values, "scope": record.scope.kind, "owner": record.scope.owner})
 
@@ -80,31 +80,31 @@ class FactView(ScopedView, extra="forbid", json_schema_serialization_defaults_re
     value: JsonValue
     kind: FactKind
     confidence: Confidence
-    confirmed: int = Field(ge=1, le=_MOST_TIMES, description="How often the value was remembered.")
-    contradicted: int = Field(ge=0, le=_MOST_TIMES, description="How often another value took its place.")
+    confirmed: int = Field(ge=1, le=_MOST_TIMES, description="The number of times that the value was remembered.")
+    contradicted: int = Field(ge=0, le=_MOST_TIMES, description="The number of times that another value replaced it.")
     valid_from: AwareDatetime
-    valid_to: AwareDatetime | None = Field(None, description="Until when it was valid; absent or null while it is.")
+    valid_to: AwareDatetime | None = Field(None, description="The end of its validity; null while it is valid.")
     updated_at: AwareDatetime
     evidence: list[EvidenceView] = Field([], description="The messages and runs that it comes from, up to 20.")
 
     def record(self) -> Fact:
-        """Return the fact.
+        """Convert the view to a fact.
 
         Raises:
-            InvalidInput: its owner or its key cannot be one, or it ends before it begins.
+            InvalidInput: the owner or the key is not valid, or the fact ends before it begins.
         """
         if self.valid_to is not None and self.valid_to < self.valid_from:
-            raise InvalidInput("A value's valid_to is not before its valid_from.")
+            raise InvalidInput("valid_to must not be before valid_from.")
         values = self.model_dump(exclude={"scope", "owner", "evidence"})
         evidence = tuple(Evidence(**origin.model_dump()) for origin in self.evidence)
         return Fact(scope=Scope(self.scope, self.owner), evidence=evidence, **values)
 
 
 class FactList(BaseModel):
-    """Some facts, the last changed first."""
+    """A page of facts, last changed first."""
 
     facts: list[FactView]
-    next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
+    next_cursor: str | None = Field(description="Pass it as `cursor` to get the next page; null at the end.")
 
 
 class FactInput(
@@ -117,35 +117,35 @@ class FactInput(
     scope: ScopeKind
     owner: Owner
     key: Key
-    value: JsonValue = Field(description="Any JSON but null.")
-    kind: FactKind | None = Field(None, description="By default that of the value before, or `world_knowledge`.")
+    value: JsonValue = Field(description="Any JSON value except null.")
+    kind: FactKind | None = Field(None, description="By default the kind of the previous value, or `world_knowledge`.")
     confidence: Confidence = 1.0
     evidence: EvidenceView | None = None
 
 
 class ProposalView(ScopedView):
-    """A fact that was proposed from a message, until a person or a confidence lets it in."""
+    """A fact that was proposed from a message, until a person or a high confidence accepts it."""
 
     key: str
     value: JsonValue
     kind: FactKind | None
     confidence: float
     evidence: EvidenceView
-    origin: str = Field(description="The message in words.", examples=["from message 17 of room:1"])
+    origin: str = Field(description="The origin in words.", examples=["from message 17 of room:1"])
     learner: str = Field(description="The model that proposed it, or `directives`.")
-    directive: str | None = Field(description="The kind of the directive that it is; null for a model's proposal.")
+    directive: str | None = Field(description="The kind of a directive; null for a model's proposal.")
     status: ProposalStatus
-    fact_id: str | None = Field(description="The fact that it became.")
-    decided_by: str | None = Field(description="The person who decided, or the confidence that let it in.")
+    fact_id: str | None = Field(description="The id of the accepted fact.")
+    decided_by: str | None = Field(description="The person who decided, or the confidence that accepted it.")
     created_at: datetime
     updated_at: datetime
 
 
 class ProposalList(BaseModel):
-    """Some proposals, the last changed first."""
+    """A page of proposals, last changed first."""
 
     proposals: list[ProposalView]
-    next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
+    next_cursor: str | None = Field(description="Pass it as `cursor` to get the next page; null at the end.")
 
 
 class DecisionInput(BaseModel, extra="forbid", json_schema_extra=example(decision="accept", by="ops@example.com")):
@@ -167,30 +167,30 @@ class ProcedureInput(
         content=["find_order", "pay_back"],
     ),
 ):
-    """A procedure to store; it replaces the one with the same name."""
+    """A procedure to store. It replaces the procedure with the same name."""
 
     scope: ScopeKind
     owner: Owner
     name: Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARACTERS)]
-    content: JsonValue = Field(description="Any JSON but null.")
+    content: JsonValue = Field(description="Any JSON value except null.")
     content_type: ProcedureContent = "snippet"
     description: str = ""
-    goal_contains: list[str] = Field([], description="It applies if the goal contains one of these, in any case.")
-    context_has: list[str] = Field([], description="It applies if the context has all of these names.")
+    goal_contains: list[str] = Field([], description="Applies if the goal contains one of these, in any case.")
+    context_has: list[str] = Field([], description="Applies if the context has all of these names.")
     source: ProcedureSource = "taught"
     active: bool = True
 
     def record(self) -> Procedure:
-        """Return the procedure.
+        """Convert the input to a procedure.
 
         Raises:
-            InvalidInput: names the field that cannot be stored.
+            InvalidInput: a field cannot be stored; the text names it.
         """
         return Procedure(scope=Scope(self.scope, self.owner), **self.model_dump(exclude={"scope", "owner"}))
 
 
 class ProcedureView(ScopedView, ProcedureInput, json_schema_serialization_defaults_required=True):
-    """A procedure as it is stored, with its uses."""
+    """A stored procedure with the counts of its uses."""
 
     used: int
     succeeded: int
@@ -200,28 +200,28 @@ class ProcedureView(ScopedView, ProcedureInput, json_schema_serialization_defaul
 
 
 class ProcedureList(BaseModel):
-    """Some procedures, the last changed first."""
+    """A page of procedures, last changed first."""
 
     procedures: list[ProcedureView]
-    next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
+    next_cursor: str | None = Field(description="Pass it as `cursor` to get the next page; null at the end.")
 
 
 class PersonList(BaseModel):
-    """Some persons, the last seen first."""
+    """A page of persons, last seen first."""
 
     persons: list[Person]
-    next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
+    next_cursor: str | None = Field(description="Pass it as `cursor` to get the next page; null at the end.")
 
 
 class PersonInput(BaseModel, extra="forbid", json_schema_extra=example(id="telegram:123", name="Ann")):
-    """An id of a person, and the name from the channel."""
+    """An id of a person, and the person's name in the channel."""
 
     id: Owner
     name: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None
 
 
 class MergeInput(BaseModel, extra="forbid", json_schema_extra=example(into="user-456")):
-    """The person that another one is merged into."""
+    """The person into whom another person is merged."""
 
     into: Owner
 
@@ -235,7 +235,7 @@ class ForgetInput(BaseModel, extra="forbid", json_schema_extra=example(ids=["019
 class ForgetFactsInput(
     BaseModel, extra="forbid", json_schema_extra=example(scope="user", owner="user-456", keys=["home_city"])
 ):
-    """The facts to delete: by their ids, or all facts of an owner, or the facts of an owner under some keys."""
+    """The facts to delete: by ids, or all facts of an owner, or the facts of an owner with some keys."""
 
     ids: Annotated[list[str], Field(max_length=_MOST_IDS)] | None = None
     scope: ScopeKind | None = None
@@ -246,12 +246,12 @@ class ForgetFactsInput(
     def _one_way(self) -> Self:
         named = self.scope is not None and self.owner is not None
         if (self.ids is not None) == named or (self.ids is not None and self.keys is not None):
-            raise ValueError("name either ids, or scope and owner (and keys, if not all)")
+            raise ValueError("name either ids, or scope and owner (and keys, unless all facts are meant)")
         return self
 
 
 class Forgotten(BaseModel, json_schema_serialization_defaults_required=True):
     """The result of forgetting facts."""
 
-    forgotten: int = Field(description="How many there were; of facts all values of their keys count.")
-    not_found: list[str] = Field([], description="Ids and keys that are not there, or not for this user.")
+    forgotten: int = Field(description="The number deleted; for facts, all values of their keys count.")
+    not_found: list[str] = Field([], description="Ids and keys that do not exist, or that this user may not see.")

@@ -24,7 +24,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a double on first use, so that a clock does not load LangChain."""
+    """Import a name on first use, so that using the clock does not load LangChain."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -15,10 +15,10 @@ from threadkeep.testing.transcript_source import TranscriptSource, assistant, co
 
 
 class AppendGuarantees(TranscriptSource):
-    """The guarantees that apply when a turn is stored."""
+    """The guarantees of storing a turn."""
 
     async def test_a_turn_is_stored_in_order_from_1_on(self) -> None:
-        """The first turn begins at 1, the next one continues without a gap, and the receipts say so."""
+        """The first turn begins at 1, the next one continues without a gap, and the receipts report these positions."""
         async with self.open_transcripts() as transcripts:
             first = await transcripts.append(turn(user("one"), assistant("two")))
             second = await transcripts.append(turn(user("three")))
@@ -29,14 +29,14 @@ class AppendGuarantees(TranscriptSource):
             assert seqs(page.messages) == [1, 2, 3]
 
     async def test_each_session_has_numbers_of_its_own(self) -> None:
-        """Each session has its own numbers."""
+        """Each session numbers its messages separately."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("one"), session="room:1"))
             receipt = await transcripts.append(turn(user("other"), session="room:2"))
             assert receipt.first_seq == 1
 
     async def test_a_turn_that_is_refused_leaves_nothing(self) -> None:
-        """If one message cannot be stored, none of its turn is, and the next turn takes the position."""
+        """If one message cannot be stored, the whole turn is not stored, and the next turn gets its position."""
         async with self.open_transcripts() as transcripts:
             bad = Message(role="assistant", content="two", metadata={"score": 1.0})
             object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if other code had changed it since
@@ -57,7 +57,7 @@ class AppendGuarantees(TranscriptSource):
             assert [type(outcome).__name__ for outcome in outcomes] == ["Receipt"] * 2 + ["WrongUser"] + ["Receipt"] * 2
 
     async def test_the_same_turn_again_is_not_stored_again(self) -> None:
-        """Existing ids are in the receipt with their positions; their text stays."""
+        """The receipt names existing ids with their positions; their stored text does not change."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("before")))
             await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -68,7 +68,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents(page.messages) == ["before", "hi", "hello"]
 
     async def test_the_new_part_of_a_repeated_turn_is_stored(self) -> None:
-        """A turn with an existing id and a new one stores the new message, without a gap."""
+        """If a turn has an existing id and a new one, only the new message is stored, without a gap."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "p:1")))
             receipt = await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -79,7 +79,7 @@ class AppendGuarantees(TranscriptSource):
             assert seqs(page.messages) == [1, 2]
 
     async def test_an_id_twice_in_one_turn_is_one_message(self) -> None:
-        """The first of the two is stored."""
+        """Only the first of the two messages is stored."""
         async with self.open_transcripts() as transcripts:
             receipt = await transcripts.append(turn(user("hi", "p:1"), user("hi again", "p:1"), assistant("hello")))
             assert receipt.duplicates == ("p:1",)
@@ -176,7 +176,7 @@ class AppendGuarantees(TranscriptSource):
             assert len(page.messages) == 1
 
     async def test_a_turn_that_answers_a_message_is_stored_while_that_is_there(self) -> None:
-        """Otherwise the turn is rejected, also among others, and does not create its session again."""
+        """Otherwise the turn is rejected, even in a batch with others, and does not create its session again."""
         async with self.open_transcripts() as transcripts:
             late = Turn("room:1", (assistant("late"),), answers="q")
             with pytest.raises(QuestionGone):
@@ -267,7 +267,7 @@ class AppendGuarantees(TranscriptSource):
             assert (second.content, second.metadata) == (clean.content, clean.metadata)
 
     async def test_a_message_comes_back_as_it_was(self) -> None:
-        """Every field is preserved, with nested JSON, floats, languages and times of any zone."""
+        """All fields are preserved, including nested JSON, floats, Unicode and times of any zone."""
         extras: Json = {"name": "李明 \u2028 é", "list": [1, 2.5, -0.125, True, None, {"": "empty key"}], "big": 2**53}
         given = Message(
             role="assistant",
@@ -291,7 +291,7 @@ class AppendGuarantees(TranscriptSource):
             assert found.with_fields(seq=None, created_at=None) == given
 
     async def test_large_numbers_come_back_too(self) -> None:
-        """The largest numbers of a message are preserved."""
+        """The largest allowed numbers of a message are preserved."""
         given = Message(role="user", content="hi", tokens=2**53 - 1, confidence=2**70, metadata={"chat": 2**53 + 1})
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(given))

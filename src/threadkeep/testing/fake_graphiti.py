@@ -1,4 +1,4 @@
-"""A Graphiti server for tests, in this process on a loopback port, with the faults of real servers on demand."""
+"""A Graphiti server for tests. It runs in this process on a loopback port and can show the faults of real servers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _REASONS = {200: "OK", 202: "Accepted", 404: "Not Found", 422: "Unprocessable Co
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of the server: its kind, its paths, and the number of affected requests (None: until it is removed).
+    """A fault of the server: its kind, a path prefix, and the number of affected requests (None: all).
 
-    `status` responds with that status, `hang` never responds, `slow_body` takes `seconds`, `reset` closes the
-    connection before the work and `reset_after` after it, `blackhole` accepts messages and stores none.
+    `status` responds with that status, `hang` never responds, and `slow_body` takes `seconds` to send the body. `reset`
+    closes the connection before the request is processed, `reset_after` afterwards. `blackhole` accepts messages but
+    stores none.
     """
 
     kind: FaultKind
@@ -53,9 +54,9 @@ class ReceivedRequest:
 class FakeGraphiti:
     """A Graphiti server with the semantics of one of its databases.
 
-    Messages wait in a queue, which a `restart()` loses. By default each is stored at once; without `auto` only
-    `ingest()` stores them. Messages that stop the worker of the real server stop this one's: the server still
-    responds with 202. A stored message of a user becomes a fact, which is found by its words.
+    Messages wait in a queue, which `restart()` clears. By default each message is stored at once; with `auto` False
+    only `ingest()` stores messages. A message that stops the worker of the real server also stops the worker here; the
+    server still responds with 202. A stored message of a user becomes a fact, which a search finds by its words.
 
     ::
 
@@ -92,12 +93,12 @@ class FakeGraphiti:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen, on the same port as before if there was one."""
+        """Listen on a free port, or on the previous port after a restart."""
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self._port, limit=2**24)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Close all connections; the queue is lost, as with the real server."""
+        """Close all connections. The queue is lost, as in the real server."""
         self.queue.clear()
         if self._server is not None:
             self._server.close()
@@ -107,13 +108,13 @@ class FakeGraphiti:
             await asyncio.wait(self._connections)
 
     async def restart(self) -> None:
-        """Stop and start again: unstored messages are lost, and the worker runs again."""
+        """Stop and start again. Unstored messages are lost, and the worker runs again."""
         await self.stop()
         self.worker_dead = False
         await self.start()
 
     def fail(self, kind: FaultKind, path: str = "/", **more: Any) -> None:
-        """Fail requests whose path has this prefix; see `Fault`."""
+        """Make requests fail if their path has this prefix; see `Fault`."""
         self._faults.append(Fault(kind, path, **more))
 
     def mend(self) -> None:
@@ -129,7 +130,7 @@ class FakeGraphiti:
         return uuid
 
     def ingest(self, count: int | None = None) -> int:
-        """Store waiting messages, all or some, and return their number; 0 if the worker is dead."""
+        """Store waiting messages, all or `count`, and return their number; 0 if the worker has stopped."""
         done = 0
         while self.queue and not self.worker_dead and (count is None or done < count):
             group_id, message = self.queue.pop(0)
@@ -146,7 +147,7 @@ class FakeGraphiti:
         return done
 
     def names(self, group_id: str) -> list[str]:
-        """Return the names of the episodes of a group, in storage order."""
+        """Return the names of a group's episodes in the order in which they were stored."""
         return [episode["name"] for episode in self.stored.get(group_id, [])]
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,7 +178,7 @@ class FakeGraphiti:
         return request
 
     async def _answer(self, request: ReceivedRequest, writer: asyncio.StreamWriter) -> bool:
-        """Answer a request; return False if the connection is closed afterwards."""
+        """Respond to a request; return False if the connection is closed afterwards."""
         fault = self._fault(request.path)
         if fault is not None and fault.kind == "reset":
             return False
@@ -251,7 +252,7 @@ class FakeGraphiti:
         return status, answer
 
     def _delete_episode(self, uuid: str) -> tuple[int, Any]:
-        """Delete an episode; its facts stay, as with the real server. On FalkorDB none is found."""
+        """Delete an episode. Its facts stay, as in the real server, which finds no episodes on FalkorDB."""
         for episodes in self.stored.values() if self.backend == "neo4j" else ():
             for episode in episodes:
                 if episode["uuid"] == uuid:
@@ -262,7 +263,7 @@ class FakeGraphiti:
     def _take_messages(self, body: Any, *, store: bool) -> tuple[int, Any]:
         for message in body["messages"]:
             if message.get("role_type") not in ("user", "assistant", "system") or "role" not in message:
-                # The real server quotes the request.
+                # The real server quotes the request in its response.
                 return 422, {"detail": [{"type": "literal_error", "loc": ["body"], "input": message}]}
         if store:
             self.queue += [(body["group_id"], message) for message in body["messages"]]

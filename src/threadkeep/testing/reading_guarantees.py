@@ -19,10 +19,10 @@ from threadkeep.testing.transcript_source import (
 
 
 class ReadingGuarantees(TranscriptSource):
-    """The guarantees that apply when a transcript is read."""
+    """The guarantees of reading a transcript."""
 
     async def test_the_newest_come_oldest_first(self) -> None:
-        """A limit of 3 over ten messages: numbers 8, 9, 10."""
+        """With a limit of 3, the numbers 8, 9 and 10 of ten messages are returned."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 10)
             page = await transcripts.newest("room:1", limit=3)
@@ -30,7 +30,7 @@ class ReadingGuarantees(TranscriptSource):
             assert page.next_before == 8
 
     async def test_pages_walk_back_to_the_beginning(self) -> None:
-        """`next_before` leads through all messages once, and is None when the first was reached."""
+        """Following `next_before` returns each message once; it is None after the first message of the session."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 10)
             before, found = 2**62, list[int | None]()
@@ -44,7 +44,7 @@ class ReadingGuarantees(TranscriptSource):
             assert seqs((await transcripts.newest("room:1", limit=5, before=6)).messages) == [1, 2, 3, 4, 5]
 
     async def test_a_place_beyond_every_message_is_the_end(self) -> None:
-        """This holds for every larger number; before the first message there is nothing."""
+        """Every larger number has the same result; before the first message there is nothing."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 3)
             assert seqs((await transcripts.newest("room:1", limit=5, before=10**30)).messages) == [1, 2, 3]
@@ -80,7 +80,7 @@ class ReadingGuarantees(TranscriptSource):
                 assert seqs(page.messages) == [number]
 
     async def test_a_message_is_found_by_its_id(self) -> None:
-        """An id is valid in its own session only, and may be any text."""
+        """An id is valid only in its own session, and may be any text."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "it's 100%_\\"), assistant("hello", "p:2")))
             found = await transcripts.find("room:1", "it's 100%_\\")
@@ -91,7 +91,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.find("room:2", "p:2") is None
 
     async def test_the_answers_to_a_question_are_the_complete_ones(self) -> None:
-        """The result has one answer of each author, in order; no incomplete ones, and none to other questions."""
+        """The result has one complete answer per author, in order, and no answers to other questions."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("question", "q"), assistant("earlier")))
             question = await transcripts.find("room:1", "q")
@@ -107,7 +107,7 @@ class ReadingGuarantees(TranscriptSource):
             assert told.content == "one"
 
     async def test_answers_without_a_question_of_their_own_are_known_by_their_run(self) -> None:
-        """Rows from before answers named their questions: the newest complete answer after the question."""
+        """If old rows name no question, the run's newest complete answer after the question is returned."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(
                 turn(assistant("earlier", run_id="r1"), Message("user", "question", id="q", run_id="r1"))
@@ -120,7 +120,7 @@ class ReadingGuarantees(TranscriptSource):
             assert contents(await transcripts.answers_to("room:1", question)) == ["second"]
 
     async def test_recent_has_no_system_rows_and_counts_none(self) -> None:
-        """Newest first, user and assistant only, with any number of notes between them."""
+        """Only user and assistant messages are returned, newest first, with any number of notes between them."""
         async with self.open_transcripts() as transcripts:
             for number in range(1, 6):
                 await transcripts.append(turn(note("note"), user(f"q{number}"), note("note"), assistant(f"a{number}")))
@@ -131,7 +131,7 @@ class ReadingGuarantees(TranscriptSource):
             assert contents(older.messages) == ["a3", "q3"]
 
     async def test_recent_starts_after_the_last_reset(self) -> None:
-        """The transcript stays; a second reset moves the start forward."""
+        """The transcript is kept; a second reset moves the start forward."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 4)
             assert await transcripts.reset("room:1") == 4
@@ -177,7 +177,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (await transcripts.recent("room:1", limit=9, after=6)).messages == ()
 
     async def test_messages_are_found_by_their_places(self) -> None:
-        """In order, each once, independent of the order of the positions; missing messages are left out."""
+        """They are returned in order, each once, whatever the order of the positions; missing messages are left out."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 9)
             found = await transcripts.at("room:1", [7, 2, 2, 40, 3])
@@ -186,7 +186,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.at("room:2", [1]) == []
 
     async def test_another_user_finds_nothing(self) -> None:
-        """Reads with a user see that user's sessions only; without one, all."""
+        """A read with a user sees only that user's sessions; a read without one sees all."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("mine"), user_id="u1"))
             await transcripts.append(turn(user("nobody's"), session="room:2"))

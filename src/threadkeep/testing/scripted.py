@@ -24,7 +24,7 @@ type Reply = Said | Callable[[Sequence[BaseMessage]], Said | Awaitable[Said]]
 
 
 class Gate:
-    """A point inside a reply where the model waits until the test opens the gate."""
+    """A point inside a reply at which the model waits until the test opens the gate."""
 
     def __init__(self) -> None:
         self._reached = asyncio.Event()
@@ -35,28 +35,28 @@ class Gate:
         await self._reached.wait()
 
     def open(self) -> None:
-        """Let the model continue, now and each time it reaches the gate again."""
+        """Let the model continue, now and whenever it reaches the gate again."""
         self._opened.set()
 
     async def pass_through(self) -> None:
-        """Report that the gate is reached, and wait until it is open."""
+        """Report that the gate was reached, and wait until it is open."""
         self._reached.set()
         await self._opened.wait()
 
 
 class ScriptEnded(AssertionError):
-    """A model call after the last reply of its script."""
+    """An error for a model call after the last reply of the script."""
 
 
 class ScriptedModel(OfflineModel):
     """A LangChain chat model that returns its replies in order, word by word if it is streamed.
 
-    A reply is a text, an `AIMessage` (for example with tool calls), an error to raise, a `Gate` to wait at, a
-    sequence of these (`["a few ", gate, "words"]`), or a function, async or not, from the messages of the call to
-    any of them. The replies may be endless (`itertools.repeat("ok")`).
+    A reply is a text, an `AIMessage` (with tool calls, for example), an error to raise, a `Gate` to wait at, or a
+    sequence of these (`["a few ", gate, "words"]`). It can also be a function, async or not, that takes the messages of
+    the call and returns any of these. The replies may be endless (`itertools.repeat("ok")`).
 
-    `calls` has the messages of each call, copied; `tools` has the names of the tools that each call offered.
-    Reported usage counts words: of the messages as input, of the reply as output. Gates need an async call.
+    `calls` contains the messages of each call, copied; `tools` contains the names of the tools that each call offered.
+    The reported usage counts words: input for the messages, output for the reply. Gates need an async call.
     """
 
     _replies: Iterator[Reply] = PrivateAttr()
@@ -74,7 +74,7 @@ class ScriptedModel(OfflineModel):
 
     @property
     def tools(self) -> list[tuple[str, ...]]:
-        """The names of the tools that each call so far could use."""
+        """The names of the tools that each call so far offered."""
         return self._tools
 
     @property
@@ -128,7 +128,7 @@ class ScriptedModel(OfflineModel):
         yield _last_chunk(messages, said)
 
     def _next(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Said | Awaitable[Said]:
-        """Record the call and take the next reply, without yielding to another call in between."""
+        """Record the call and take the next reply, without an await in between that could let another call run."""
         copies = [message.model_copy(deep=True) for message in messages]
         self._calls.append(copies)
         self._tools.append(tuple([tool["function"]["name"] for tool in options.get("tools") or ()]))
@@ -160,7 +160,7 @@ def _without_gates(pieces: Sequence[Piece]) -> Iterator[str | AIMessage]:
         if isinstance(piece, BaseException):
             raise piece
         if isinstance(piece, Gate):
-            raise TypeError("A gate can only be waited at in an async call; use ainvoke or astream.")
+            raise TypeError("A gate needs an async call; use ainvoke or astream.")
         yield piece
 
 
@@ -186,7 +186,7 @@ def _result(messages: Sequence[BaseMessage], said: Sequence[str | AIMessage]) ->
 
 
 def _chunks(piece: str | AIMessage) -> Iterator[ChatGenerationChunk]:
-    """Yield a piece as a provider would stream it: words, then the other parts of an AIMessage."""
+    """Yield a piece as a provider would stream it: word by word, then the other parts of an AIMessage."""
     content = piece if isinstance(piece, str) else piece.content
     given_id = None if isinstance(piece, str) else piece.id
     if isinstance(content, str):

@@ -14,10 +14,10 @@ from threadkeep.testing.transcript_source import TranscriptSource, assistant, no
 
 
 class SessionGuarantees(TranscriptSource):
-    """The guarantees of sessions as a whole."""
+    """The guarantees of whole sessions."""
 
     async def test_a_session_tells_what_it_has(self) -> None:
-        """Counts, owner, times, and defaults of unset fields."""
+        """The info has counts, owner, times, and the defaults of unset fields."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), assistant("hello"), note("note"), user_id="u1"))
             info = await _info(transcripts)
@@ -30,7 +30,7 @@ class SessionGuarantees(TranscriptSource):
             assert later.updated_at > info.updated_at
 
     async def test_any_text_is_a_session_id(self) -> None:
-        """Two ids name one session only if they are the same text; stored messages are found under the same text."""
+        """Only equal texts are the same session id; stored messages are found with the same text."""
         ids = ["a.b", "a%2Eb", "a%2eb", "a=2Eb", "a/b", "a b", "A.B", "me@example.com", "+351912345678", "a_2eb"]
         ids += ["🙂", "é", "e\u0301", "%", "_", "\\", "'", '"', "langgraph", "a:chunk:000000", "a__meta__", "🙂" * 256]
         async with self.open_transcripts() as transcripts:
@@ -48,7 +48,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == []
 
     async def test_the_title_is_the_first_user_message_up_to_50_characters(self) -> None:
-        """50 characters stay unchanged; 51 become 50 and an ellipsis; a greeting of the agent is not a title."""
+        """50 characters stay unchanged, 51 become 50 and an ellipsis. An agent's greeting is not used as title."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(assistant("welcome")))
             assert (await _info(transcripts)).title is None
@@ -82,7 +82,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == ["a", "c", "b"]
 
     async def test_the_cursor_leads_through_all_sessions_once(self) -> None:
-        """Pages of two over five sessions."""
+        """Pages of two list each of five sessions once."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "a", "b", "c", "d", "e")
             query, found = SessionQuery(limit=2), []
@@ -128,7 +128,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery(query="\x00\ud800")) == []
 
     async def test_sessions_with_a_tag_can_be_listed(self) -> None:
-        """The whole tag counts, whatever its letters."""
+        """The whole tag must match, whatever its characters."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "a", "b", "c")
             await transcripts.change("a", SessionChanges(tags=("vip", 'says "hi"', "é%_")))
@@ -140,7 +140,7 @@ class SessionGuarantees(TranscriptSource):
                 assert await _ids(transcripts, SessionQuery(tag=tag)) == []
 
     async def test_sessions_of_a_channel_can_be_listed(self) -> None:
-        """The channel is the beginning of the id up to a colon, in its case and without wildcards."""
+        """The channel is the part of the id before a colon; it is case-sensitive and has no wildcards."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "telegram:1:2", "telegram:1:3", "Telegram:1", "telegram", "web:telegram")
             found = await _ids(transcripts, SessionQuery(channel="telegram"))
@@ -159,7 +159,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == ["b", "a"]
 
     async def test_a_change_leaves_what_it_does_not_name(self) -> None:
-        """Title, tags, metadata and active change independently; they are cleaned like messages."""
+        """Title, tags, metadata and `active` change independently; their text is cleaned like that of messages."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi")))
             await transcripts.change("room:1", SessionChanges(tags=["vip", "中文"], metadata={"a": {"b": [1, 2.5]}}))
@@ -182,7 +182,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts)).title == "hi"
 
     async def test_a_deleted_session_is_gone_and_begins_again_at_1(self) -> None:
-        """Its messages, title, ids, reset and owner are deleted."""
+        """Its messages, title, ids, reset and owner are all deleted."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old", "p:1"), assistant("reply"), user_id="u1"))
             await transcripts.append(turn(user("other"), session="room:2"))

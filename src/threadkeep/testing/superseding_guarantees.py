@@ -1,4 +1,4 @@
-"""Guarantees of superseding: messages that are taken back or replaced stay stored, but are not active."""
+"""Guarantees of superseding: messages that are taken back or replaced stay stored, but are no longer active."""
 # ruff: noqa: S101 - a contract asserts
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _LATE = Turn("room:1", (_TOLD,), answers="q", told_at=datetime(2026, 3, 1, tzinf
 
 
 class SupersedingGuarantees(TranscriptSource):
-    """The guarantees that apply when messages are superseded, and when a session is branched."""
+    """The guarantees of superseding messages and of branching a session."""
 
     async def test_the_newest_messages_are_taken_back_and_returned(self) -> None:
-        """They are returned oldest first, unchanged; the others stay, and `seq` continues after all of them."""
+        """They are returned oldest first and unchanged. The others stay, and `seq` continues after all of them."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             taken = await transcripts.supersede(Superseding("room:1", newest=3))
@@ -45,7 +45,7 @@ class SupersedingGuarantees(TranscriptSource):
             )
 
     async def test_the_history_shows_what_was_superseded_and_by_what(self) -> None:
-        """The history has the time and the id of the new version; active messages have neither."""
+        """The history has the time and the id of the new version; for active messages both are None."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             edited = await transcripts.supersede(
@@ -89,7 +89,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(Superseding("room:1", message_id="q2", scope="after"))).count == 0
 
     async def test_a_told_answer_takes_the_place_of_one_that_nobody_was_told(self) -> None:
-        """The other one stays, superseded; a request for it returns the delivered one."""
+        """The other answer stays, superseded; a request for it returns the delivered one."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             await transcripts.append(Turn("room:1", (replace(_TOLD, id="takeover", content="of it"),), answers="q"))
@@ -107,7 +107,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq, info.last_message) == (2, 3, "told")
 
     async def test_an_answer_that_a_repeat_was_told_stays(self) -> None:
-        """The late one is kept beside it, superseded from the beginning."""
+        """The late answer is also stored, but superseded from the beginning."""
         async with self.open_transcripts() as transcripts:
             takeover = replace(_TOLD, id="takeover", content="of it")
             await transcripts.append(Turn("room:1", (Message("user", "hi", "q"), takeover)))
@@ -126,7 +126,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq) == (2, 3)
 
     async def test_the_turn_of_a_run_can_be_superseded_between_other_turns(self) -> None:
-        """Messages of other turns stay; a question without a run is superseded alone."""
+        """Messages of other turns stay active; a question without a run is superseded alone."""
         async with self.open_transcripts() as transcripts:
             of_run = [Message("user", "q1", "q1", run_id="r1"), Message("assistant", "a1", "a1", run_id="r1")]
             await transcripts.append(turn(user("q0", "q0"), of_run[0], assistant("other", run_id="r2"), of_run[1]))
@@ -138,7 +138,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == ["other"]
 
     async def test_what_came_after_a_place_can_be_left_as_it_is(self) -> None:
-        """A caller supersedes the messages it has seen, and no later ones."""
+        """A caller supersedes the messages that it has seen, and no later ones."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             superseding = Superseding("room:1", message_id="q1", scope="after", upto=3)
@@ -148,7 +148,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(replace(superseding, upto=1))).count == 0
 
     async def test_those_who_take_back_at_once_get_different_messages(self) -> None:
-        """Each message goes to one caller; the last caller may get none."""
+        """Each message is returned to one caller; the last callers may get none."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 7)))
             takings = (transcripts.supersede(Superseding("room:1", newest=1)) for _ in range(8))
@@ -158,7 +158,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == []
 
     async def test_a_session_tells_of_its_active_messages(self) -> None:
-        """Count, title and last message are of active messages; each superseding increases the revision."""
+        """Count, title and last message refer to active messages; each superseding increases the revision."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             assert (await _info(transcripts)).revision == 0
@@ -184,7 +184,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).title == "Mine"
 
     async def test_windows_are_made_of_active_messages(self) -> None:
-        """This includes the newest user message, with any number of superseded ones after it."""
+        """A window also finds the newest user message if many superseded messages follow it."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="q2"))
@@ -197,7 +197,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.superseded("room:1") == [(3, 4)]
 
     async def test_the_places_of_superseded_messages_are_told_as_ranges(self) -> None:
-        """The ranges are of the whole session, or between two positions."""
+        """The ranges cover the whole session, or the part between two positions."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 10)))
             assert await transcripts.superseded("room:1") == []
@@ -218,7 +218,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == []
 
     async def test_the_answers_to_a_question_are_active_ones(self) -> None:
-        """Answers to a superseded question are superseded with it: a repeat of its id gets its old answer."""
+        """Answers to a superseded question are superseded with it; a repeat of its id gets the old answer."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("q", "q"), Message("assistant", "a", "a", answers="q")))
             await transcripts.supersede(Superseding("room:1", message_id="q", scope="after"))
@@ -233,7 +233,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert [found.id for found in await transcripts.answers_to("room:1", question)] == ["a", "b"]
 
     async def test_a_superseded_answer_leaves_its_place_to_another(self) -> None:
-        """The same author can answer the question once more, and again only once."""
+        """The same author can answer the question once more, but only once."""
         async with self.open_transcripts() as transcripts:
             answer = Message("assistant", "one", "a1", author="writer", answers="q")
             await transcripts.append(turn(user("q", "q"), answer))
@@ -261,7 +261,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.append(turn(user("q3")))).first_seq == 5
 
     async def test_what_is_not_there_or_was_superseded_is_refused(self) -> None:
-        """Each case has its own error; nothing is changed."""
+        """Each case raises its own error, and nothing is changed."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2")
             for session_id, message_id in (("room:1", "q9"), ("no:room", "q1")):
@@ -278,7 +278,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).revision == 1
 
     async def test_the_same_new_version_again_changes_nothing(self) -> None:
-        """A caller that repeats a request gets the first result; another version is rejected."""
+        """If a caller repeats a request, it gets the first result; a different version is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             edit = Superseding("room:1", message_id="q1", by=user("new", "q1b"))
@@ -304,7 +304,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(Superseding("room:1", newest=1, user_id="u1"))).count == 1
 
     async def test_new_messages_and_take_backs_at_once_leave_no_gaps(self) -> None:
-        """Each message is active or was returned once, and the count equals the active messages."""
+        """Each message is either active or was returned once, and the count equals the number of active messages."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "0")
             saying = (transcripts.append(turn(user(f"{number}", f"{number}"))) for number in range(1, 13))
@@ -318,7 +318,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).message_count == len(active)
 
     async def test_a_branch_begins_with_the_messages_up_to_a_place(self) -> None:
-        """The branch names its origin, keeps ids and times, and continues independently."""
+        """The branch names its origin, keeps ids and times, and then continues independently."""
         async with self.open_transcripts() as transcripts:
             messages = (user("q1", "q1"), assistant("a1", "a1", run_id="r"), note("n"), user("q2", "q2"))
             await transcripts.append(turn(*messages, user_id="u1"))
@@ -338,7 +338,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts, "room:2") == ["q1", "a1", "n", "other"]
 
     async def test_a_branch_has_active_messages_numbered_from_1(self) -> None:
-        """It has the messages up to the position; its windows begin where those of the session did."""
+        """It has the messages up to the position, and its windows begin at the same message as in the session."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1"))
@@ -352,7 +352,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert contents((await transcripts.recent("room:2", limit=9)).messages) == ["q4"]
 
     async def test_a_branch_at_a_superseded_message_is_the_session_as_it_was(self) -> None:
-        """The branch has neither the replacement of the message nor earlier superseded messages."""
+        """The branch has neither the replacement of the message nor messages that were superseded earlier."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1", by=assistant("a1b", "a1b")))
@@ -364,7 +364,7 @@ class SupersedingGuarantees(TranscriptSource):
                 assert (await _info(transcripts, f"room:1{place}")).revision == 0
 
     async def test_a_branch_of_all_has_nothing_that_was_taken_back(self) -> None:
-        """Also right after the newest messages were taken back, and of a session that has none left."""
+        """This also holds right after the newest messages were taken back, and for a session that has none left."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", newest=2))
@@ -379,7 +379,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts, "room:3")).message_count == 0
 
     async def test_a_branch_is_made_once(self) -> None:
-        """Repeating the request changes nothing; a session of that id that is not the branch is rejected."""
+        """Repeating the request changes nothing. Another session with that id is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             await transcripts.branch(Branching("room:1", "room:2", 2))
@@ -398,7 +398,7 @@ class SupersedingGuarantees(TranscriptSource):
 
 
 async def _say(transcripts: Transcripts, *words: str) -> None:
-    """Append words as messages, each with its text as its id; ids of the assistant begin with `a`."""
+    """Append words as messages with the word as text and id; words that begin with `a` are from the assistant."""
     messages = [assistant(word, word) if word.startswith("a") else user(word, word) for word in words]
     await transcripts.append(turn(*messages))
 

@@ -1,4 +1,4 @@
-"""The source of transcripts for the guarantees, and helpers to create messages."""
+"""The source of transcripts for the guarantees, and helpers that create messages."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from threadkeep.store.transcripts import Transcripts
 
 
 class TranscriptSource:
-    """A base class that opens empty transcripts for each guarantee."""
+    """A base class whose subclasses open empty transcripts for each guarantee."""
 
     def open_transcripts(self) -> AbstractAsyncContextManager[Transcripts]:
-        """Open empty transcripts with a moving clock; they are closed when the block ends."""
-        raise NotImplementedError("Give open_transcripts() in the class that takes the contract.")
+        """Open empty transcripts with a moving clock; close them when the block ends."""
+        raise NotImplementedError("Implement open_transcripts() in the subclass of TranscriptContract.")
 
 
 def user(content: str, message_id: str | None = None) -> Message:
-    """Return a message of a person."""
+    """Return a message from a person."""
     return Message(role="user", content=content, id=message_id)
 
 
 def assistant(content: str, message_id: str | None = None, *, run_id: str | None = None) -> Message:
-    """Return a message of the agent."""
+    """Return a message from the agent."""
     return Message(role="assistant", content=content, id=message_id, run_id=run_id)
 
 
 def note(content: str) -> Message:
-    """Return a system row of the transcript."""
+    """Return a system message of the transcript."""
     return Message(role="system", content=content)
 
 
 def turn(*messages: Message, session: str = "room:1", user_id: str | None = None) -> Turn:
-    """Return a turn of the session that most guarantees use."""
+    """Return a turn, by default of the session that most guarantees use."""
     return Turn(session, messages, user_id)
 
 

@@ -273,7 +273,7 @@ async def test_a_smoke_test_says_whether_the_server_stores_and_deletes(
     gone = checks["see it gone"]
     assert gone.ok == (backend == "neo4j")
     if not gone.ok:
-        assert "says that it deleted the group, and has 1 episodes" in str(gone.problem)
+        assert "reports that it deleted the group, but has 1 episodes" in str(gone.problem)
 
 
 async def test_a_smoke_test_finds_a_dead_worker(

@@ -1,1 +1,1 @@
-"""Graphiti, an external graph: messages go there from an outbox, and recall searches it."""
+"""Graphiti, an external graph: an outbox sends messages to it, and recall searches it."""

@@ -1,4 +1,4 @@
-"""The interface of a Graphiti server for all transports, its records, and a circuit breaker."""
+"""The client interface of a Graphiti server for all transports, its records, and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ type Look = Callable[[], Awaitable[str | None]]
 """A check that returns a problem with its cure, or None."""
 
 type GoesOn = Callable[[], Awaitable[bool]]
-"""Returns whether the next message may still be sent."""
+"""A check whether the next message may still be sent."""
 
 type EpisodeRole = Literal["user", "assistant", "system"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A message in the format of the server, which is recognised by its `name`.
+    """A message in the format of the server. Its `name` identifies it.
 
-    `speaker` becomes the entity that said it, so it is stable and never empty.
+    `speaker` becomes the entity that said the message, so it is stable and never empty.
     """
 
     name: str
@@ -44,7 +44,7 @@ class SeenEpisode:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphFact:
-    """A statement of the graph; untrusted, because everybody who may write into the group can have caused it."""
+    """A statement of the graph. It is untrusted: anyone who can write into the group may have caused it."""
 
     uuid: str
     fact: str = field(repr=False)
@@ -55,40 +55,40 @@ class GraphFact:
     expired_at: datetime | None = None
 
     def superseded(self, now: datetime) -> bool:
-        """Return True if it is no longer valid."""
+        """Return True if the fact is no longer valid."""
         return self.expired_at is not None or (self.invalid_at is not None and self.invalid_at <= now)
 
     @property
     def since(self) -> datetime | None:
-        """The time since which it is valid, or else known."""
+        """The time since which the fact is valid, or else the time when it was created."""
         return self.valid_at or self.created_at
 
 
 class GraphitiClient(Protocol):
     """A Graphiti server.
 
-    Guarantees of each implementation: every call ends within its time limit. Every failure is a
-    `GraphitiError`; neither errors nor log lines contain text of messages. Group ids are checked before they are sent.
-    Every request names its groups.
+    Guarantees of each implementation: every call ends within its time limit. Every failure is a `GraphitiError`. Errors
+    and log lines contain no text of messages. Group ids are checked before they are sent. Every request names its
+    groups.
     """
 
     newest_first: bool
-    """True if a limited list of episodes has the newest ones."""
+    """True if `episodes` returns the newest episodes of a group."""
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, goes_on: GoesOn | None = None) -> int:
-        """Send messages in their order, and return the number of sent ones.
+        """Send messages in order, and return the number of messages that were sent.
 
-        If each message is a request, `goes_on` is asked before every further one. The server stores messages later, or
-        never: read them back.
+        If each message is a request of its own, `goes_on` is called before every further one. The server stores
+        messages later, or never; use `episodes` to verify.
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return the last messages of a group by their time, oldest first; an unknown group has none."""
+        """Return the last messages of a group by time, oldest first; an unknown group has no messages."""
 
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
     ) -> list[GraphFact]:
-        """Return facts of some groups, best first; there may be more than the limit, and duplicates."""
+        """Return facts of some groups, best first. There may be duplicates, and more facts than `limit`."""
 
     async def delete_episode(self, group_id: str, uuid: str) -> None:
         """Delete a message by its uuid. Check the result: some servers report success and delete nothing."""
@@ -97,14 +97,14 @@ class GraphitiClient(Protocol):
         """Delete a group. Check the result: some servers report success and delete nothing."""
 
     def checks(self) -> list[tuple[str, Look]]:
-        """Return the checks that write nothing, by name."""
+        """Return the checks that write nothing, with their names."""
 
     async def close(self) -> None:
         """Close the connections."""
 
 
 def fact_in(value: Json) -> GraphFact | None:
-    """Return the fact in a response value, or None; fields that an older server does not send are empty."""
+    """Return the fact in a response value, or None. Fields that an older server does not send are empty."""
     if not isinstance(value, Mapping):
         return None
     uuid, fact, name = value.get("uuid"), value.get("fact"), value.get("name")
@@ -130,7 +130,7 @@ def episode_in(value: Json) -> SeenEpisode | None:
 
 
 def time_in(value: Json) -> datetime | None:
-    """Return a time in UTC, or None; some databases behind the server send times in UTC without a zone."""
+    """Return a time in UTC, or None. Some databases behind the server send UTC times without a zone."""
     if not isinstance(value, str):
         return None
     try:
@@ -141,9 +141,9 @@ def time_in(value: Json) -> datetime | None:
 
 
 class Breaker:
-    """A circuit breaker, which opens after some consecutive failures and allows one call at a time after each pause.
+    """A circuit breaker. It opens after consecutive failures, and then allows one call at a time after each pause.
 
-    The pause doubles with each failure up to the longest, with jitter, so that processes do not retry at once.
+    The pause doubles with each failure up to a maximum, with jitter, so that processes retry at different times.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Breaker:
         return self._failures >= self._most
 
     def allows(self) -> bool:
-        """Return True if a call may be made now; an open breaker allows one call at a time."""
+        """Return True if a call may be made now. An open breaker allows one call at a time, after the pause."""
         if not self.is_open:
             return True
         if self._probing or self._clock() < self._open_until:

@@ -1,4 +1,4 @@
-"""Consent for an endpoint and kinds of data, and the workspaces that the operator trusts."""
+"""Consent to send kinds of data to an endpoint, and the workspaces that the operator trusts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from threadkeep.store.statements import load_statements
 class Consents:
     """The tables of consents and trusted workspaces.
 
-    Each check reads the database, because another process may have withdrawn consent a moment ago. The statements that
-    record a turn and that mark a message as sent contain the same check.
+    Each check reads the database, because another process may just have withdrawn consent. The statements that record a
+    turn and mark a message as sent contain the same check.
     """
 
     def __init__(self, driver: Driver, options: GraphitiOptions | None, *, clock: Callable[[], datetime]) -> None:
@@ -30,7 +30,7 @@ class Consents:
         self._sql = load_statements("graph_consents.sql")
 
     async def granted(self) -> frozenset[DataClass]:
-        """Return the kinds of data that may go to the endpoint now."""
+        """Return the kinds of data that may be sent to the endpoint now."""
         if self._options is None:
             return frozenset()
         async with self._driver.reading() as connection:
@@ -38,7 +38,7 @@ class Consents:
         return _granted_in(rows)
 
     async def closed(self, workspace: str | None, data_class: DataClass = "chat_text") -> GraphitiClosure | None:
-        """Return why this kind of data of a workspace may not be sent now; None if it may."""
+        """Return why this kind of data of a workspace may not be sent now; None if it may be sent."""
         if self._options is None:
             return "off"
         async with self._driver.reading() as connection:
@@ -48,29 +48,29 @@ class Consents:
         """Check that this kind of data of a workspace may be sent now.
 
         Raises:
-            GraphitiClosed: it may not.
+            GraphitiClosed: it may not be sent.
         """
         if (reason := await self.closed(workspace, data_class)) is not None:
             raise GraphitiClosed(reason)
 
     def statements(self, workspace: str | None) -> list[Statement]:
-        """Return the statements whose rows `closure_in` reads; none if Graphiti is off."""
+        """Return the statements for the rows that `closure_in` reads; none if Graphiti is off."""
         if self._options is None:
             return []
         return [self._granted_statement(self._options), (self._sql["is_trusted"], {"workspace": workspace})]
 
     async def decide(self, decision: Decision, data_classes: Sequence[DataClass], *, by: str) -> Consent:
-        """Store a person's decision about the endpoint; it replaces the previous one.
+        """Store a person's decision about the endpoint; it replaces the previous decision.
 
         Raises:
             GraphitiClosed: Graphiti is off.
-            InvalidInput: a kind of data does not exist, or no person is named.
+            InvalidInput: a kind of data does not exist, or the person's name is missing.
         """
         if self._options is None:
             raise GraphitiClosed("off")
         check_name("person's name", by, MAX_OWNER_CHARACTERS)
         if not set(data_classes) <= set(DATA_CLASSES) or (decision == "granted" and "chat_text" not in data_classes):
-            raise InvalidInput(f"Consent names chat_text, and any of {', '.join(DATA_CLASSES[1:])}.")
+            raise InvalidInput(f"Consent must name chat_text, and optionally {', '.join(DATA_CLASSES[1:])}.")
         consent = Consent(
             version=CONSENT_VERSION,
             endpoint=self._options.endpoint,
@@ -89,7 +89,7 @@ class Consents:
         return consent
 
     async def decisions(self, limit: int = 20) -> list[Consent]:
-        """Return the decisions about any endpoint, newest first."""
+        """Return the decisions about all endpoints, newest first."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["decisions"], {"limit": limit})
         return [
@@ -105,7 +105,7 @@ class Consents:
         ]
 
     async def trust(self, workspace: str | None, *, by: str) -> None:
-        """Trust a workspace; None stands for runs without a workspace."""
+        """Trust a workspace; None means runs without a workspace."""
         check_name("person's name", by, MAX_OWNER_CHARACTERS)
         row = {"workspace": _workspace(workspace), "trusted_by": by, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
@@ -117,7 +117,7 @@ class Consents:
             return await connection.execute(self._sql["distrust"], {"workspace": _workspace(workspace)}) > 0
 
     async def trusted(self) -> list[str | None]:
-        """Return the trusted workspaces; None stands for runs without a workspace."""
+        """Return the trusted workspaces; None means runs without a workspace."""
         async with self._driver.reading() as connection:
             return [row[0] or None for row in await connection.fetch(self._sql["trusted"], {})]
 
@@ -129,7 +129,7 @@ def _workspace(name: str | None) -> str:
     """Return the stored name of a workspace.
 
     Raises:
-        InvalidInput: no workspace can have this name.
+        InvalidInput: the name is not a valid name of a workspace.
     """
     if name:
         check_name("workspace's name", name, MAX_OWNER_CHARACTERS)
@@ -137,7 +137,7 @@ def _workspace(name: str | None) -> str:
 
 
 def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text") -> GraphitiClosure | None:
-    """Return why a kind of data may not be sent, from the rows of `Consents.statements`; None if it may."""
+    """Return why a kind of data may not be sent, from the rows of `Consents.statements`; None if it may be sent."""
     if not rows:
         return "off"
     granted, trusted = rows
@@ -159,7 +159,7 @@ _TIMEOUT_SECONDS = 5.0
 
 
 class GitMetadata:
-    """The state of a git folder, cached for half a minute."""
+    """The state of a Git working tree, cached for half a minute."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
@@ -167,7 +167,7 @@ class GitMetadata:
         self._known: dict[str, object] | None = None
 
     async def read(self) -> dict[str, object] | None:
-        """Return branch, commit, and whether there are uncommitted changes; None if it is no git folder."""
+        """Return branch, commit, and whether there are uncommitted changes; None if the folder is not in Git."""
         if self._folder is None:
             return None
         if self._read_at and time.monotonic() - self._read_at < CACHED_SECONDS:

@@ -1,4 +1,4 @@
-"""Deliveries of messages to groups: their rows, and the leases of groups."""
+"""Deliveries of messages to Graphiti groups: their rows, and the leases of groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEAD_PERIOD = timedelta(minutes=1)
 
 
 class OnTheWay(NamedTuple):
-    """A message that the server has accepted but does not show yet, or an episode of a forgotten fact."""
+    """A message that the server has accepted but does not show yet, or the episode of a forgotten fact."""
 
     number: int
     name: str
@@ -32,7 +32,7 @@ class OnTheWay(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued message; without `content` it no longer exists."""
+    """A queued message. If `content` is None, the message no longer exists."""
 
     number: int
     name: str
@@ -51,12 +51,12 @@ class Waiting:
         """The name of the speaker in the graph, or a stable pseudonym; never empty."""
         if self.role == "user" and self.author is None and self.user_id is not None:
             return f"user_{hashlib.sha256(self.user_id.encode()).hexdigest()[:8]}"
-        # The server takes the text before the first colon for the speaker.
+        # The server treats the text before the first colon as the speaker.
         return " ".join((self.author or "").replace(":", " ").replace("(", " ").split()) or self.role
 
 
 class GroupState(NamedTuple):
-    """The group of an owner (None if nothing was sent to it), and its numbers of queued and of unconfirmed messages."""
+    """The group of an owner (None before the first message), and its numbers of queued and of unconfirmed messages."""
 
     owner: str
     group_id: str | None
@@ -75,7 +75,7 @@ class FactDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """A group that one process owns until a time."""
+    """A group that one process owns until its lease expires."""
 
     group_id: str
     owner: str
@@ -86,8 +86,8 @@ class Lease:
 class Deliveries:
     """The tables `chat_graph_deliveries` and `chat_graph_groups`.
 
-    Guarantees: one process at a time owns a group. Only that process marks a message as sent, before it is sent, and
-    only with consent. A group has each message once.
+    Guarantees: one process at a time owns a group. Only that process marks a message as sent, before it sends it, and
+    only with consent. A message is in a group at most once.
     """
 
     def __init__(self, driver: Driver, endpoint: str, *, observer: Observer, clock: Callable[[], datetime]) -> None:
@@ -100,11 +100,11 @@ class Deliveries:
         self._dead: tuple[datetime, dict[str, int]] | None = None
 
     async def due_groups(self, limit: int) -> list[str]:
-        """Return groups with open deliveries that no process owns."""
+        """Return groups that have open deliveries and no owner."""
         return [row[0] for row in await self._fetch("due_groups", {"now": self._now(), "limit": limit})]
 
     async def claim(self, group_id: str, owner: str, *, seconds: float) -> Lease | None:
-        """Lease a group for a time; return None if another process was faster."""
+        """Lease a group for some seconds; return None if another process already has a lease."""
         until = time_text(self._clock() + timedelta(seconds=seconds))
         row = {"group_id": group_id, "owner": owner, "until": until, "now": self._now()}
         async with self._driver.writing() as connection:
@@ -119,13 +119,13 @@ class Deliveries:
         return await self._execute("renew", row) > 0
 
     async def release(self, lease: Lease, *, seconds: float, failures: int = 0, error: str | None = None) -> None:
-        """Release a group until the next poll after some seconds."""
+        """Release a group; it is due again after some seconds."""
         at = time_text(self._clock() + timedelta(seconds=seconds))
         row = {"group_id": lease.group_id, "owner": lease.owner, "at": at, "failures": failures, "error": error}
         await self._execute("release", row)
 
     async def on_the_way(self, group_id: str) -> list[OnTheWay]:
-        """Return the unconfirmed messages of a group, and the episodes to delete, in order."""
+        """Return the unconfirmed messages of a group and the episodes to delete, in order."""
         rows = await self._fetch("on_the_way", {"group_id": group_id})
         return [OnTheWay(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
@@ -138,9 +138,9 @@ class Deliveries:
     async def mark_sent(
         self, lease: Lease, messages: Mapping[int, DataClass], *, backfill_per_minute: int = 60
     ) -> list[int]:
-        """Mark messages as sent if consent covers their kinds of data now; return the numbers of the marked ones.
+        """Mark messages as sent if consent now covers their kinds of data; return the numbers of the marked messages.
 
-        `backfill_per_minute` limits earlier messages for each workspace, over all processes.
+        `backfill_per_minute` limits messages of earlier turns for each workspace, across all processes.
         """
         marked: list[int] = []
         now = self._clock()
@@ -162,7 +162,7 @@ class Deliveries:
         return marked
 
     async def confirm(self, group_id: str, numbers: Sequence[int]) -> None:
-        """Mark messages as confirmed: the server shows them as episodes."""
+        """Mark messages as confirmed, because the server shows them as episodes."""
         now = self._now()
         async with self._driver.writing() as connection:
             await connection.execute_many(self._sql["confirm"], [{"number": one, "now": now} for one in numbers])
@@ -170,27 +170,27 @@ class Deliveries:
         self._observer.notify(EpisodesDelivered(result="confirmed", count=len(numbers)))
 
     async def take_back(self, numbers: Sequence[int]) -> None:
-        """Queue messages again that the server did not accept; this does not count as an attempt."""
+        """Queue again messages that the server did not accept; this does not count as an attempt."""
         await self._execute_each("take_back", [{"number": number} for number in numbers])
 
     async def try_again(self, number: int) -> None:
-        """Queue a message again that the server refused; this counts as an attempt."""
+        """Queue again a message that the server refused; this counts as an attempt."""
         await self._execute("try_again", {"number": number})
 
     async def repeat(self, numbers: Sequence[int]) -> None:
-        """Queue messages again that the server accepted but did not store, and count each as repeated."""
+        """Queue again messages that the server accepted but did not store; count each as repeated."""
         await self._execute_each("repeat", [{"number": number} for number in numbers])
         if numbers:
             self._observer.notify(EpisodesDelivered(result="repeated", count=len(numbers)))
 
     async def bury(self, numbers: Sequence[int], reason: DeadReason, *, status: int | None = None) -> None:
-        """Give messages up for a reason, which is stored with them; `status` is that of an HTTP refusal."""
+        """Give up messages and store the reason; `status` is the HTTP status of a refusal."""
         now, stored = self._now(), reason if status is None else f"{reason}_{status}"
         await self._execute_each("bury", [{"number": one, "reason": stored, "now": now} for one in numbers])
         self._count_dead(len(numbers), reason)
 
     async def bury_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up the queued messages of a group or of all groups, and the unconfirmed ones; return their number."""
+        """Give up queued and unconfirmed messages of one group or of all, and return their number."""
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("bury_open", row), reason)
 
@@ -200,17 +200,17 @@ class Deliveries:
         return FactDelivery(*rows[0]) if rows else None
 
     async def progress(self) -> tuple[int, datetime | None]:
-        """Return the number of unconfirmed messages, and the time of the last confirmation."""
+        """Return the number of unconfirmed messages and the time of the last confirmation."""
         [(count, seen_at)] = await self._fetch("progress", {})
         return int(count), time_of(seen_at)
 
     async def newer_episodes(self, group_id: str, said_at: datetime) -> int:
-        """Return the number of sent messages of a group from a time on."""
+        """Return the number of messages that were sent to a group and are not older than a time."""
         [(count,)] = await self._fetch("newer_episodes", {"group_id": group_id, "said_at": time_text(said_at)})
         return int(count)
 
     async def wake(self, group_id: str | None = None) -> None:
-        """Make a group, or all groups, due now."""
+        """Make one group, or all groups, due now."""
         await self._execute("wake", {"group_id": group_id, "now": self._now()})
 
     async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:
@@ -219,7 +219,7 @@ class Deliveries:
         return [_delivery(row) for row in rows]
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue a dead message again, or all that were not dropped; return their number.
+        """Queue a dead message again, or all dead messages except dropped ones; return their number.
 
         Raises:
             KnowledgeNotFound: there is no such dead message.
@@ -227,7 +227,7 @@ class Deliveries:
         return self._found(number, await self._execute("retry", {"number": number}))
 
     async def drop(self, number: int | None = None, status: DeliveryStatus | None = None) -> int:
-        """Drop a queued or dead message, or all of them, permanently; return their number.
+        """Permanently drop one queued or dead message, or all of them; return their number.
 
         Raises:
             KnowledgeNotFound: there is no such queued or dead message.
@@ -236,7 +236,7 @@ class Deliveries:
         return self._count_dead(self._found(number, await self._execute("drop", row)), "dropped")
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """Return the number of messages by status, of dead messages by reason, and of repeats."""
+        """Return the numbers of messages by status, of dead messages by reason, and of repeats."""
         by_status: dict[str, int] = {}
         dead: dict[str, int] = {}
         repeats = 0
@@ -249,7 +249,7 @@ class Deliveries:
         return {**by_status, "turns": int(unmade)}, dead, repeats
 
     async def troubles(self) -> dict[str, int]:
-        """Return the number of groups that cannot be delivered now, by error."""
+        """Return the number of groups that cannot be delivered now, by their error."""
         return {str(error): int(count) for error, count in await self._fetch("troubles", {})}
 
     async def open_of(self, group_id: str) -> tuple[int, int]:
@@ -258,19 +258,19 @@ class Deliveries:
         return int(queued), int(sent)
 
     def groups_statement(self, scope: Scope) -> Statement:
-        """Return the statement whose rows are `GroupState`: the group of a scope, or those of all ids of a person."""
+        """Return the statement with `GroupState` rows: the group of a scope, or the groups of all ids of a person."""
         return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner}
 
     async def groups_of(self, scope: Scope) -> list[str]:
-        """Return the ids of the groups of a scope that exist: of a person those of all ids."""
+        """Return the ids of the existing groups of a scope; for a person, the groups of all ids."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(*self.groups_statement(scope))
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:
-        """Return the number of messages of each group that were given up by nobody's wish; groups without are absent.
+        """Return for each group the number of messages that were given up involuntarily; groups without any are absent.
 
-        The result is up to a minute old: all dead messages are counted.
+        The result is cached for up to a minute, because it counts all dead messages.
         """
         now = self._clock()
         if self._dead is None or now - self._dead[0] >= _DEAD_PERIOD:

@@ -23,19 +23,19 @@ _LOOK_SECONDS = 0.5
 _GONE_SECONDS = 5.0
 _MOST_FACTS = 5
 _NOT_STORED = (
-    "The server took the message and did not store it: its worker, its model or its embedder fails. See its log, and "
-    "restart it: after one failure its worker takes nothing more and does not say so."
+    "The server accepted the message but did not store it: its worker, model or embedder fails. See its log, and "
+    "restart it: after one failure its worker silently stops processing messages."
 )
 _NOT_DELETED = (
-    "The server says that it deleted the group, and has {left} of it. On FalkorDB the REST server deletes nothing: use "
+    "The server reports that it deleted the group, but has {left}. On FalkorDB the REST server deletes nothing: use "
     "THREADKEEP_GRAPHITI_TRANSPORT=mcp, or GRAPH.DELETE in the database."
 )
-_NO_FACT = "It finds no fact of the message. That may be its model's choice; ask for something that was said."
+_NO_FACT = "It finds no fact from the message. Its model may have found none; search for something that was said."
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check: its duration, and the problem with its cure, or None."""
+    """A check: its duration, and a problem with its cure, or None."""
 
     name: str
     milliseconds: float
@@ -48,12 +48,12 @@ class Check:
 
 
 async def connection_test(client: GraphitiClient) -> list[Check]:
-    """Run the checks that write nothing and send no text of users."""
+    """Run the checks that write nothing and send no user's text."""
     return [await _timed(name, look) for name, look in client.checks()]
 
 
 async def smoke_test(client: GraphitiClient, *, clock: Callable[[], datetime]) -> list[Check]:
-    """Write a test message into its own group, wait until it is stored, find it, and delete it."""
+    """Write a test message into a new group, wait until it is stored, find it, and delete the group."""
     test = _Smoke(client, clock)
     checks: list[Check] = []
     for name, step in (
@@ -106,9 +106,9 @@ class _Smoke:
 
 
 async def remains(client: GraphitiClient, group_id: str) -> str:
-    """Return in words what a server still has of a deleted group; empty if nothing.
+    """Describe in words what a server still has of a deleted group; return an empty text if it has nothing.
 
-    The check lasts some seconds, because messages in the server's queue bring the group back.
+    The check takes some seconds, because messages in the server's queue can create the group again.
 
     Raises:
         GraphitiError: the server does not answer.
@@ -134,7 +134,7 @@ async def _timed(name: str, step: Look) -> Check:
 
 
 def all_ok(checks: Sequence[Check]) -> bool:
-    """Return True if there is no problem."""
+    """Return True if no check found a problem."""
     return all(check.ok for check in checks)
 
 
@@ -152,7 +152,7 @@ class Backfilled:
     queued: int
     """The turns that are queued now."""
     left: int
-    """The turns that are not; if there are any, ask again."""
+    """The turns that are not queued; if there are any, call again."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Purged:
 
 @dataclass(frozen=True)
 class Retracted:
-    """The result of taking a promoted fact back."""
+    """The result of retracting a promoted fact."""
 
     __pydantic_config__ = DESCRIBED
 
@@ -181,13 +181,13 @@ class Retracted:
 
 
 class Backfill(ClockedTables, sql=("graph_turns.sql",)):
-    """A backfill of earlier turns, after new turns.
+    """A backfill of earlier turns. New turns are delivered first.
 
     Delivery rows show which turns were queued before, so a repeated call continues.
     """
 
     async def sessions(self, user_id: str | None = None) -> list[str]:
-        """Return the ids of sessions with turns that were never queued, of one user or of all."""
+        """Return the ids of sessions with turns that were never queued, of one user or of all users."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["sessions_to_backfill"], {"user_id": user_id, "limit": 10_001})
         return [row[0] for row in rows]
@@ -197,7 +197,7 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     ) -> Backfilled:
         """Queue up to `limit` earlier turns of sessions, the oldest of each session first.
 
-        Sessions that no group gets are left out: no delivery would show that they were queued.
+        Sessions without a group are skipped, because no delivery would show that they were queued.
 
         Raises:
             SessionNotFound: a session does not exist.
@@ -229,8 +229,8 @@ async def purge(
 ) -> Purged:
     """Delete a group, and check that it is gone.
 
-    Queued messages are given up first. Accepted messages would bring the group back, so this waits until the server has
-    stored them, and calls `deliver` to confirm them.
+    Queued messages are given up first. Accepted messages would create the group again, so this function calls `deliver`
+    until the server has stored them and they are confirmed.
 
     Raises:
         GraphitiError: the server failed.
@@ -249,15 +249,15 @@ async def purge(
 async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, *, may_ask: bool) -> Retracted:
     """Delete the episode of a forgotten fact on the server now, and check that it is gone.
 
-    If the server does not do it now, the worker of the group tries again.
+    If this fails, the worker of the group tries again.
     """
     name = fact_episode(fact_id)
     told = await deliveries.episode_of(name)
     if told is None or told.status != "sent" or told.reason != "forgotten":
-        # Without that reason the fact is still remembered, from another message.
+        # Without that reason the fact is still known from another message.
         return Retracted(int(told is not None and told.reason == "undone"), "")
     if not may_ask:
-        return Retracted(1, "the episode; without consent the server is not asked to delete it")
+        return Retracted(1, "the episode; without consent no request to delete it is sent")
     try:
         _, left = await delete_episodes(client, told.group_id, {name})
     except GraphitiError as error:
@@ -267,7 +267,7 @@ async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, 
 
 
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Delete episodes by their names; return the names that the server showed, and those that it still shows.
+    """Delete episodes by their names; return the names that the server listed before and after.
 
     Raises:
         GraphitiError: the server does not answer.

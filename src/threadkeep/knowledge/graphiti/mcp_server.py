@@ -1,6 +1,6 @@
-"""The MCP client of Graphiti, whose server has a worker per group that survives failures, and deletes reliably.
+"""The MCP client of Graphiti. The MCP server has one worker per group, which survives failures, and deletes reliably.
 
-Errors are inside successful responses and may quote messages, so their text is not passed on.
+Errors arrive inside successful responses and may quote messages, so their text is not passed on.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _REFUSALS = (-32600, -32601, -32602)
 
 
 class McpClient:
-    """A Graphiti server over MCP; see `GraphitiClient`. It uses one connection, and opens a new one after a failure."""
+    """A Graphiti server over MCP; see `GraphitiClient`. It uses one connection, and reconnects after a failure."""
 
     newest_first = False
-    """Lists of episodes are unordered: all are read to find one."""
+    """Lists of episodes are unordered, so all are read to find one."""
 
     def __init__(self, endpoint: str, *, api_key: str | None = None, timeout_seconds: float = 10.0) -> None:
         self._url = endpoint if endpoint.endswith("/mcp") else f"{endpoint}/mcp"
@@ -43,7 +43,7 @@ class McpClient:
         return f"McpClient({self._url!r})"
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, goes_on: GoesOn | None = None) -> int:
-        """Send messages one by one; the server queues them in memory."""
+        """Send messages one by one. The server queues them in memory."""
         check_group_id(group_id)
         for position, one in enumerate(episodes):
             if position and goes_on is not None and not await goes_on():
@@ -85,7 +85,7 @@ class McpClient:
         return [fact for value in values if (fact := fact_in(value)) is not None][:limit]
 
     async def delete_episode(self, group_id: str, uuid: str) -> None:
-        """Delete a message, with the facts that come from it alone."""
+        """Delete a message, and the facts that come only from it."""
         await self._call("delete_episode", {"uuid": uuid, "group_id": check_group_id(group_id)})
 
     async def delete_group(self, group_id: str) -> None:
@@ -93,7 +93,7 @@ class McpClient:
         await self._call("clear_graph", {"group_ids": [check_group_id(group_id)]})
 
     def checks(self) -> list[tuple[str, Look]]:
-        """Return checks of the server: tools, database."""
+        """Return the checks of the server: tools, database."""
         return [("tools", self._missing_tools), ("database", self._database_problem)]
 
     async def close(self) -> None:
@@ -117,17 +117,17 @@ class McpClient:
             status = (await self._call("get_status", {})).get("status")
         except GraphitiError as error:
             return str(error)
-        return None if status == "ok" else "It cannot read its database; see its log, and whether the database runs."
+        return None if status == "ok" else "It cannot read its database; check its log and the database."
 
     async def _call(self, tool: str, arguments: dict[str, Json], *, seconds: float | None = None) -> Mapping[str, Json]:
-        """Return the result of a tool.
+        """Call a tool and return its result.
 
         Raises:
-            GraphitiError: the response is no success.
+            GraphitiError: the response is not a success.
         """
         answer = await self._request(lambda client: client.call_tool(tool, arguments), seconds=seconds)
         if answer.is_error:
-            raise GraphitiError("refused")  # failures of its database or its model are in successful responses
+            raise GraphitiError("refused")  # failures of its database or its model arrive in successful responses
         content = answer.structured_content
         result = content.get("result", content) if isinstance(content, Mapping) else None
         if not isinstance(result, Mapping):
@@ -137,7 +137,7 @@ class McpClient:
         return result
 
     async def _request[T](self, send: Callable[[Client], Awaitable[T]], *, seconds: float | None = None) -> T:
-        # The library raises every error of its transport, some of them in groups: each ends the connection.
+        # The library raises errors of its transport, some in exception groups. Each of them ends the connection.
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(self._seconds if seconds is None else seconds):
                 return await send(await self._connected())
@@ -151,7 +151,7 @@ class McpClient:
 
 
 class _Connection:
-    """A connection in its own task, because the library requires that one task opens and closes it."""
+    """A connection with its own task, because the library requires that one task opens and closes it."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._stop = asyncio.Event()
@@ -164,7 +164,7 @@ class _Connection:
         return self._task.done()
 
     async def client(self) -> Client:
-        """Return the client after it has connected."""
+        """Return the client once it has connected."""
         return await asyncio.shield(self._opened)
 
     async def close(self) -> None:
@@ -190,14 +190,14 @@ class _Connection:
             self._fail(GraphitiError("broken"))  # it was cancelled before it was open
 
     def _fail(self, error: Exception) -> None:
-        """Raise an error in the caller that waits for the connection; it has no effect after the connection opened."""
+        """Raise an error in the caller that waits for the connection; do nothing after the connection has opened."""
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # the caller may be gone
 
 
 def _failure_of(error: BaseException) -> GraphitiError:
-    """Return a `GraphitiError` for an error of the library; for a group, that of its first error."""
+    """Convert an error of the library into a `GraphitiError`; for a group of errors, convert its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, GraphitiError):

@@ -1,4 +1,4 @@
-"""Recall from Graphiti: all scopes are searched in parallel, within one deadline."""
+"""Recall from Graphiti: search all scopes in parallel, within one deadline."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OWN_THINGS = re.compile(
 
 @dataclass(frozen=True)
 class RecalledFact:
-    """A fact of Graphiti, and the scope in whose group it was found."""
+    """A fact of Graphiti, and the scope of the group in which it was found."""
 
     scope: ScopeKind
     id: str
@@ -47,7 +47,7 @@ class RecalledFact:
 
 @dataclass(frozen=True)
 class GraphRecall:
-    """Facts for an input, the most specific scope first, and a report on the search of each scope."""
+    """Facts for an input, the most specific scope first, with a report on the search of each scope."""
 
     facts: tuple[RecalledFact, ...] = ()
     scopes: tuple[ScopeRecall, ...] = ()
@@ -55,9 +55,9 @@ class GraphRecall:
 
 @dataclass(frozen=True)
 class RecallQuestion:
-    """An input to search facts for: the new message, the last messages before it, and the owners of its scopes.
+    """An input to search facts for: the new message, the messages before it, and the owner of each scope.
 
-    `workspace` is the workspace of the run, which has to be trusted; by default the one of the options.
+    `workspace` is the workspace of the run, which must be trusted; by default the workspace of the options.
     """
 
     text: str
@@ -69,17 +69,17 @@ class RecallQuestion:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups to search in each scope, and a report for each scope with its messages that have not arrived yet."""
+    """The groups to search in each scope, and a report for each scope with its messages that are not yet delivered."""
 
     ids: Mapping[ScopeKind, Sequence[str]]
     reports: Sequence[ScopeRecall]
 
 
 class GraphRecaller:
-    """A search on a Graphiti server, once a turn.
+    """A recall that searches a Graphiti server once per turn.
 
-    A turn waits until the deadline at most. After a deadline or a failure, no turn waits
-    again until the server has answered a search in the background.
+    A turn waits at most until the deadline. After a missed deadline or a failure, turns do not wait until the server
+    has answered a search in the background.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class GraphRecaller:
         )
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:
-        """Return the facts that bear on an input; failures are in the reports of the scopes.
+        """Return the facts that are relevant to an input; failures are in the reports of the scopes.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -136,7 +136,7 @@ class GraphRecaller:
         return recalled
 
     async def close(self) -> None:
-        """Cancel the search in the background."""
+        """Cancel the background search."""
         if self._probing is not None:
             self._probing.cancel()
             await asyncio.wait([self._probing])
@@ -144,9 +144,9 @@ class GraphRecaller:
     async def _groups(
         self, asked: Mapping[ScopeKind, Scope | None], workspace: str | None
     ) -> _Groups | GraphitiClosure:
-        """Return the groups to search, or why nothing may be searched; in one visit of the database.
+        """Return the groups to search, or the reason why no search is allowed, from a single database query.
 
-        A person has the groups of all ids. Groups of other programs are searched with the workspace, or in its place.
+        A person has the groups of all ids. Groups of other programs are searched in addition to the workspace's group.
         """
         consent = self._consents.statements(workspace)
         owned = {kind: scope for kind, scope in asked.items() if scope is not None}
@@ -170,7 +170,7 @@ class GraphRecaller:
         return _Groups(ids, reports)
 
     async def _new_group_id(self, scope: Scope) -> str:
-        """Return the id that the group of a scope will have; the raw id may belong to another owner."""
+        """Return the id that the group of a scope will get; the raw id may already belong to another owner."""
         group_id = group_id_of(scope, self._options.group_id_strategy)
         if self._options.group_id_strategy == "raw" and await self._deliveries.is_taken(group_id):
             return group_id_of(scope)
@@ -180,7 +180,7 @@ class GraphRecaller:
         return self._options.recall_extra_group_ids if kind == "workspace" else ()
 
     async def _query(self, question: RecallQuestion) -> str:
-        """Return the text to search for: the new message first, because the end is cut."""
+        """Return the text to search for. The new message comes first, because the text is cut at its end."""
         words = [question.text, *reversed(question.recent)]
         workspace = question.workspace or self._options.workspace
         if workspace is not None and self._options.git_folder and "git_metadata" in await self._consents.granted():
@@ -190,7 +190,7 @@ class GraphRecaller:
     async def _ask(
         self, groups: Mapping[ScopeKind, Sequence[str]], query: str, seconds: float
     ) -> dict[ScopeKind, list[GraphFact] | GraphOutcome]:
-        """Return the facts that each scope finds within the time, or the outcome of a search that failed."""
+        """Search each scope within `seconds`; return its facts, or the outcome if the search failed."""
         tasks = {
             kind: asyncio.create_task(
                 self._client.search(group_ids, query, self._options.recall_max_facts, seconds=seconds)
@@ -235,7 +235,7 @@ class GraphRecaller:
         return GraphRecall(tuple(shown), tuple(reported))
 
     def _judge(self, answers: Sequence[list[GraphFact] | GraphOutcome]) -> GraphRecallOutcome:
-        """Open the breaker if the turn waited in vain, or close it; return the outcome of all scopes together."""
+        """Open the breaker if the turn waited without a result, or close it; return the outcome over all scopes."""
         failed = [answer for answer in answers if not isinstance(answer, list)]
         if "deadline" in failed or len(failed) == len(answers):
             self._breaker.failed()
@@ -250,7 +250,7 @@ class GraphRecaller:
         )
 
     def _probe(self, groups: _Groups, query: str) -> None:
-        """Search in the background, without a turn that waits, if the breaker allows it."""
+        """Search in the background, while no turn waits, if the breaker allows a call."""
         if (self._probing is None or self._probing.done()) and self._breaker.allows():
             group_ids = next(iter(groups.ids.values()))
             self._probing = asyncio.create_task(
@@ -266,7 +266,7 @@ class GraphRecaller:
 
 
 def scopes_asked(text: str, options: GraphitiOptions) -> list[ScopeKind]:
-    """Return the scopes to search for an input; `auto` includes the user's if the input is about their own things."""
+    """Return the scopes to search for an input; `auto` includes `user` if the input is about the user's own things."""
     asked: list[ScopeKind] = []
     for name in options.recall_scopes:
         if name != "auto":

@@ -1,6 +1,6 @@
 """The REST client of Graphiti.
 
-A status of 202 only means that a message is in a queue in memory. Bodies of errors may quote messages, so they are not
+A status of 202 only means that a message is in an in-memory queue. Error bodies may quote messages, so they are not
 read.
 """
 
@@ -25,7 +25,7 @@ from threadkeep.records import Json
 from threadkeep.records.graphiti import check_group_id
 
 _MOST_BYTES = 8_000_000
-# Below the five seconds after which uvicorn closes an idle connection.
+# This is below the five seconds after which uvicorn closes an idle connection.
 _KEPT_ALIVE_SECONDS = 3.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _PATHS = {"/messages": "post", "/search": "post", "/episodes/{group_id}": "get", "/group/{group_id}": "delete"}
@@ -41,7 +41,7 @@ class _Answer(NamedTuple):
         """Return the JSON value of the body.
 
         Raises:
-            GraphitiError: it is not JSON.
+            GraphitiError: the body is not JSON.
         """
         try:
             value: Json = json.loads(self.body)
@@ -53,7 +53,7 @@ class _Answer(NamedTuple):
 class RestClient:
     """A Graphiti server over its REST API; see `GraphitiClient`.
 
-    Connections are not reused after a failure of the server, because it closes them silently.
+    Connections are not reused after a failure of the server, because the server closes them silently.
     """
 
     newest_first = True
@@ -70,7 +70,7 @@ class RestClient:
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._seconds = timeout_seconds
         self._transport = transport
-        # Created once: it reads all certificates that the machine trusts.
+        # Created only once, because this reads all certificates that the machine trusts.
         self._verify: SSLContext | None = None
         self._http: httpx2.AsyncClient | None = None
         self._in_use: Counter[httpx2.AsyncClient] = Counter()
@@ -80,7 +80,7 @@ class RestClient:
         return f"RestClient({self._endpoint!r})"
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, goes_on: GoesOn | None = None) -> int:
-        """Send messages in one request; the server queues them in memory (202)."""
+        """Send messages in one request. The server queues them in memory (status 202)."""
         messages: list[Json] = [
             {
                 "content": one.content,
@@ -99,7 +99,7 @@ class RestClient:
         return len(episodes)
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return the last messages of a group by their time."""
+        """Return the last messages of a group by time."""
         answer = await self._call("GET", f"/episodes/{check_group_id(group_id)}?last_n={last}")
         values = answer.json()
         if not isinstance(values, list):
@@ -131,7 +131,7 @@ class RestClient:
         await self._call("DELETE", f"/group/{check_group_id(group_id)}")
 
     def checks(self) -> list[tuple[str, Look]]:
-        """Return checks of the server: health, paths, error handling, database."""
+        """Return the checks of the server: health, paths, error handling, database."""
         return [
             ("healthcheck", partial(self._failure, "/healthcheck")),
             ("paths", self._missing_paths),
@@ -151,7 +151,7 @@ class RestClient:
             status = (await self._call("GET", path)).status
         except GraphitiError as error:
             return None if error.status == expected else str(error)
-        return None if status == expected else f"It answers with status {status} in place of {expected}."
+        return None if status == expected else f"It returned status {status} instead of {expected}."
 
     async def _missing_paths(self) -> str | None:
         try:
@@ -160,7 +160,7 @@ class RestClient:
             return str(error)
         paths = document.get("paths") if isinstance(document, Mapping) else None
         if not isinstance(paths, Mapping):
-            return "It has no description of its paths; see what is behind the endpoint."
+            return "It has no OpenAPI document; check which service runs at the endpoint."
         missing = [path for path, verb in _PATHS.items() if verb not in _fields(paths.get(path))]
         return f"It has no {', '.join(missing)}; use Graphiti's server of version 0.29.3 or later." if missing else None
 
@@ -173,10 +173,10 @@ class RestClient:
         seconds: float | None = None,
         repeatable: bool = False,
     ) -> _Answer:
-        """Send a request and read its answer, all within one time limit.
+        """Send a request and read the response within one time limit.
 
         Raises:
-            GraphitiError: the response is no success.
+            GraphitiError: the response is not a success.
         """
         if self._verify is None and self._endpoint.startswith("https:"):
             self._verify = await asyncio.to_thread(httpx2.create_ssl_context)
@@ -187,7 +187,7 @@ class RestClient:
                 except _BROKEN:
                     if not (repeatable or method == "GET"):
                         raise
-                    # The server may have closed an idle connection a moment ago.
+                    # The server may just have closed an idle connection.
                     return await self._exchange(method, path, body)
         except TimeoutError:
             raise GraphitiError("timeout", uncertain=True) from None
@@ -239,7 +239,7 @@ async def _read(response: httpx2.Response) -> bytes:
     return b"".join(chunks)
 
 
-# A server that answers 500 or 503 has accepted nothing; after 502 and 504 of a proxy that is uncertain.
+# A server that returns 500 or 503 has accepted nothing; after 502 or 504 from a proxy this is uncertain.
 def _failure_of(response: httpx2.Response) -> GraphitiError:
     status = response.status_code
     kind: GraphitiFailure = "refused"

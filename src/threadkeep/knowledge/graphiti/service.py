@@ -52,22 +52,22 @@ class GraphitiStatus:
     granted: tuple[DataClass, ...]
     """The kinds of data that a person has allowed for this endpoint."""
     wanted: tuple[DataClass, ...]
-    """The kinds that the settings send."""
+    """The kinds of data that the settings would send."""
     trusted: tuple[str | None, ...]
-    """The workspaces that are trusted; null for runs that name none."""
+    """The trusted workspaces; null means runs without a workspace."""
     counts: dict[str, int]
-    """Messages by status, and `turns` that are still to become messages."""
+    """Messages by status; `turns` is the number of turns that are not yet split into messages."""
     dead: dict[str, int]
     """Messages that were given up, by reason."""
     repeats: int
-    """How often a message was sent again, since the server did not store it."""
+    """The number of times that a message was sent again because the server did not store it."""
     troubles: dict[str, int]
-    """Groups that cannot be delivered now, by what is wrong."""
+    """Groups that cannot be delivered now, by their error."""
 
 
 @dataclass(frozen=True)
 class Promoted:
-    """A stored fact and the number of its queued episodes; `closed` is the reason why it is not sent to the graph."""
+    """A stored fact and the number of its queued episodes; `closed` is the reason if it may not be sent."""
 
     fact: Fact
     queued: int
@@ -75,7 +75,7 @@ class Promoted:
 
 
 class Graphiti:
-    """The graph of a memory (`memory.graphiti`); off unless the options name an endpoint."""
+    """The graph of a memory (`memory.graphiti`). It is off unless the options name an endpoint."""
 
     def __init__(
         self,
@@ -103,21 +103,21 @@ class Graphiti:
 
     @property
     def is_on(self) -> bool:
-        """Return whether Graphiti is turned on; consent is checked separately."""
+        """Return True if Graphiti is turned on. Consent is checked separately."""
         return self.options is not None
 
     @property
     def workspace(self) -> str | None:
-        """The workspace of runs that name none."""
+        """The workspace of runs that do not name one."""
         return None if self.options is None else self.options.workspace
 
     @property
     def recalls(self) -> bool:
-        """Return whether models are shown facts from Graphiti; consent is checked separately."""
+        """Return True if models are shown facts from Graphiti. Consent is checked separately."""
         return self.options is not None and self.options.recall_enabled
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:
-        """Return facts that bear on an input, within the deadline of the options.
+        """Return facts that are relevant to an input, within the deadline of the options.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -158,7 +158,7 @@ class Graphiti:
         )
 
     async def grant(self, data_classes: Sequence[DataClass], *, by: str) -> Consent:
-        """Record that a person allows these kinds of data to go to the endpoint.
+        """Record that a person allows these kinds of data to be sent to the endpoint.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -170,7 +170,7 @@ class Graphiti:
         return consent
 
     async def decline(self, *, by: str) -> Consent:
-        """Record that a person allows nothing; open messages are given up, and can be retried after another grant.
+        """Record that a person allows nothing. Open messages are given up; they can be retried after a new consent.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -187,14 +187,14 @@ class Graphiti:
     ) -> list[Delivery]:
         """Return deliveries in the order of their numbers."""
         if not 1 <= limit <= 1000:
-            raise InvalidInput("A page has 1 to 1000 entries; ask for more with its cursor.")
+            raise InvalidInput("A page has 1 to 1000 entries; use its cursor to get more.")
         return await self._deliveries.entries(status, after=after, limit=limit)
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue a dead message again, or all that were not dropped; return their number.
+        """Queue a dead message again, or all dead messages except dropped ones; return their number.
 
         Raises:
-            GraphitiClosed: Graphiti is off, or no consent is given.
+            GraphitiClosed: Graphiti is off, or there is no consent.
             KnowledgeNotFound: there is no such dead message.
         """
         if self.options is not None and not await self.consents.granted():
@@ -205,7 +205,7 @@ class Graphiti:
         return count
 
     async def drop(self, number: int | None = None, *, status: DeliveryStatus | None = None) -> int:
-        """Drop a queued or dead message, or all of a status, permanently; return their number.
+        """Permanently drop a queued or dead message, or all messages of a status; return their number.
 
         Raises:
             KnowledgeNotFound: there is no such message.
@@ -213,7 +213,7 @@ class Graphiti:
         return await self._deliveries.drop(number, status)
 
     async def test(self, *, smoke: bool = False) -> list[Check]:
-        """Check the server; with `smoke` also write a test message, find it and delete it.
+        """Check the server; with `smoke`, also write a test message, find it and delete it.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -224,15 +224,15 @@ class Graphiti:
         return checks
 
     async def promote(self, promotion: Promotion, owner: str, *, evidence: Evidence | None = None) -> Promoted:
-        """Store a fact, and send it to the graph if consent covers it.
+        """Store a fact, and queue it for the graph if consent covers it.
 
         Args:
             promotion: the fact.
             owner: the session, workspace or person of its scope.
-            evidence: the message or the run that it comes from.
+            evidence: the message or the run that the fact comes from.
 
         Raises:
-            InvalidInput: it cannot be stored, or looks like a secret.
+            InvalidInput: the fact cannot be stored, or looks like a secret.
             SessionNotFound: the scope is a session that does not exist.
         """
         scope = Scope(promotion.scope, owner)
@@ -242,7 +242,7 @@ class Graphiti:
         return await self.send_fact(fact, promotion)
 
     async def send_fact(self, fact: Fact, promotion: Promotion) -> Promoted:
-        """Queue the episode of a stored promoted fact, also if it was given up before, if consent covers it."""
+        """Queue the episode of a promoted fact if consent covers it, even if the episode was given up before."""
         closed = await self.fact_closure(fact.scope)
         if closed is not None:
             return Promoted(fact, 0, closed)
@@ -252,11 +252,11 @@ class Graphiti:
         return Promoted(fact, queued, None)
 
     async def fact_closure(self, scope: Scope) -> GraphitiClosure | None:
-        """Return why promoted facts of a scope may not be sent now; None if they may."""
+        """Return why promoted facts of a scope may not be sent now; None if they may be sent."""
         return await self.consents.closed(self._workspace_of(scope), "promoted_facts")
 
     async def queue_fact(self, connection: Connection, fact: Fact, promotion: Promotion) -> int:
-        """Queue the episode of a promoted fact in a transaction; return the number of queued episodes."""
+        """Queue the episode of a promoted fact in the caller's transaction; return the number of queued episodes."""
         text, workspace = clean_text(promotion.episode(fact.scope.owner)), self._workspace_of(fact.scope)
         name = fact_episode(fact.id)
         outbound = Outbound(fact.id, name, "user", fact.updated_at, len(text), content=text, workspace=workspace)
@@ -264,7 +264,7 @@ class Graphiti:
         return queued or await self._turns.revive(connection, fact.scope, outbound)
 
     def notify_queued(self, count: int) -> None:
-        """Report episodes of facts that were queued, and wake the worker, after the transaction is committed."""
+        """Report queued episodes of facts and wake the worker; call this after the transaction is committed."""
         if count:
             self._turns.notify_queued(count)
             self.wake()
@@ -273,7 +273,7 @@ class Graphiti:
         return scope.owner if scope.kind == "workspace" else self.workspace
 
     async def note_repo_state(self) -> Promoted | None:
-        """Promote the state of the git folder of the options if it has changed.
+        """Promote the state of the Git folder in the options if the state has changed.
 
         The folder is read only if consent covers `git_metadata` and `promoted_facts`.
         """
@@ -294,7 +294,7 @@ class Graphiti:
         return await self.promote(promotion, options.workspace)
 
     async def _watch_repo_state(self) -> None:
-        """Promote changes of the git folder until cancelled."""
+        """Promote changes of the Git folder until cancelled."""
         while True:
             with ErrorBoundary(self._report):
                 await self.note_repo_state()
@@ -304,11 +304,11 @@ class Graphiti:
         self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
 
     async def undo_promotion(self, fact_id: str) -> Retracted:
-        """Undo the promotion of a fact, here and in the graph, however often it was promoted.
+        """Undo the promotion of a fact, here and in the graph, including repeated promotions.
 
         Raises:
             KnowledgeNotFound: there is no such fact.
-            InvalidInput: nothing of it was ever queued for the graph.
+            InvalidInput: the fact was never queued for the graph.
         """
         check_name("fact's id", fact_id, MAX_OWNER_CHARACTERS)
         if await self._deliveries.episode_of(fact_episode(fact_id)) is None:
@@ -319,9 +319,9 @@ class Graphiti:
         return await self.retract(fact_id)
 
     async def retract(self, fact_id: str) -> Retracted:
-        """Delete the episode of a forgotten fact on the server, if it has it, and check that it is gone.
+        """Delete the episode of a forgotten fact on the server, if it is there, and check that it is gone.
 
-        Without consent nothing is sent: an episode on the server stays there, and the result reports it.
+        Without consent nothing is sent. An episode on the server then stays there, and the result reports it.
         """
         if self.options is None:
             return Retracted(0, "")
@@ -333,8 +333,8 @@ class Graphiti:
     ) -> Backfilled:
         """Queue earlier turns of some sessions, of a user, or of all users; repeat the call for the rest.
 
-        They are sent after new turns, with a limit per minute. Stored messages do not know their workspace: all turns
-        count as turns of the workspace of the options. If runs named other workspaces, name the sessions.
+        They are sent after new turns, with a limit per minute. Stored messages do not record their workspace, so all
+        turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.
 
         Raises:
             GraphitiClosed: earlier turns may not be sent.
@@ -350,7 +350,7 @@ class Graphiti:
         return queued
 
     async def purge(self, scope: Scope, *, all_ids: bool = True) -> Purged:
-        """Delete the group of a scope on the server, of a person the groups of all ids, and check that it is gone.
+        """Delete the group of a scope on the server (for a person, the groups of all ids) and check that it is gone.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -375,12 +375,12 @@ class Graphiti:
             self._worker.wake()
 
     async def deliver(self) -> None:
-        """Deliver all messages that are due now; a memory with `background` does so by itself."""
+        """Deliver all messages that are due now. A memory with `background` does this by itself."""
         await self._delivery_worker().deliver_due(wait=True)
 
     @asynccontextmanager
     async def delivering(self) -> AsyncIterator[None]:
-        """Deliver in the background inside the block."""
+        """Deliver in the background while the block runs."""
         if self.options is None:
             yield
             return
@@ -437,10 +437,10 @@ class Graphiti:
 
 
 def open_client(options: GraphitiOptions) -> GraphitiClient:
-    """Return a client for the transport of the options.
+    """Create a client for the transport of the options.
 
     Raises:
-        InvalidInput: the packages that it needs are not installed.
+        InvalidInput: the required packages are not installed.
     """
     try:
         if options.transport == "mcp":

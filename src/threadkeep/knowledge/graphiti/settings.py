@@ -1,4 +1,4 @@
-"""Settings of Graphiti in the environment."""
+"""Settings of Graphiti that are read from the environment."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from threadkeep.records.knowledge import ScopeKind
 class GraphitiSettings(BaseSettings):
     """Settings of Graphiti: its address, deliveries and recall."""
 
-    graphiti_enabled: bool = Field(False, description="Whether turns go to a Graphiti server, as far as allowed.")
+    graphiti_enabled: bool = Field(False, description="Whether turns are sent to a Graphiti server, with consent.")
     graphiti_endpoint: str = Field("", description="Address of the Graphiti server, such as http://graph:8000.")
-    graphiti_api_key: SecretStr | None = Field(None, description="Key for a proxy before it, sent as a bearer token.")
+    graphiti_api_key: SecretStr | None = Field(None, description="Key for a proxy of it, sent as a bearer token.")
     graphiti_transport: Literal["rest", "mcp"] = Field(
         "rest", description="rest for the REST server, mcp for the MCP server."
     )
-    graphiti_timeout_ms: int = Field(10_000, ge=100, le=600_000, description="Milliseconds that a request may take.")
-    graphiti_max_batch: int = Field(20, ge=1, le=100, description="Messages in one request at most.")
-    graphiti_max_queue: int = Field(10_000, ge=1, description="Messages that wait at most; then the oldest go.")
-    graphiti_max_message_chars: int = Field(4_000, ge=1, description="Characters of a message that are sent.")
+    graphiti_timeout_ms: int = Field(10_000, ge=100, le=600_000, description="Timeout of a request in milliseconds.")
+    graphiti_max_batch: int = Field(20, ge=1, le=100, description="Maximum number of messages per request.")
+    graphiti_max_queue: int = Field(10_000, ge=1, description="Maximum queued messages; older ones are dropped.")
+    graphiti_max_message_chars: int = Field(4_000, ge=1, description="Characters after which a message is cut.")
     graphiti_scopes: Annotated[list[ScopeKind], NoDecode] = Field(
         default_factory=lambda: list[ScopeKind](("session", "workspace")),
-        description="Where turns go, comma-separated: session, workspace (which all its users share), user.",
+        description="Scopes to send turns to, comma-separated: session, workspace (shared by all its users), user.",
     )
     graphiti_group_id_strategy: Literal["hashed", "raw"] = Field(
-        "hashed", description="How groups are named: hashed, or raw for readers of the graph."
+        "hashed", description="Ids of groups: hashed, or raw to be readable in the graph."
     )
-    graphiti_include_system: bool = Field(False, description="Whether notes (role system) go there too.")
-    graphiti_include_git: bool = Field(False, description="Whether branch and commit of GRAPHITI_GIT_FOLDER go along.")
-    graphiti_git_folder: Path | None = Field(None, description="Absolute path of the folder whose git state is read.")
+    graphiti_include_system: bool = Field(False, description="Whether notes (role system) are sent too.")
+    graphiti_include_git: bool = Field(False, description="Whether to send branch and commit of GRAPHITI_GIT_FOLDER.")
+    graphiti_git_folder: Path | None = Field(None, description="Absolute path of the Git folder to read.")
     graphiti_confirm_seconds: float = Field(
-        60.0, gt=0, description="Seconds without progress after which a message that was taken is sent again."
+        60.0, gt=0, description="Seconds without progress after which an accepted message is sent again."
     )
-    graphiti_recall_enabled: bool = Field(False, description="Whether chats are shown facts of Graphiti.")
-    graphiti_recall_max_facts: int = Field(10, ge=1, le=100, description="Facts that a chat is shown at most.")
+    graphiti_recall_enabled: bool = Field(False, description="Whether chats get facts from Graphiti.")
+    graphiti_recall_max_facts: int = Field(10, ge=1, le=100, description="Maximum number of facts per turn.")
     graphiti_recall_timeout_ms: int = Field(
-        2_000, ge=50, le=60_000, description="Milliseconds that a turn waits for Graphiti at most."
+        2_000, ge=50, le=60_000, description="Maximum milliseconds that a turn waits for Graphiti."
     )
     graphiti_recall_scopes: Annotated[list[Literal["auto", "session", "workspace", "user"]], NoDecode] = Field(
         default_factory=lambda: list[Literal["auto", "session", "workspace", "user"]](("auto",)),
-        description="What is asked, comma-separated: session, workspace, user; auto asks the user's where it matters.",
+        description="Scopes to search, comma-separated: session, workspace, user; auto adds user if relevant.",
     )
     graphiti_recall_extra_group_ids: Annotated[list[str], NoDecode] = Field(
-        default_factory=list, description="Groups of other programs that are asked too, comma-separated."
+        default_factory=list, description="Groups of other programs to search too, comma-separated."
     )
 
     @field_validator("graphiti_scopes", "graphiti_recall_scopes", "graphiti_recall_extra_group_ids", mode="before")
@@ -61,7 +61,7 @@ class GraphitiSettings(BaseSettings):
     @classmethod
     def _some(cls, value: list[str]) -> list[str]:
         if not value:
-            raise ValueError("name one at least")
+            raise ValueError("name at least one")
         return list(dict.fromkeys(value))
 
     @field_validator("graphiti_recall_extra_group_ids")
@@ -102,7 +102,7 @@ class GraphitiSettings(BaseSettings):
         return self
 
     def graphiti_options(self, workspace: str | None, *, promotes: bool = False) -> GraphitiOptions | None:
-        """Return how Graphiti is used; None while it is off. `workspace` is that of runs that name none."""
+        """Return the options of Graphiti; None if it is off. `workspace` applies to runs that do not name one."""
         if not self.graphiti_enabled:
             return None
         key = self.graphiti_api_key

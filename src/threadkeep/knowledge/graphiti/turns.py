@@ -1,4 +1,4 @@
-"""Episodes of stored turns: their messages, their names, and the groups that they are sent to."""
+"""Episodes of stored turns: their messages, their names, and the groups that receive them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from threadkeep.store.codec import message_of, time_text
 from threadkeep.store.driver import Connection, Driver
 
 MARK = "\n…[truncated]"
-"""The end of a message that was cut."""
+"""The suffix of a message that was cut."""
 
 _MOST_GROUP_CHARACTERS = 80
 _KEPT_GROUP_CHARACTERS = 63
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
-# Characters that stop the worker of the server for good, or that its database refuses.
+# Characters that stop the worker of the server permanently, or that its database rejects.
 _REMOVED = re.compile("[\x00\ud800-\udfff]")
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -36,8 +36,8 @@ def group_key(scope: Scope) -> str:
 def group_id_of(scope: Scope, strategy: GroupStrategy = "hashed") -> str:
     """Return the id of a scope's group.
 
-    Two owners may have the same `raw` id: the group table has the key of each id, and the second owner gets the hashed
-    one.
+    Two owners may have the same `raw` id. The group table records the owner of each id, and the second owner gets a
+    hashed id.
     """
     key = group_key(scope)
     if strategy == "raw":
@@ -49,14 +49,14 @@ def group_id_of(scope: Scope, strategy: GroupStrategy = "hashed") -> str:
 
 
 def turn_id(session_id: str, message_id: str, stored_at: datetime) -> str:
-    """Return the id of a turn in the names of its episodes: stable, and without the ids of the session."""
+    """Return the id of a turn for the names of its episodes. It is stable, and does not contain the session's id."""
     return _digest("\x00".join((session_id, message_id, stored_at.astimezone(UTC).isoformat())), 32)
 
 
 def episode_name(turn: str, role: str, number: int = 1) -> str:
     """Return the name that identifies a message among the episodes of a group.
 
-    `number` counts the messages of one role in a turn, from 1.
+    `number` counts the messages of one role in a turn, starting at 1.
     """
     return f"threadkeep.turn.{turn}{'' if number == 1 else f'-{number}'}.{role}"
 
@@ -67,19 +67,19 @@ def fact_episode(fact_id: str) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """Return a text cut to a number of characters with a mark at its end; without the mark if that has no room."""
+    """Cut a text to a number of characters, including `MARK` at its end if the limit leaves room for it."""
     if len(text) <= limit:
         return text
     return text[:limit] if limit <= len(MARK) else text[: limit - len(MARK)] + MARK
 
 
 def sendable(text: str, limit: int) -> str:
-    """Return a text without characters that stop the server's worker, cut to a limit."""
+    """Remove characters that stop the server's worker, and cut the text to a limit."""
     return cut(_REMOVED.sub("", text), limit)
 
 
 def clamped(moment: datetime, now: datetime) -> datetime:
-    """Return a time from the year 2000 to now: the server fails on others, and hides episodes of the future."""
+    """Limit a time to the range from the year 2000 to now; the server fails on older times and hides future ones."""
     return min(max(moment, _EARLIEST), now).astimezone(UTC)
 
 
@@ -88,7 +88,7 @@ def _digest(text: str, length: int) -> str:
 
 
 _TURNS_AT_ONCE = 50
-# The messages of a question of several messages are at most so far apart.
+# The messages of one question are at most this many positions apart.
 _REACH = 50
 
 
@@ -108,7 +108,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class Outbound:
-    """A message to deliver, with its turn and its name."""
+    """A message to deliver, with the id of its turn and its name."""
 
     turn: str
     name: str
@@ -123,7 +123,7 @@ class Outbound:
 
 
 class TurnQueue:
-    """The queue of stored turns, from which one process at a time creates deliveries, in order."""
+    """The queue of stored turns. One process at a time converts them to deliveries, in order."""
 
     def __init__(
         self, driver: Driver, options: GraphitiOptions, *, observer: Observer, clock: Callable[[], datetime]
@@ -135,13 +135,13 @@ class TurnQueue:
         self._sql = owner_statements(driver.backend, "graph_turns.sql")
 
     async def make_deliveries(self) -> int:
-        """Create the deliveries of the oldest turns, and return the number of turns; 0 if none is left.
+        """Create the deliveries of the oldest turns, and return the number of these turns; 0 if there are none.
 
-        If the queue exceeds its limits, the oldest whole turns of the least urgent kind are given up.
+        If the queue exceeds its limits, whole turns are given up: the least urgent kind first, the oldest first.
         """
         now = self._clock()
         async with self._driver.reading() as connection:
-            # Usually there is none, and then no lock is needed.
+            # Usually there are no turns, and no lock is needed.
             if not await connection.fetch(self._sql["oldest_turns"], {"limit": 1}):
                 return 0
         async with self._driver.writing() as connection:
@@ -160,7 +160,7 @@ class TurnQueue:
         return len(rows)
 
     def notify_queued(self, count: int) -> None:
-        """Report messages that `add` queued, after the transaction is committed."""
+        """Report messages that `add` has queued; call this after the transaction is committed."""
         if count:
             self._observer.notify(EpisodesDelivered(result="queued", count=count))
 
@@ -183,14 +183,14 @@ class TurnQueue:
         return added
 
     async def revive(self, connection: Connection, scope: Scope, message: Outbound) -> int:
-        """Queue a message of a scope again that was given up; return 0 if it was not."""
+        """Queue again a message of a scope that was given up; return 0 if there is no such message."""
         row = {"group_id": await self.group_of(connection, scope), "name": message.name, "content": message.content}
         return await connection.execute(self._sql["revive"], row)
 
     async def group_of(self, connection: Connection, scope: Scope) -> str:
-        """Return the id of a scope's group, and register it.
+        """Return the id of a scope's group, and register the group if it is new.
 
-        Two owners may have one raw id: the second gets a hashed one, so that neither reads the other's messages.
+        If two owners have the same raw id, the second one gets a hashed id, so that neither reads the other's messages.
         """
         key = {"group_key": group_key(scope)}
         known = await connection.fetch(self._sql["find_group"], key)
@@ -210,7 +210,7 @@ class TurnQueue:
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the scopes of the options that have an owner in a session."""
+        """Return the scopes in the options that have an owner for this session."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
@@ -219,7 +219,7 @@ class TurnQueue:
         return [Scope(kind, owner) for kind in self._options.scopes if (owner := owners[kind])]
 
     async def _make(self, connection: Connection, turn: _Turn) -> int:
-        """Queue the messages of a turn; return their number, 0 for a turn between two agents."""
+        """Queue the messages of a turn and return their number; 0 for a turn between two agents."""
         if turn.agent is not None:
             return 0
         between = {"session_id": turn.session_id, "first_seq": turn.first_seq - _REACH, "last_seq": turn.last_seq}
@@ -236,7 +236,7 @@ class TurnQueue:
     async def _of_answer(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Outbound]:
-        """Return an answer with its question, and the notes between them if the options include notes."""
+        """Return an answer with its question, and with the notes between them if the options include notes."""
         number = 1
         if answer.answers is None:
             question = _before(answer, messages)
@@ -245,7 +245,7 @@ class TurnQueue:
             asked = {"session_id": turn.session_id, "question": answer.answers, "seq": answer.seq}
             [(number,)] = await connection.fetch(self._sql["answer_number"], asked)
         said = [*question, *(self._notes(question, answer, messages) if question else ()), answer]
-        # The newest question identifies a turn in every group, or the answer if there is none.
+        # The newest question (or the answer, if there is no question) identifies a turn in every group.
         key = question[-1] if question else answer
         name = turn_id(turn.session_id, str(key.id), key.created_at or self._clock())
         counts = {"user": 0, "system": 0, "assistant": int(number) - 1}
@@ -270,7 +270,7 @@ class TurnQueue:
     async def _question(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Message]:
-        """Return the question that an answer names, with earlier user messages of the same run."""
+        """Return the question that an answer refers to, with earlier user messages of the same run."""
         asked = next((one for one in messages if one.id == answer.answers), None)
         if asked is None:
             key = {"session_id": turn.session_id, "message_id": answer.answers}
@@ -294,7 +294,7 @@ class TurnQueue:
         ]
 
     async def _bound(self, connection: Connection, now: datetime) -> int:
-        """Give up the turns that exceed the limits of the queue; return the number of their messages."""
+        """Give up turns while the queue exceeds its limits; return the number of their messages."""
         dead = 0
         while True:
             [(count, size)] = await connection.fetch(self._sql["queue_size"], {})
@@ -306,19 +306,19 @@ class TurnQueue:
 
 
 def source_of(scope: str, git: dict[str, object] | None) -> str:
-    """Return the source description of a message as JSON; it contains no path."""
+    """Return the source description of a message as JSON. It contains no file path."""
     values: dict[str, object] = {"source": "threadkeep", "scope": scope}
     return json.dumps(values if git is None else {**values, "git": git}, ensure_ascii=False)
 
 
 def _time_of(message: Message) -> datetime | None:
-    """Return the time of a message; messages that were stored at one time differ by microseconds, in their order."""
+    """Return the time of a message. Messages stored at the same time get increasing microseconds."""
     moment = message.sent_at or message.created_at
     return None if moment is None else moment + timedelta(microseconds=(message.seq or 0) % 10_000)
 
 
 def _before(answer: Message, messages: Sequence[Message]) -> list[Message]:
-    """Return the user messages directly before an answer that names no question."""
+    """Return the user messages directly before an answer that refers to no question."""
     found: list[Message] = []
     for message in reversed([one for one in messages if (one.seq or 0) < (answer.seq or 0)]):
         if message.role == "assistant":

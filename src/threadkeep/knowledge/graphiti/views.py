@@ -1,4 +1,4 @@
-"""Graphiti as HTTP, the command line and others show and take it."""
+"""Input and output models of Graphiti for HTTP, the command line and other interfaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threadkeep.records.graphiti import Consent, DataClass, Delivery
 from threadkeep.records.json_values import example
 from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, ScopeKind
 
-Somebody = Annotated[str, Field(min_length=1, max_length=512, description="Who decides.", examples=["ops@example.com"])]
+Somebody = Annotated[str, Field(min_length=1, max_length=512, description="The decider.", examples=["ops@example.com"])]
 
 
 class ConsentList(BaseModel):
@@ -31,22 +31,22 @@ class ConsentInput(
     """A decision about the endpoint of the settings."""
 
     decision: Literal["grant", "decline"]
-    data_classes: list[DataClass] = Field([], description="What may go there; for a grant `chat_text` at least.")
+    data_classes: list[DataClass] = Field([], description="Kinds of data to allow; a grant needs `chat_text`.")
     by: Somebody
 
 
 class TrustInput(
     BaseModel, extra="forbid", json_schema_extra=example(workspace="shop", trusted=True, by="ops@example.com")
 ):
-    """The trust in a workspace."""
+    """The decision to trust a workspace or not."""
 
-    workspace: Owner | None = Field(None, description="Its name; null is that of runs that name none.")
+    workspace: Owner | None = Field(None, description="The name of the workspace; null means runs without one.")
     trusted: bool = True
     by: Somebody
 
 
 class TrustView(BaseModel):
-    """The workspaces that are trusted."""
+    """The trusted workspaces."""
 
     trusted: list[str | None]
 
@@ -54,7 +54,7 @@ class TrustView(BaseModel):
 class CheckInput(BaseModel, extra="forbid", json_schema_extra=example(smoke=True)):
     """The options of a connection test."""
 
-    smoke: bool = Field(False, description="Also write a message into a group of its own, and delete it again.")
+    smoke: bool = Field(False, description="Also write a message into a new group, and delete the group.")
 
 
 class CheckView(BaseModel, from_attributes=True):
@@ -63,7 +63,7 @@ class CheckView(BaseModel, from_attributes=True):
     name: str
     ok: bool
     milliseconds: float
-    problem: str | None = Field(description="What is wrong, and what to do about it.")
+    problem: str | None = Field(description="The problem and its cure; null if there is none.")
 
 
 class CheckList(BaseModel):
@@ -74,7 +74,7 @@ class CheckList(BaseModel):
 
 
 class RelationInput(BaseModel, extra="forbid"):
-    """A relation of two things, in the vocabulary of the graph."""
+    """A relation between two things, in the vocabulary of the graph."""
 
     source: Annotated[str, Field(min_length=1, max_length=200)]
     name: Relation
@@ -96,10 +96,10 @@ class PromotionInput(
     relations: list[RelationInput] = []
 
     def record(self) -> Promotion:
-        """Return the promotion.
+        """Convert the input to a promotion.
 
         Raises:
-            InvalidInput: it cannot be stored, or looks like a secret.
+            InvalidInput: the fact cannot be stored, or looks like a secret.
         """
         relations = tuple(RelationOf(one.source, one.name, one.target) for one in self.relations)
         return Promotion(self.kind, self.text, self.scope, self.key, relations)
@@ -109,12 +109,12 @@ class PromotedView(BaseModel):
     """The stored fact, and its delivery to the graph."""
 
     fact: FactView
-    queued: int = Field(description="Episodes that wait to be sent; 0 if the graph has been told before.")
-    closed: GraphitiClosure | None = Field(description="Why the graph is not told.")
+    queued: int = Field(description="Episodes that wait to be sent; 0 if the fact was sent before.")
+    closed: GraphitiClosure | None = Field(description="Why the fact is not sent to the graph; null if it is.")
 
     @classmethod
     def of(cls, promoted: Promoted) -> Self:
-        """Return the view of a promotion."""
+        """Return the view of a promoted fact."""
         return cls(fact=FactView.of(promoted.fact), queued=promoted.queued, closed=promoted.closed)
 
 
@@ -127,23 +127,23 @@ class UndoInput(BaseModel, extra="forbid", json_schema_extra=example(fact_id="01
 class BackfillInput(BaseModel, extra="forbid", json_schema_extra=example(session_ids=["session-123"])):
     """Earlier turns to send."""
 
-    session_ids: Annotated[list[str], Field(max_length=1_000)] | None = Field(None, description="By default all.")
+    session_ids: Annotated[list[str], Field(max_length=1_000)] | None = Field(None, description="Default: all.")
     user_id: str | None = Field(None, description="Only sessions of this user.")
     limit: Annotated[int, Field(ge=1, le=10_000)] = 1_000
 
 
 class DeliveryList(BaseModel):
-    """Some messages, in the order of their numbers."""
+    """A page of deliveries, in the order of their numbers."""
 
     deliveries: list[Delivery]
-    next_after: int | None = Field(description="Pass it as `after` for the next ones; null at the end.")
+    next_after: int | None = Field(description="Pass it as `after` to get the next page; null at the end.")
 
 
 class DeliveryChoice(BaseModel, extra="forbid", json_schema_extra={"examples": [{"number": 12}, {}]}):
     """A message, or all messages to which the action applies."""
 
     number: Annotated[int, Field(ge=0, lt=2**53)] | None = None
-    status: Literal["queued", "dead"] | None = Field(None, description="Of all only those; to drop them.")
+    status: Literal["queued", "dead"] | None = Field(None, description="Drop only messages of this status.")
 
 
 class Changed(BaseModel):

@@ -24,11 +24,11 @@ from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
 from threadkeep.records.graphiti import DataClass, GraphitiOptions
 
 _GROUPS_AT_ONCE = 8
-# Longer than one call: the lease is renewed before each call.
+# A lease is longer than one call; it is renewed before each call.
 _LEASE_TIMEOUTS = 3
 _LONGEST_POLL_SECONDS = 15.0
 _DENIED_SECONDS = 300.0
-# Episodes of other writers may be newer than ours.
+# Episodes of other writers may be newer than the episodes to confirm.
 _EPISODES_OF_OTHERS = 50
 _MOST_EPISODES = 10_000
 _BEGINNING = datetime(1, 1, 2, tzinfo=UTC)
@@ -43,10 +43,10 @@ class _Pause(NamedTuple):
 
 
 class DeliveryWorker:
-    """Sends the messages of groups in batches, and reads them back, because the server may lose accepted messages.
+    """A worker that sends the messages of groups in batches and reads them back, because the server may lose messages.
 
-    A group has one unconfirmed batch at a time. Messages that the server does not show in time are sent again, before
-    any later message.
+    A group has at most one unconfirmed batch. Messages that the server does not show in time are sent again, before any
+    later message.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DeliveryWorker:
         self._serving: dict[str, asyncio.Task[None]] = {}
 
     def wake(self) -> None:
-        """Poll at once."""
+        """Poll immediately."""
         self._woken.set()
 
     async def keep_delivering(self) -> None:
@@ -105,7 +105,7 @@ class DeliveryWorker:
                 await asyncio.wait(self._serving.values())
 
     async def deliver_due(self, *, wait: bool = False) -> None:
-        """Queue the messages of new turns, and start serving the groups that are due; with `wait`, wait for the end."""
+        """Queue the messages of new turns, and start serving due groups; with `wait`, return when they are served."""
         while await self._turns.make_deliveries():
             pass
         if self._breaker.is_open and not self._breaker.allows():
@@ -138,7 +138,7 @@ class DeliveryWorker:
             finally:
                 await self._deliveries.release(lease, seconds=pause.seconds, failures=pause.failures, error=pause.error)
         except StoreError as error:
-            # The lease expires, and the group is served again.
+            # The lease expires, and a worker serves the group again.
             self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
 
     @property
@@ -163,7 +163,7 @@ class DeliveryWorker:
         return await self._send_next(lease)
 
     async def _delete(self, lease: Lease, forgotten: Sequence[OnTheWay]) -> None:
-        """Delete episodes of forgotten facts. One that the server does not show yet is looked for again.
+        """Delete episodes of forgotten facts; try again later if the server does not show an episode yet.
 
         Raises:
             GraphitiError: the server does not answer.
@@ -186,7 +186,7 @@ class DeliveryWorker:
         batch = [one for one in batch if one.content is not None]
         if not batch:
             return _Pause(0.0) if gone else await self._pause_without_messages(lease)
-        # Backfill is last: if the first message is backfill, all of them are.
+        # Backfill is sent last: if the first message is backfill, so are all others.
         is_backfill = batch[0].backfill
         if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
             return _Pause(0.0)
@@ -199,19 +199,19 @@ class DeliveryWorker:
             waits = is_backfill and "backfill" in await self._consents.granted()
             return _Pause(_LONGEST_POLL_SECONDS, error=None if waits else "no_consent")
         if time.monotonic() - started > self._lease_seconds / 2:
-            # This process was paused: another process may own the group before the request arrives.
+            # This process was paused. Another process may own the group before the request arrives.
             await self._deliveries.take_back(marked)
             return _Pause(0.0)
         await self._send(lease, batch)
         return _Pause(min(self._options.poll_seconds, 1.0) / 2)
 
     async def _pause_without_messages(self, lease: Lease) -> _Pause:
-        """Return the pause of a group without a message that may be sent: with its reason if any are queued."""
+        """Return the pause of a group that has no message to send, with the reason if messages are queued."""
         queued, _ = await self._deliveries.open_of(lease.group_id)
         return _Pause(_LONGEST_POLL_SECONDS, error="no_consent") if queued else _Pause(self._options.poll_seconds)
 
     async def _progress(self) -> tuple[int, datetime | None]:
-        """Return the number of unconfirmed messages and the last sign of progress, read once per poll."""
+        """Return the number of unconfirmed messages and the time of the last progress; read them once per poll."""
         now = self._clock()
         if (
             self._known_progress is None
@@ -221,7 +221,7 @@ class DeliveryWorker:
         return self._known_progress[1]
 
     async def _read_back(self, lease: Lease, sent: Sequence[OnTheWay], *, deep: bool = False) -> list[OnTheWay]:
-        """Confirm the messages that the server shows, and return the others."""
+        """Confirm the messages that the server shows, and return the rest."""
         oldest = min(one.said_at for one in sent) if self._client.newest_first else _BEGINNING
         newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
         last = min(newer + _EPISODES_OF_OTHERS * (20 if deep else 1), _MOST_EPISODES)
@@ -232,7 +232,7 @@ class DeliveryWorker:
         return [one for one in sent if one.name not in names]
 
     async def _wait_for(self, lease: Lease, left: Sequence[OnTheWay], *, progressed: bool) -> _Pause:
-        """Wait for unconfirmed messages; after the timeout queue them again, or give them up."""
+        """Wait for unconfirmed messages; after the timeout, queue them again or give them up."""
         if progressed:
             return _Pause(self._options.poll_seconds)
         on_the_way, seen_at = await self._progress()
@@ -255,8 +255,8 @@ class DeliveryWorker:
         """Send messages that are marked as sent.
 
         Raises:
-            GraphitiError: the server did not accept all of them. Messages that it surely does not have are queued
-                again.
+            GraphitiError: the server did not accept all of them. Messages that it certainly does not have are
+                queued again.
         """
         git = await self._git_if_allowed()
         episodes = [self._episode(one, git) for one in batch]
@@ -283,9 +283,9 @@ class DeliveryWorker:
         return {_class_of(one) for one in batch} <= await self._consents.granted()
 
     async def _stopped_at(self, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
-        """Handle a failure of one message; the server has those before it, and never saw the later ones.
+        """Handle the failure of one message; the server has the earlier ones and did not get the later ones.
 
-        A tool also refuses what it cannot take at the moment, so a refused message is given up after some attempts.
+        A tool may refuse a message temporarily, so a refused message is given up only after several attempts.
 
         Raises:
             GraphitiError: the message was not given up.
@@ -301,7 +301,7 @@ class DeliveryWorker:
         raise error
 
     async def _send_each(self, lease: Lease, batch: Sequence[Waiting], episodes: Sequence[Episode]) -> None:
-        """Send messages one by one: the server refuses one of them, which would block the others."""
+        """Send messages one by one, so that a message that the server refuses does not block the others."""
         for position, (one, episode) in enumerate(zip(batch, episodes, strict=True)):
             if not await self._may_send(batch):
                 await self._deliveries.take_back([one.number for one in batch[position:]])
@@ -346,7 +346,7 @@ class DeliveryWorker:
 
 
 def _class_of(one: Waiting) -> DataClass:
-    """Return the kind of data that a message is."""
+    """Return the kind of data of a message."""
     if one.session_id is None:
         return "promoted_facts"
     if one.role == "system":
