@@ -14,7 +14,7 @@ from tests.recorded_events import RecordedEvents
 from threadkeep import Evidence, FactLearning, InvalidInput, KnownFacts, Memory, Message, Scope, SessionMemory
 from threadkeep.knowledge.learning import LearningRequest, Record
 from threadkeep.knowledge.proposals import LearnerKind, Proposed
-from threadkeep.observe import FactsProposed
+from threadkeep.observe import FactsProposed, LearningFailed
 from threadkeep.records.knowledge import Proposal, ProposalQuery, ProposalStatus
 from threadkeep.testing import ScriptedModel
 
@@ -307,6 +307,22 @@ async def test_a_directive_without_an_owner_is_not_lost_in_silence(memory: Memor
     await memory.learning.idle()
     assert f"this run has no {missing}" in "".join(str(message.text) for message in model.calls[0][:-1])
     assert await memory.knowledge.facts() == []
+
+
+async def test_a_workspace_of_no_use_costs_no_turn_and_no_fact_of_the_user(
+    memory: Memory, events: RecordedEvents
+) -> None:
+    """A line for the workspace is not remembered, and the model is told so."""
+    model = answering([found(1, "diet", "vegan"), found(1, "plan", "gold", about="workspace")])
+    learning = FactLearning(memory, model=model, directives=True, scopes=("workspace", "user"))
+    config: Any = {"configurable": {**CONFIG["configurable"], "workspace": "x" * 600}}
+    await talk(memory, learning, "remember: Deploy on Fridays.\npreference (user): Small diffs.", config=config)
+    assert [(one.scope, one.key) for one in await proposals(memory, "open")] == [(ADA, "diet")]
+    assert [(fact.scope, fact.value) for fact in await memory.knowledge.facts()] == [(ADA, "Small diffs.")]
+    assert [event.error for event in events.of(LearningFailed)] == ["InvalidInput"]
+    only = FactLearning(memory, model=answering(), scopes=("workspace",))
+    await talk(memory, only, "Hello", config=config)
+    assert [event.error for event in events.of(LearningFailed)] == ["InvalidInput"] * 2
 
 
 async def test_only_the_person_sees_and_decides(memory: Memory) -> None:

@@ -144,6 +144,20 @@ async def test_a_workspace_of_no_use_leaves_the_tools_of_the_user(memory: Memory
     assert lines_of(await told(memory, "recall", {"query": "diet"}, config, scopes=only_user))[0]["value"] == "vegan"
 
 
+@pytest.mark.parametrize("workspace", ["x" * 600, "a\x00b", ["shop"]], ids=["long", "nul", "list"])
+async def test_a_workspace_of_no_use_is_explained_to_the_model(memory: Memory, workspace: object) -> None:
+    """Tools that want all scopes go on with those of the session and the user."""
+    config = config_of(user_id="ann", workspace=workspace)
+    said = {"key": "diet", "value": "vegan"}
+    assert await told(memory, "remember", said, config) == "Remembered under the key diet."
+    assert lines_of(await told(memory, "recall", {"query": "diet"}, config))[0]["value"] == "vegan"
+    assert "No procedure" in await told(memory, "recall_procedure", {"goal": "refund"}, config)
+    for name, arguments in (("remember", said), ("forget", {"key": "diet"})):
+        result = await told(memory, name, {**arguments, "about": "workspace"}, config)
+        assert result.startswith("This run has no memory about the workspace; it has one about: session, user. A ")
+    assert [fact.key for fact in await memory.knowledge.facts()] == ["diet"]
+
+
 async def test_scopes_are_those_that_there_are(sqlite_memory: Memory) -> None:
     """Others are refused when the tools are made."""
     for scopes in ((), ("global",), "user"):

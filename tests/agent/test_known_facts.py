@@ -178,6 +178,17 @@ async def test_a_workspace_of_no_use_costs_no_fact_of_the_user(memory: Memory) -
         assert len(await talk.facts("Hello", workspace=workspace)) == 1
 
 
+async def test_a_workspace_of_no_use_is_reported_and_costs_its_own_facts_only(
+    memory: Memory, events: RecordedEvents
+) -> None:
+    """Where those of all scopes are wanted."""
+    await memory.knowledge.remember(ANN, "diet", "vegan")
+    talk = Talk(memory)
+    for workspace in ("x" * 600, "a\x00b", ["shop"]):
+        assert len(await talk.facts("Hello", workspace=workspace)) == 1
+    assert [event.error for event in events.of(ExtraNotFound)] == ["InvalidInput"] * 3
+
+
 async def test_of_too_many_facts_those_are_sent_that_matter(memory: Memory) -> None:
     """Within the share of the section; and the rest of it has what was remembered last."""
     await memory.knowledge.remember(ANN, "dog_name", "Rex")

@@ -121,6 +121,20 @@ async def test_what_cannot_be_remembered_has_a_reason(desk: Desk, text: str, use
     assert await desk.memory.knowledge.facts() == []
 
 
+async def test_a_workspace_of_no_use_costs_no_run(desk: Desk) -> None:
+    """A fact of it is not remembered, with a reason; those of the user are recalled, and the rest is reported."""
+    desk.use(REMEMBER.replace("fact_kind:", "about: workspace, fact_kind:"), RECALL)
+    await desk.memory.knowledge.remember(ADA, "home_city", "Lisbon")
+    resources = replace(desk.resources, workspace="x" * 600)
+    found: dict[str, Any] = {}
+    for name in ("note", "look"):
+        context = desk.context(name, session_id="room:1", user_id="ada", resources=resources)
+        found[name] = (await desk.run(name, "Which city is home?", context=context))["results"][name]
+    assert found["note"]["reason"] == "invalid"
+    assert [one["value"] for one in found["look"]["facts"]] == ["Lisbon"]
+    assert [event.error for event in desk.events.of(ExtraNotFound)] == ["InvalidInput"]
+
+
 async def test_recall_quotes_what_bears_on_the_question(desk: Desk) -> None:
     """Facts, episodes and procedures, of the run's own scopes and nobody else's."""
     desk.use(RECALL)

@@ -21,6 +21,7 @@ from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest, Rec
 from threadkeep.knowledge.proposals import LearnerKind, Proposed
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
+from threadkeep.observe import LearningFailed
 from threadkeep.records.knowledge import FACT_KINDS, FactKind, NewFact, ScopeKind
 
 INSTRUCTIONS = """\
@@ -90,13 +91,15 @@ class FactLearning:
         """Queue a session after the end of a turn; `model` is that of the agent."""
         memory = self._memory.made[0]
         workspace = session.workspace or default_workspace(memory, self._workspace)
-        owners = session.session_id, workspace, session.user_id
+        wanted = ALL_SCOPES if self._directives else self._scopes
+        usable, refused = scopes_of(wanted, session.session_id, workspace, session.user_id)
+        for error in refused.values():
+            memory.observers.notify(LearningFailed(error=type(error).__name__, session_id=session.session_id))
         if self._directives:
-            scopes = scopes_of(ALL_SCOPES, *owners)
-            memory.learning.enqueue(LearningRequest(session.session_id, DirectiveLearner(), scopes, accept_from=1.0))
+            memory.learning.enqueue(LearningRequest(session.session_id, DirectiveLearner(), usable, accept_from=1.0))
         learns = self._model or model
-        if self._proposes and learns is not None:
-            scopes = scopes_of(self._scopes, *owners)
+        scopes = {kind: scope for kind, scope in usable.items() if kind in self._scopes}
+        if self._proposes and learns is not None and scopes:
             request = LearningRequest(session.session_id, ModelLearner(learns), scopes, self._accept_from)
             memory.learning.enqueue(request)
 

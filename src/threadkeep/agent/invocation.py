@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -49,32 +48,27 @@ def session_for(
         user_id: object = call_id_function(options.user_id, config, runtime)
     elif (user_id := configurable.get("user_id")) is None:
         user_id = _in_context(runtime, "user_id")
-    workspace = None
     if user_id is not None and not _is_id(user_id):
         raise InvalidInput("A run names its user by a text, a whole number or a UUID: user_id is none of them.")
-    with suppress(InvalidInput):  # an unusable workspace does not fail the run
-        workspace = workspace_in(config, runtime=runtime)
+    named = workspace_in(config, runtime=runtime)
+    workspace = named if isinstance(named, str) else None  # an unusable workspace does not fail the run
     return memory.session(str(session_id), user_id=None if user_id is None else str(user_id), workspace=workspace)
 
 
 def workspace_in(
     config: RunnableConfig, given: str | IdOf | None = None, runtime: Runtime[Any] | None = None
-) -> str | None:
+) -> object:
     """Return the workspace that a run names (`configurable["workspace"]`, or its context's), else the given one.
 
-    A given function is used instead of both.
-
-    Raises:
-        InvalidInput: the name of the workspace is not a valid id.
+    A given function is used instead of both. A name that is no text, whole number or UUID is returned as it is: it
+    cannot be used.
     """
     runtime = runtime or _runtime()
     if given is not None and not isinstance(given, str):
         named: object = call_id_function(given, config, runtime)
     elif (named := config.get("configurable", {}).get("workspace")) is None:
         named = _in_context(runtime, "workspace") or given
-    if named is not None and not _is_id(named):
-        raise InvalidInput("A run names its workspace by a text, a whole number or a UUID.")
-    return None if named is None else str(named)
+    return str(named) if _is_id(named) else named
 
 
 def _is_id(value: object) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from types import MethodType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 from langchain.tools import ToolRuntime
 from langchain_core.embeddings import Embeddings
@@ -64,16 +64,25 @@ def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str
     return given or memory.graphiti.workspace
 
 
-def scopes_of(
-    kinds: Collection[ScopeKind], session_id: str | None, workspace: str | None, user_id: str | None
-) -> dict[ScopeKind, Scope]:
-    """Return the scopes of a run that are of these kinds, the most specific first.
+class OwnScopes(NamedTuple):
+    """The scopes of a run, the most specific first, and the errors of those that cannot be used."""
 
-    Raises:
-        InvalidInput: an owner of such a scope is not a valid name.
-    """
-    owners = zip(ALL_SCOPES, (session_id, workspace, user_id), strict=True)
-    return {kind: Scope(kind, owner) for kind, owner in owners if owner and kind in kinds}
+    usable: dict[ScopeKind, Scope]
+    refused: dict[ScopeKind, InvalidInput]
+
+
+def scopes_of(
+    kinds: Collection[ScopeKind], session_id: str | None, workspace: object, user_id: str | None
+) -> OwnScopes:
+    """Return the scopes of a run that are of these kinds."""
+    found = OwnScopes({}, {})
+    for kind, owner in zip(ALL_SCOPES, (session_id, workspace, user_id), strict=True):
+        if owner and kind in kinds:
+            try:
+                found.usable[kind] = Scope(kind, cast("str", owner))  # it refuses what is no text
+            except InvalidInput as error:
+                found.refused[kind] = error
+    return found
 
 
 class RunScopes:
@@ -108,8 +117,8 @@ class RunScopes:
         """Return the session of a run. Raises `InvalidKey` if the run names none."""
         return session_for(self._memory, self._options, config)
 
-    def of(self, session: Session, config: RunnableConfig) -> dict[ScopeKind, Scope]:
-        """Return the scopes of a run in a session, by their kinds, the most specific first."""
+    def of(self, session: Session, config: RunnableConfig) -> OwnScopes:
+        """Return the scopes of a run in a session."""
         workspace = workspace_in(config, self._workspace) if "workspace" in self._kinds else None
         return scopes_of(self._kinds, session.session_id, workspace, session.user_id)
 
@@ -195,7 +204,7 @@ class _KnowledgeTools:
             kind: What kind of fact it is.
         """
         session = self._scopes.session(runtime.config)
-        scope = self._scopes.of(session, runtime.config).get(about)
+        scope = self._scopes.of(session, runtime.config).usable.get(about)
         if scope is None:
             return self._no_scope(session, runtime, about)
         if looks_like_secret(f"{key}: {value}"):
@@ -230,7 +239,7 @@ class _KnowledgeTools:
             about: Whether it belongs to the workspace (project) or to the user.
         """
         session = self._scopes.session(runtime.config)
-        scope = self._scopes.of(session, runtime.config).get(about)
+        scope = self._scopes.of(session, runtime.config).usable.get(about)
         if scope is None:
             return self._no_scope(session, runtime, about)
         if looks_like_secret(text):
@@ -256,7 +265,7 @@ class _KnowledgeTools:
             query: What you want to know, as a question or a few words.
         """
         session = self._scopes.session(runtime.config)
-        scopes = list(self._scopes.of(session, runtime.config).values())
+        scopes = list(self._scopes.of(session, runtime.config).usable.values())
         recalling = self._memory.knowledge.recall(query, scopes, limit=_MOST_FACTS, embedder=self._embedder)
         if (found := await self._read(session, recalling)) is None:
             return _NOT_READ
@@ -271,7 +280,7 @@ class _KnowledgeTools:
             about: Whom it is about: the user, the workspace, or only this session.
         """
         session = self._scopes.session(runtime.config)
-        scope = self._scopes.of(session, runtime.config).get(about)
+        scope = self._scopes.of(session, runtime.config).usable.get(about)
         if scope is None:
             return self._no_scope(session, runtime, about)
         try:
@@ -294,7 +303,7 @@ class _KnowledgeTools:
             available: Names of what you have to work with, such as order_id.
         """
         session = self._scopes.session(runtime.config)
-        scopes = list(self._scopes.of(session, runtime.config).values())
+        scopes = list(self._scopes.of(session, runtime.config).usable.values())
         if (lines := await self._read(session, self._procedures(goal, scopes, available))) is None:
             return _NOT_READ
         quoted = "It is quoted from a record, one JSON object a line; whoever runs this agent has taught it."
@@ -307,7 +316,7 @@ class _KnowledgeTools:
             query: What it was about, as a question or a few words.
         """
         session = self._scopes.session(runtime.config)
-        scopes = self._scopes.of(session, runtime.config)
+        scopes = self._scopes.of(session, runtime.config).usable
         scopes.pop("workspace", None)
         recalling = self._memory.episodes.recall(query, list(scopes.values()), limit=_MOST_EPISODES)
         if (found := await self._read(session, recalling)) is None:
@@ -316,8 +325,9 @@ class _KnowledgeTools:
         return "\n".join([f"What was asked earlier. {_QUOTED}", *lines]) if lines else "No such conversation is known."
 
     def _no_scope(self, session: Session, runtime: ToolRuntime[Any, Any], about: str) -> str:
-        there = ", ".join(self._scopes.of(session, runtime.config))
-        return f"This run has no memory about the {about}; it has one about: {there or 'nothing'}."
+        usable, refused = self._scopes.of(session, runtime.config)
+        why = "".join(f" {error}" for kind, error in refused.items() if kind == about)
+        return f"This run has no memory about the {about}; it has one about: {', '.join(usable) or 'nothing'}.{why}"
 
     async def _procedures(self, goal: str, scopes: Sequence[Scope], available: Sequence[str]) -> list[str]:
         """Return the procedures for a goal as lines, and count their use."""

@@ -43,7 +43,7 @@ from threadkeep.knowledge.promotion import accepted_directives
 from threadkeep.knowledge.recall import normalised, without_shadowed
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
-from threadkeep.observe import ExtraSection
+from threadkeep.observe import ExtraNotFound, ExtraSection
 from threadkeep.records.knowledge import Fact, Scope, ScopeKind
 
 _TIMEOUT_SECONDS = 3.0
@@ -120,7 +120,11 @@ class KnownFacts:
         Raises:
             StoreError, TimeoutError: the database does not answer in time.
         """
-        scopes = self._scopes.of(request.session, ensure_config())
+        scopes, refused = self._scopes.of(request.session, ensure_config())
+        for error in refused.values():
+            self._memory.made[0].observers.notify(
+                ExtraNotFound(section="facts", error=type(error).__name__, session_id=request.session.session_id)
+            )
         return await self._memory.call(lambda memory: self._find(memory, scopes, request, room))
 
     async def _find(

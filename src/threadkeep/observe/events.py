@@ -218,7 +218,7 @@ class FactsProposed(SessionEvent):
 
 
 class LearningFailed(SessionEvent):
-    """Facts could not be learned from a session; it is read again after its next turn. `error` is the kind of error."""
+    """Facts could not be learned from a session, or for one scope; its next turn tries again. `error` is the kind."""
 
     error: str
 
@@ -282,7 +282,7 @@ class PruningFailed(Event):
 
 
 class ExtraNotFound(SessionEvent):
-    """The search for an input-dependent prompt section failed; the model call continues without the section."""
+    """The search for an input-dependent prompt section failed, as a whole or in one scope; the model call continues."""
 
     section: ExtraSection
     error: str

@@ -320,9 +320,10 @@ class GraphTurns:
         """Return the columns of a turn's row without the `seq` values; None if the turn has no answer."""
         if not any(message.role == "assistant" and message.status == "complete" for message in messages):
             return None
+        workspace = turn.workspace or self.workspace
         return {
             "session_id": turn.session_id,
-            "workspace": turn.workspace or self.workspace,
+            "workspace": None if workspace is None else clean_text(workspace),
             "endpoint": self.endpoint,
             "version": CONSENT_VERSION,
             "now": now,

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.agent.talking import ROOM, config_of, input_of, make_agent
 from tests.knowledge.graphiti.conftest import Opening, allow, deliver
 from tests.recorded_events import RecordedEvents
-from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep import KnownFacts, Memory, MemoryOptions, Message, SessionMemory, open_memory
 from threadkeep.errors import GraphitiClosed, InvalidInput, KnowledgeNotFound
 from threadkeep.knowledge.graphiti.client import Episode
 from threadkeep.knowledge.graphiti.rest import RestClient
@@ -23,7 +24,7 @@ from threadkeep.knowledge.promotion import Promotion
 from threadkeep.observe import EpisodesDelivered
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.records.knowledge import Scope
-from threadkeep.testing import FakeGraphiti, SettableClock
+from threadkeep.testing import FakeGraphiti, ScriptedModel, SettableClock
 
 SESSION = group_id_of(Scope("session", "room:1"))
 WORKSPACE = group_id_of(Scope("workspace", "shop"))
@@ -187,6 +188,21 @@ async def test_messages_of_an_untrusted_workspace_do_not_hold_up_others(
         await talk(memory)
         await deliver(memory, clock)
         assert contents(graphiti, group_id_of(Scope("user", "ann"))) == ["question 1", "answer 1"]
+
+
+@pytest.mark.parametrize("workspace", ["x" * 600, "a\x00b", "a\ud83d"], ids=["long", "nul", "surrogate"])
+async def test_a_workspace_of_no_use_costs_no_turn(opening: Opening, graphiti: FakeGraphiti, workspace: str) -> None:
+    """Nothing of it is sent; the model gets what is known of the user."""
+    async with opening(recall_enabled=True) as memory:
+        await allow(memory)
+        await memory.knowledge.remember(Scope("user", "ann"), "diet", "vegan")
+        model = ScriptedModel(["Hello!"])
+        agent = make_agent(model, [SessionMemory(memory, sources=[KnownFacts(memory)])])
+        await agent.ainvoke(input_of("Hello"), config_of(user_id="ann", workspace=workspace))
+        assert any("vegan" in message.text for message in model.calls[0])
+        assert await memory.session(ROOM).count() == 2
+        assert (await memory.graphiti.status()).counts["turns"] == 0
+        assert graphiti.requests == []
 
 
 async def test_consent_is_for_one_endpoint(

@@ -11,7 +11,7 @@ from datetime import datetime
 from threadkeep.errors import GraphitiClosed, GraphitiClosure, InvalidInput
 from threadkeep.records.graphiti import CONSENT_VERSION, DATA_CLASSES, Consent, DataClass, Decision, GraphitiOptions
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, check_name
-from threadkeep.store.codec import time_of, time_text
+from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Driver, Row, Statement
 from threadkeep.store.statements import load_statements
 
@@ -57,7 +57,8 @@ class Consents:
         """Return the statements for the rows that `closure_in` reads; none if Graphiti is off."""
         if self._options is None:
             return []
-        return [self._granted_statement(self._options), (self._sql["is_trusted"], {"workspace": workspace})]
+        named = None if workspace is None else clean_text(workspace)
+        return [self._granted_statement(self._options), (self._sql["is_trusted"], {"workspace": named})]
 
     async def decide(self, decision: Decision, data_classes: Sequence[DataClass], *, by: str) -> Consent:
         """Store a person's decision about the endpoint; it replaces the previous decision.

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from threadkeep.agent.conversion import id_of, text_of
 from threadkeep.agent.invocation import workspace_in
-from threadkeep.agent.knowledge_tools import MemoryKind, default_workspace, scopes_of
+from threadkeep.agent.knowledge_tools import MemoryKind, OwnScopes, default_workspace, scopes_of
 from threadkeep.agent.questions import question_before
 from threadkeep.context.quotation import quoted_episode, quoted_fact, quoted_procedure
 from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
@@ -104,11 +104,12 @@ class RememberNode(KnowledgeNode):
         key, value = rendered(self.key, state).strip(), rendered(self.value, state).strip()
         remembered: Fact | None = None
         reason: NotRemembered | None = None
-        scope = _scopes_of(step, (self.about,)).get(self.about)
+        usable, refused = _scopes_of(step, (self.about,))
+        scope = usable.get(self.about)
         if not key or not value:
             reason = "nothing_to_remember"
         elif scope is None:
-            reason = "no_owner"
+            reason = "invalid" if refused else "no_owner"
         elif looks_like_secret(f"{key}: {value}"):
             reason = "secret"
         else:
@@ -165,7 +166,10 @@ class RecallNode(KnowledgeNode):
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Recall facts."""
         query = rendered(self.query, state) if self.query is not None else _question(state)
-        scopes = list(_scopes_of(step, self.scopes).values())
+        usable, refused = _scopes_of(step, self.scopes)
+        for unusable in refused.values():
+            _notify_unread(step, unusable)
+        scopes = list(usable.values())
         facts: Sequence[Fact] = ()
         episodes: Sequence[Episode] = ()
         procedures: Sequence[Procedure] = ()
@@ -194,7 +198,7 @@ class RecallNode(KnowledgeNode):
         return found(step, text, known)
 
 
-def _scopes_of(step: Step, kinds: Collection[ScopeKind]) -> dict[ScopeKind, Scope]:
+def _scopes_of(step: Step, kinds: Collection[ScopeKind]) -> OwnScopes:
     """Return the scopes of these kinds that a run has."""
     context = step.context
     given = default_workspace(context.resources.memory, context.resources.workspace)
