@@ -178,6 +178,16 @@ async def test_of_archived_messages_summaries_come_back(memory: Memory) -> None:
     assert "Noor" not in block(await ask(memory, "Who keeps bees?", source))
 
 
+async def test_all_summaries_of_archived_messages_are_searched(memory: Memory) -> None:
+    """Also if there are more of them than messages that are not archived."""
+    await small_talk(memory, 60)
+    for at in range(1, 41, 4):
+        text = "Noor keeps bees on the library." if at == 37 else "They spoke of ponds."
+        assert await memory.summaries.add(Summary("room", at, at + 3, text, "m", "1", 20))
+    await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=4)))
+    assert "Noor keeps bees" in block(await ask(memory, "Who keeps bees?", RecalledTurns(memory)))
+
+
 async def test_what_was_reset_or_deleted_does_not_come_back(memory: Memory) -> None:
     """Also when it had been indexed before."""
     await remember(memory, FACT)

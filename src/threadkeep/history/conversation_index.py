@@ -146,8 +146,9 @@ class ConversationIndex:
         """Index the new messages of a session, of its newest ones; other tasks run in between."""
         session_id = info.session_id
         if session_id not in self.first and summaries is not None and info.archived_seq > info.reset_seq:
-            first = info.reset_seq + 1
-            for summary in await summaries.of_messages(session_id, first, info.archived_seq, most):
+            # Few messages may be left beside many summaries of archived ones.
+            first, limit = info.reset_seq + 1, most if most < messages_of(info) else MOST_TURNS
+            for summary in await summaries.of_messages(session_id, first, info.archived_seq, limit):
                 self._add_summary(summary, await self._analysis_of(summary.text))
         mark = self._marks.setdefault(session_id, _mark_of(info))
         begin = max(self.read.get(session_id, 0) + 1, mark.begin, info.last_seq - most + 1)
