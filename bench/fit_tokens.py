@@ -3,7 +3,8 @@
 The estimate of a text is a sum over its patterns. Their weights are fitted so that estimates lie between the real count
 and a fifth above it: below is punished most, each row of the table weighs alike, and a ridge keeps rare patterns small.
 Own texts of the half that is not published are always fitted to; `--texts FILE` adds others, one JSON object a line
-with `row`, `text` and the row's `weight` beside the own ones' 1.
+with `row`, `text` and the row's `weight` beside the own ones' 1. They are counted by real tokenizers, which
+`--vocabularies` finds as `bench.token_families` says. `--near` holds the weights near those that are there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +21,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.token_families import real_counter, real_counts
 from bench.token_patterns import all_patterns, pattern_counts
 from bench.token_samples import rows
-from bench.tokens import ENCODINGS, Row, measure, misses
+from bench.tokens import Row, measure, misses
 from threadkeep.context import estimates
-from threadkeep.context.estimates import Encoding
-from threadkeep.context.tokens import TokenCounter, counter_named
+from threadkeep.context.estimates import FAMILIES, Family
+from threadkeep.context.tokens import TokenCounter
 
 type Floats = NDArray[np.float64]
 
 _LEAST, _MIDDLE, _MOST = 0.99, 1.09, 1.21
 _UNDER, _NEAR, _OVER = 6.0, 0.3, 2.0
-_RIDGE = 0.01
+_RIDGE, _NEAR_RIDGE = 0.01, 0.4
 _ROUNDS, _SETTLED, _LENGTHS = 100, 1e-9, (1.0, 0.5, 0.2, 0.05)
-_FIGURES = re.compile(r"(, )-?\d+\.\d+(, )-?\d+\.\d+(\])")
+_FIGURES = re.compile(r"(?:, -?\d+\.\d+)+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +44,53 @@ class Problem:
 
     counts: Floats
     shares: Floats
-    tokens: dict[Encoding, Floats]
+    tokens: dict[Family, Floats]
 
 
-def problem(extra: Path | None) -> Problem:
+def problem(extra: Path | None, vocabularies: Path, families: Sequence[Family]) -> Problem:
     """The texts to fit to, as numbers."""
     weighted = [(text, 1 / len(texts)) for texts in rows("fit").values() for text in texts]
+    tokens = {family: [n for own in real_counts()["fit"][family].values() for n in own] for family in families}
     if extra is not None:
         others = [json.loads(line) for line in extra.read_text(encoding="utf-8").splitlines()]
-        sizes: dict[str, int] = {}
-        for other in others:
-            sizes[other["row"]] = sizes.get(other["row"], 0) + 1
+        sizes = Counter(other["row"] for other in others)
         weighted += [(other["text"], other["weight"] / sizes[other["row"]]) for other in others]
+        for family in families:
+            tokens[family] += map(real_counter(family, vocabularies), [other["text"] for other in others])
     width = len(all_patterns())
     counts = np.zeros((len(weighted), width))
     for place, (text, _) in enumerate(weighted):
         counts[place] = pattern_counts(text)
     shares = np.array([share for _, share in weighted])
-    exact = {encoding: counter_named(encoding) for encoding in ENCODINGS}
-    tokens = {e: np.array([float(exact[e](text)) for text, _ in weighted]) for e in ENCODINGS}
-    return Problem(counts, shares / shares.sum(), tokens)
+    return Problem(counts, shares / shares.sum(), {e: np.array(own, dtype=float) for e, own in tokens.items()})
 
 
-def fitted(given: Problem, encoding: Encoding) -> Floats:
-    """The weights for an encoding, by Newton's method: the loss is quadratic in pieces."""
-    ratios = given.counts / given.tokens[encoding][:, None]
+def fitted(given: Problem, family: Family, *, near: bool = False) -> Floats:
+    """The weights for a tokenizer, by Newton's method: the loss is quadratic in pieces."""
+    ratios = given.counts / given.tokens[family][:, None]
+    start = _present(family) if near else np.zeros(ratios.shape[1])
+    ridge, before = _NEAR_RIDGE if near else _RIDGE, ratios @ start
     scale = np.sqrt((given.shares[:, None] * ratios**2).sum(axis=0)) + 1e-9
     ratios = ratios / scale
-    weights = np.zeros(ratios.shape[1])
-    loss = _loss(ratios @ weights, weights, given.shares)
+    moved = np.zeros(ratios.shape[1])
+    loss = _loss(before, moved, given.shares, ridge)
     for _ in range(_ROUNDS):
-        slope, bend = _bends(ratios @ weights, given.shares)
-        hessian = (ratios * bend[:, None]).T @ ratios + 2 * _RIDGE * np.eye(len(weights))
-        step = np.linalg.solve(hessian, ratios.T @ slope + 2 * _RIDGE * weights)
-        tries = [weights - length * step for length in _LENGTHS]
-        losses = [_loss(ratios @ tried, tried, given.shares) for tried in tries]
+        slope, bend = _bends(before + ratios @ moved, given.shares)
+        hessian = (ratios * bend[:, None]).T @ ratios + 2 * ridge * np.eye(len(moved))
+        step = np.linalg.solve(hessian, ratios.T @ slope + 2 * ridge * moved)
+        tries = [moved - length * step for length in _LENGTHS]
+        losses = [_loss(before + ratios @ tried, tried, given.shares, ridge) for tried in tries]
         best = int(np.argmin(losses))
         if loss - losses[best] < _SETTLED:
             break
-        weights, loss = tries[best], losses[best]
-    return np.asarray(weights / scale)
+        moved, loss = tries[best], losses[best]
+    return np.asarray(start + moved / scale)
+
+
+def _present(family: Family) -> Floats:
+    """The weights that are in the package."""
+    column = FAMILIES.index(family)
+    return np.array([costs[column] for _, costs in all_patterns()])
 
 
 def estimator(weights: Floats) -> TokenCounter:
@@ -96,12 +106,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Fit, print what is reached on the texts that were left out, and keep the weights where that is asked for."""
     parser = argparse.ArgumentParser(prog="python -m bench.fit_tokens", description=main.__doc__)
     parser.add_argument("--texts", type=Path, metavar="FILE", help="more texts to fit to")
+    parser.add_argument("--vocabularies", type=Path, default=Path(), metavar="FOLDER", help="count those with these")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="tokenizers to fit to")
+    parser.add_argument("--near", action="store_true", help="stay near the weights that are there")
     parser.add_argument("--write", action="store_true", help="keep the weights in the package")
     given = parser.parse_args(arguments)
-    stated = problem(given.texts)
-    found = {encoding: fitted(stated, encoding) for encoding in ENCODINGS}
+    stated = problem(given.texts, given.vocabularies, given.families)
+    found = {family: fitted(stated, family, near=given.near) for family in given.families}
     for half in ("fit", "published"):
-        measured = measure(half, {encoding: estimator(weights) for encoding, weights in found.items()})
+        measured = measure(half, {family: estimator(weights) for family, weights in found.items()})
         print(f"{half}: {misses(measured)}")
         _print(measured)
     if given.write:
@@ -109,11 +122,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _loss(found: Floats, weights: Floats, shares: Floats) -> float:
+def _loss(found: Floats, weights: Floats, shares: Floats, ridge: float) -> float:
     under, over = np.minimum(found - _LEAST, 0), np.maximum(found - _MOST, 0)
     near = found - _MIDDLE
     spread = (shares * (_UNDER * under**2 + _OVER * over**2 + _NEAR * near**2)).sum()
-    return float(spread + _RIDGE * (weights**2).sum())
+    return float(spread + ridge * (weights**2).sum())
 
 
 def _bends(found: Floats, shares: Floats) -> tuple[Floats, Floats]:
@@ -133,14 +146,13 @@ def _print(measured: Sequence[Row]) -> None:
         print(f"  {row.title:<22} {'   '.join(figures)}")
 
 
-def _write(found: dict[Encoding, Floats]) -> None:
+def _write(found: dict[Family, Floats]) -> None:
     """Put the figures in place of those that are there, in the order of the patterns."""
     path = Path(estimates.__file__).with_name("token_costs.json")
-    pairs = iter(zip(*(found[encoding] for encoding in ENCODINGS), strict=True))
+    rows_of_costs = zip(*(found.get(family, _present(family)) for family in FAMILIES), strict=True)
 
-    def renewed(match: re.Match[str]) -> str:
-        current, former = next(pairs)
-        return f"{match[1]}{current:.3f}{match[2]}{former:.3f}{match[3]}"
+    def renewed(_: re.Match[str]) -> str:
+        return "".join(f", {cost:.3f}" for cost in next(rows_of_costs)) + "]"
 
     path.write_text(_FIGURES.sub(renewed, path.read_text(encoding="utf-8")), encoding="utf-8")
 

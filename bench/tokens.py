@@ -16,23 +16,24 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
-from typing import get_args
 
 from rich.console import Console
 from rich.table import Table
 
 from bench.machine import machine_line
 from bench.tables import Sheet, markdown
+from bench.token_families import real_counts
 from bench.token_samples import Half, rows
-from threadkeep.context.estimates import Encoding
-from threadkeep.context.tokens import TokenCounter, counter_named, estimate, estimate_cl100k
+from threadkeep.context.estimates import FAMILIES, Family
+from threadkeep.context.tokens import TokenCounter, counter_named, estimate, estimate_cl100k, family_estimate
 
 PAGE = "explanation/tokens.md"
 LEAST_ERROR, GREATEST_ERROR = -0.10, 0.35
 """The aim: no row is under by more at the 5th percentile, nor over by more at the 95th."""
 
-ENCODINGS: tuple[Encoding, ...] = get_args(Encoding.__value__)
-ESTIMATES: Mapping[Encoding, TokenCounter] = {"o200k": estimate, "cl100k": estimate_cl100k}
+ESTIMATES: Mapping[Family, TokenCounter] = {family: family_estimate(family) for family in FAMILIES}
+EXACT: tuple[Family, ...] = ("o200k", "cl100k")
+"""Those of OpenAI, whose every row is shown; of the others the page has the languages in one line each."""
 _ROUNDS = 15  # of each counter in turn, of which the fastest counts: what else the machine does only slows
 
 
@@ -56,14 +57,14 @@ class Row:
 
     title: str
     samples: int
-    errors: Mapping[Encoding, Errors]
+    errors: Mapping[Family, Errors]
 
 
-def measure(half: Half = "published", estimates: Mapping[Encoding, TokenCounter] = ESTIMATES) -> list[Row]:
-    """The errors of each row, against both real tokenizers."""
-    exact = {encoding: counter_named(encoding) for encoding in ENCODINGS}
+def measure(half: Half = "published", estimates: Mapping[Family, TokenCounter] = ESTIMATES) -> list[Row]:
+    """The errors of each row, against the real counts of all tokenizers."""
+    real = real_counts()[half]
     return [
-        Row(title, len(texts), {e: _errors(texts, estimates[e], exact[e]) for e in ENCODINGS})
+        Row(title, len(texts), {e: _errors(texts, counter, real[e][title]) for e, counter in estimates.items()})
         for title, texts in rows(half).items()
     ]
 
@@ -71,10 +72,10 @@ def measure(half: Half = "published", estimates: Mapping[Encoding, TokenCounter]
 def error_sheet(measured: Sequence[Row]) -> Sheet:
     """The table of errors in per cent."""
     header = ["text", "samples"]
-    for encoding in ENCODINGS:
-        header += [f"{encoding}: p5", "median", "p95"]
+    for family in EXACT:
+        header += [f"{family}: p5", "median", "p95"]
     lines = [
-        (row.title, str(row.samples), *(cell for encoding in ENCODINGS for cell in _cells(row.errors[encoding])))
+        (row.title, str(row.samples), *(cell for family in EXACT for cell in _cells(row.errors[family])))
         for row in measured
     ]
     return Sheet("Error of the estimate in per cent", tuple(header), tuple(lines))
@@ -82,11 +83,33 @@ def error_sheet(measured: Sequence[Row]) -> Sheet:
 
 def misses(measured: Sequence[Row]) -> str:
     """Which rows miss the aim, as a sentence."""
-    missed = [f"{row.title} ({e})" for row in measured for e in ENCODINGS if not row.errors[e].is_within]
-    cells = len(measured) * len(ENCODINGS)
+    found = [(row, family) for row in measured for family in EXACT if family in row.errors]
+    missed = [f"{row.title} ({family})" for row, family in found if not row.errors[family].is_within]
+    cells = len(found)
     if not missed:
         return f"All {cells} meet it."
     return f"{cells - len(missed)} of {cells} meet it; these miss it: {', '.join(missed)}."
+
+
+def family_sheet(measured: Sequence[Row]) -> Sheet:
+    """The errors over whole languages, of each tokenizer by the estimate that was for all and by its own."""
+    real, texts = real_counts()["published"], rows("published")
+    languages = [title for title in texts if title.endswith((": prose", ": chat"))]
+    lines = []
+    for family in FAMILIES:
+        before, now = (
+            {title: sum(map(counter, texts[title])) / sum(real[family][title]) - 1 for title in languages}
+            for counter in (estimate, ESTIMATES[family])
+        )
+        within = sum(row.errors[family].is_within for row in measured)
+        lines.append((family, *_worst(before), *_worst(now), f"{within} of {len(measured)}"))
+    header = ("tokenizer", "`estimate`: lowest", "of", "its own: lowest", "of", "rows within the aim")
+    return Sheet("Whole languages", header, tuple(lines))
+
+
+def _worst(errors: Mapping[str, float]) -> tuple[str, str]:
+    title = min(errors, key=lambda one: errors[one])
+    return f"{100 * errors[title]:+.0f}", title
 
 
 def speed_sheet() -> Sheet:
@@ -116,6 +139,7 @@ def write_page(measured: Sequence[Row], speed: Sheet, docs: Path) -> None:
     page = template.substitute(
         errors=markdown(error_sheet(measured)),
         misses=misses(measured),
+        families=markdown(family_sheet(measured)),
         speed=markdown(speed),
         machine=machine_line(None),
     )
@@ -129,7 +153,7 @@ def main(arguments: Sequence[str], docs: Path) -> int:
     given = parser.parse_args(arguments)
     measured, speed = measure(), speed_sheet()
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for sheet in (error_sheet(measured), speed):
+    for sheet in (error_sheet(measured), family_sheet(measured), speed):
         table = Table(title=sheet.title, title_justify="left")
         for number, name in enumerate(sheet.header):
             table.add_column(name, justify="right" if number else "left")
@@ -142,8 +166,8 @@ def main(arguments: Sequence[str], docs: Path) -> int:
     return 0
 
 
-def _errors(texts: Sequence[str], counter: TokenCounter, exact: TokenCounter) -> Errors:
-    found = [counter(text) / exact(text) - 1 for text in texts]
+def _errors(texts: Sequence[str], counter: TokenCounter, real: Sequence[int]) -> Errors:
+    found = [counter(text) / tokens - 1 for text, tokens in zip(texts, real, strict=True)]
     twentieths = statistics.quantiles(found, n=20, method="inclusive")
     return Errors(twentieths[0], statistics.median(found), twentieths[-1])
 

@@ -15,6 +15,13 @@ from threadkeep.records import Json
 from threadkeep.testing import Gate, ScriptedModel
 
 WORDS = "and some more words " * 10
+RUSSIAN = "и ещё несколько слов " * 20
+
+
+class Called(ScriptedModel):
+    """A model with the name of a known one."""
+
+    model_name: str = "claude-2.1"
 
 
 def compressing(memory: Memory, summarizer: WrittenDown | None, *, max_tokens: int | None = 2_000) -> SessionMemory:
@@ -61,6 +68,21 @@ async def test_a_summary_stands_where_its_messages_stood(sqlite_memory: Memory) 
     assert '<summary of="messages 1 to 22 (22 messages)">\nMessages 1 to 22.\n</summary>' in summary
     assert talk[0] == ("human", "question 11")
     assert talk[-1] == ("human", "question 15")
+
+
+async def test_the_room_of_a_window_is_in_tokens_as_they_are_stored(sqlite_memory: Memory) -> None:
+    """A model of another tokenizer has a summary in time too: its window holds fewer of the stored tokens."""
+    model = Called(replies=[f"ответ {number} {RUSSIAN}" for number in range(100)])
+    options = Compression(trigger=("messages", 1_000), keep=("messages", 4), summarizer=WrittenDown())
+    session = SessionMemory(sqlite_memory, max_messages=None, max_tokens=2_000, compression=options)
+    agent = make_agent(model, [session])
+    for number in range(24):
+        await ask(agent, f"вопрос {number} {RUSSIAN}")
+        await sqlite_memory.compressor.idle()
+    manifests = await sqlite_memory.manifests.of_session(ROOM, limit=100)
+    assert all(str(stored.manifest["counter"]).startswith("estimate_claude2") for stored in manifests)
+    reasons = {gap.reason for one in manifests for gap in ContextManifest.from_dict(one.manifest).excluded}
+    assert reasons == {"summarised"}
 
 
 async def test_no_turn_waits_for_a_summary(sqlite_memory: Memory) -> None:

@@ -36,7 +36,7 @@ def test_texts_messages_and_lists_are_counted() -> None:
     words = "What is the weather like?"
     assert count_tokens(words) == estimate(words)
     assert count_tokens(Message(role="user", content=words)) == estimate(words)
-    assert count_tokens(HumanMessage(words), model="claude-sonnet-5") == estimate(words)
+    assert count_tokens(HumanMessage(words), model="mistral-large") == estimate(words)
     assert count_tokens([words, HumanMessage(words)], counter=len) == 2 * len(words)
     assert count_tokens([]) == 0
 

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 pytest.importorskip("bpe_openai", reason="the extra `tokens` is not installed")
 
 from bench.tables import markdown
+from bench.token_families import real_counts
 from bench.token_patterns import all_patterns, pattern_counts
 from bench.token_samples import LONGEST, SHORTEST, Half, rows, texts
-from bench.tokens import ENCODINGS, ESTIMATES, PAGE, Row, error_sheet, measure, misses
-from threadkeep.context.estimates import Encoding
+from bench.tokens import ESTIMATES, EXACT, PAGE, Row, error_sheet, family_sheet, measure, misses
+from threadkeep.context.estimates import FAMILIES, Family
+from threadkeep.context.tokens import counter_named
 
 HALVES: tuple[Half, ...] = ("fit", "published")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -33,11 +35,32 @@ def test_the_published_table_is_that_of_the_code(measured: list[Row]) -> None:
     page = (DOCS / PAGE).read_text(encoding="utf-8")
     assert markdown(error_sheet(measured)) in page
     assert misses(measured) in page
+    assert markdown(family_sheet(measured)) in page
+
+
+def test_the_kept_counts_are_those_of_the_texts() -> None:
+    """Whoever changes a text counts it again with all tokenizers."""
+    for half in HALVES:
+        for encoding in EXACT:
+            count = counter_named(encoding)
+            found = {title: [count(text) for text in own] for title, own in rows(half).items()}
+            assert real_counts()[half][encoding] == found
+        sizes = {title: len(own) for title, own in rows(half).items()}
+        assert all({t: len(n) for t, n in real_counts()[half][family].items()} == sizes for family in FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_language_is_far_under(family: Family) -> None:
+    """Over all texts of a language, by the tokenizer's own estimate."""
+    for title, own in rows("published").items():
+        if title.endswith((": prose", ": chat")):
+            real = sum(real_counts()["published"][family][title])
+            assert -0.05 <= sum(map(ESTIMATES[family], own)) / real - 1 <= 0.35, title
 
 
 def test_nearly_all_rows_meet_the_aim(measured: list[Row]) -> None:
     """Never under by more than a tenth, nor over by more than a third; no row is far from it."""
-    errors = [row.errors[encoding] for row in measured for encoding in ENCODINGS]
+    errors = [row.errors[encoding] for row in measured for encoding in EXACT]
     assert sum(not found.is_within for found in errors) <= 3
     assert min(found.p5 for found in errors) >= -0.12
     assert max(found.p95 for found in errors) <= 0.55
@@ -67,15 +90,15 @@ def test_nothing_published_was_fitted_to() -> None:
     }
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_the_estimate_is_the_sum_over_its_patterns(encoding: Encoding) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_estimate_is_the_sum_over_its_patterns(family: Family) -> None:
     """The fast passes of the package and the plain counting that the costs are fitted with agree."""
-    costs = [float(o200k if encoding == "o200k" else cl100k) for _, o200k, cl100k in all_patterns()]
+    costs = [costs[FAMILIES.index(family)] for _, costs in all_patterns()]
     samples = st.sampled_from([text for own in rows("published").values() for text in own])
 
     @given(samples | st.text(min_size=1) | st.text("aA.0 \n-é中ก👍Дд\ud800", min_size=1, max_size=60))
     def agree(text: str) -> None:
         total = math.sumprod(costs, pattern_counts(text))
-        assert ESTIMATES[encoding](text) == pytest.approx(max(1, len(text) // 10, total), abs=0.51)
+        assert ESTIMATES[family](text) == pytest.approx(max(1, len(text) // 10, total), abs=0.51)
 
     agree()

@@ -118,7 +118,7 @@ def test_an_exact_counter_is_never_scaled() -> None:
 
 def test_the_counter_of_a_model_has_its_factor() -> None:
     """Where it is an estimate."""
-    assert name_of(counter_for("claude-sonnet-5", factor=TokenFactor("claude-sonnet-5", 1.2))) == "estimate×1.20"
+    assert name_of(counter_for("grok-4", factor=TokenFactor("grok-4", 1.2))) == "estimate×1.20"
 
 
 @pytest.mark.parametrize("name", ["estimate×3.01", "estimate×0.49", "estimate×1.2", "o200k×1.20", "nothing×1.20"])

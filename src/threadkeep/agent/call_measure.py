@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
+from threadkeep.agent.counting import count_message
 from threadkeep.agent.turn_options import AUTO_SHARED_TOKENS, TurnOptions, facts_of
 from threadkeep.context.estimates import ExactCounter
 from threadkeep.context.manifest import ReportedUsage
@@ -31,15 +32,15 @@ class ModelUse:
 class CallMeasure:
     """The counter of a call and the budget of its messages; `tools` are the additional tokens of the tools.
 
-    `as_stored` is True if stored messages were counted by this counter without its learned factor. `learns` is True if
-    the provider's count can correct the counter. `shared` is the number of tokens to which shares apply.
+    `stored` is the counter of stored messages, None if a caller chose another one for the call. `learns` is True if the
+    provider's count can correct the counter. `shared` is the number of tokens to which shares apply.
     """
 
     model: str | None
     counter: TokenCounter
     budget: int
     tools: int
-    as_stored: bool
+    stored: TokenCounter | None
     learns: bool
     provider: str | None = None
     shared: int | None = None
@@ -47,6 +48,15 @@ class CallMeasure:
     def unscaled(self, tokens: int) -> int:
         """Return the tokens without the learned factor."""
         return tokens * 100 // _hundredths(self.counter)
+
+    def as_stored(self, tokens: int, sent: Sequence[BaseMessage]) -> int:
+        """Return the tokens that are stored with messages like these, if this counter counts so many."""
+        if self.stored is None or self.stored is self.counter:
+            return tokens
+        counted, stored = (
+            sum(count_message(message, counter) for message in sent) for counter in (self.counter, self.stored)
+        )
+        return tokens * stored // counted if counted and stored else tokens
 
 
 class Measuring:
@@ -68,6 +78,7 @@ class Measuring:
         facts = facts_of(use.model, options.context_window)
         learns = options.counter is None and memory.counter is estimate
         counter = await self._best_counter(facts.name) if learns else options.counter or memory.counter
+        comparable = learns or plain_counter(counter) is memory.counter
         tools = counter(self._tools_text(use.tools)) if use.tools else 0
         room = input_budget(facts.name, options.max_output_tokens, facts.window) - tools
         if room <= 0:
@@ -81,7 +92,7 @@ class Measuring:
             budget=options.budget_in(room, known=facts.known),
             shared=AUTO_SHARED_TOKENS if options.max_tokens == "auto" else None,
             tools=tools,
-            as_stored=plain_counter(counter) is memory.counter,
+            stored=memory.remembered_counts.remembering(memory.counter) if comparable else None,
             learns=learns and not isinstance(counter, ExactCounter),
             provider=facts.provider,
         )

@@ -123,7 +123,7 @@ class TurnContext:
         """
         self.keep()
         measure = await self._measuring.of(use)
-        self._use, self._budget = use, measure.unscaled(measure.budget)
+        self._use, self._budget = use, self._budget or measure.budget
         self._steps.gather(messages[self._end(messages) :], author, ordinal)
         if self._assembler is None:
             recollection = (await self._recall(messages, measure)).without_failures()
@@ -157,7 +157,9 @@ class TurnContext:
         draft = await self._draft(self._assembler, call)
         sent = self._assembler.build(draft)
         self._new_begin = sent.begin_seq or self._new_begin
-        self._room = self._room or _window_room(sent, draft, measure, self._options)
+        if self._room is None:
+            self._room = _window_room(sent, draft, measure, self._options)
+            self._budget = measure.as_stored(measure.budget, sent.messages)
         measure = measure if sent.texts_only else replace(measure, learns=False)
         self._open = (self._manifest(sent, measure, run_id), sent.texts, measure)
         self._tell(sent, run_id)
@@ -417,5 +419,5 @@ def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: T
             break
         taken += entry.tokens
     left = max(draft.call.budget - taken - sum(draft.rooms.values()), 0)
-    tokens = measure.unscaled(left) if measure.as_stored else None
+    tokens = None if measure.stored is None else measure.as_stored(left, sent.messages)
     return WindowRoom(tokens, options.message_limit, options.plan.step)

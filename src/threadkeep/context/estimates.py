@@ -16,12 +16,20 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from threadkeep.errors import InvalidInput
 
 type Encoding = Literal["o200k", "cl100k"]
 """`o200k` belongs to gpt-4o and later models, `cl100k` to gpt-4 and gpt-3.5."""
+
+type Family = Literal[
+    "o200k", "cl100k", "claude2", "claude3", "claude47", "llama2", "llama3", "gemma3", "qwen3", "deepseek"
+]
+"""The tokenizers that estimates are fitted to. `claude47` is that of Claude since Opus 4.7, `gemma3` that of Gemini."""
+
+FAMILIES: tuple[Family, ...] = get_args(Family.__value__)
+"""The tokenizers in the order of the costs in `token_costs.json`."""
 
 
 class _Vocabulary(Protocol):
@@ -72,9 +80,8 @@ def installed_counter(encoding: Encoding) -> ExactCounter | None:
     return ExactCounter(encoding, bindings.tokenizer_for_encoding(f"{encoding}_base"))
 
 
-type Pattern = tuple[bytes, float, float]
-"""Characters or kinds of them, and the tokens per occurrence in the tokenizers `o200k` and `cl100k`."""
-type _Column = Literal[1, 2]
+type Pattern = tuple[bytes, tuple[float, ...]]
+"""Characters or kinds of them, and the tokens per occurrence in each of `FAMILIES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +105,10 @@ def patterns_by_script() -> dict[str, Patterns]:
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 
 
-def _patterns(groups: dict[str, list[tuple[str, float, float]]]) -> Patterns:
+def _patterns(groups: dict[str, list[tuple[str, *tuple[float, ...]]]]) -> Patterns:
     return Patterns(
         *(
-            tuple((_pattern_bytes(text), current, older) for text, current, older in groups.get(name, ()))
+            tuple((_pattern_bytes(text), tuple(costs)) for text, *costs in groups.get(name, ()))
             for name in ("kinds", "text", "capitals", "runs")
         )
     )
@@ -200,11 +207,11 @@ class TokenCosts:
 
 
 @cache
-def token_costs(encoding: Encoding) -> TokenCosts:
-    """Return the costs for the tokenizer of an encoding."""
-    column: _Column = 1 if encoding == "o200k" else 2
+def token_costs(family: Family) -> TokenCosts:
+    """Return the costs for a tokenizer."""
+    column = FAMILIES.index(family)
     all_texts, *scripts = patterns_by_script().values()
-    words, digit_group = (pattern[column] for pattern in all_texts.runs)
+    words, digit_group = (costs[column] for _, costs in all_texts.runs)
     return TokenCosts(
         pairs=_pairs(column, words),
         digit_group=digit_group,
@@ -220,12 +227,12 @@ def token_costs(encoding: Encoding) -> TokenCosts:
     )
 
 
-def _counted(patterns: Iterable[Pattern], column: _Column) -> Counted:
+def _counted(patterns: Iterable[Pattern], column: int) -> Counted:
     longer = [pattern for pattern in patterns if len(pattern[0]) > 2]
-    return Counted(tuple(pattern[0] for pattern in longer), tuple(pattern[column] for pattern in longer))
+    return Counted(tuple(pattern[0] for pattern in longer), tuple(pattern[1][column] for pattern in longer))
 
 
-def _pairs(column: _Column, word: float) -> list[float]:
+def _pairs(column: int, word: float) -> list[float]:
     table = [0.0] * 65_536
     for firsts, seconds, cost in _costs_of_pairs(column, word):
         for first in firsts:
@@ -234,7 +241,7 @@ def _pairs(column: _Column, word: float) -> list[float]:
     return table
 
 
-def _costs_of_pairs(column: _Column, word: float) -> Iterator[tuple[Iterable[int], Iterable[int], float]]:
+def _costs_of_pairs(column: int, word: float) -> Iterator[tuple[Iterable[int], Iterable[int], float]]:
     letters = [byte for byte in _BYTES if chr(LETTERS[byte]) == "a"]
     yield [byte for byte in _BYTES if byte not in letters], letters, word
     scripts = patterns_by_script().values()
@@ -245,7 +252,7 @@ def _costs_of_pairs(column: _Column, word: float) -> Iterator[tuple[Iterable[int
         for pattern in (pattern for group in groups for pattern in group):
             found = [_bytes_of(part, of_kind) for part in pattern[0]]
             if len(found) <= 2:
-                yield found[0], found[1] if len(found) == 2 else _BYTES, pattern[column]
+                yield found[0], found[1] if len(found) == 2 else _BYTES, pattern[1][column]
 
 
 def _bytes_of(part: int, of_kind: bool) -> Iterable[int]:
@@ -289,10 +296,26 @@ def estimate_cl100k(text: str) -> int:
     return _estimate(text, "cl100k")
 
 
-def _estimate(text: str, encoding: Encoding) -> int:
+@dataclass(frozen=True, slots=True)
+class FamilyEstimate:
+    """The estimate for a tokenizer that is none of OpenAI's."""
+
+    family: Family
+
+    @property
+    def name(self) -> str:
+        """The counter's name, such as `estimate_llama3`."""
+        return f"estimate_{self.family}"
+
+    def __call__(self, text: str, /) -> int:
+        """Return the tokens of this text."""
+        return _estimate(text, self.family)
+
+
+def _estimate(text: str, family: Family) -> int:
     if not text:
         return 0
-    costs = token_costs(encoding)
+    costs = token_costs(family)
     data = framed(text)
     tokens = _cost_of_pairs(data, costs.pairs) + _cost_of(data, costs.text)
     kinds = data.translate(KINDS)

@@ -11,8 +11,11 @@ from importlib.resources import files
 from typing import get_args
 
 from threadkeep.context.estimates import (
+    FAMILIES,
     Encoding,
     ExactCounter,
+    Family,
+    FamilyEstimate,
     TokenCounter,
     chars4,
     estimate,
@@ -203,32 +206,40 @@ __all__ = [
     "name_of",
 ]
 
-_ESTIMATES: dict[str, TokenCounter] = {"estimate": estimate, "estimate_cl100k": estimate_cl100k, "chars4": chars4}
+_FAMILY_ESTIMATES: dict[Family, TokenCounter] = {
+    **{family: FamilyEstimate(family) for family in FAMILIES},
+    "o200k": estimate,
+    "cl100k": estimate_cl100k,
+}
+_ESTIMATES: dict[str, TokenCounter] = {
+    **{plain_name(counter): counter for counter in _FAMILY_ESTIMATES.values()},
+    "chars4": chars4,
+}
 _ENCODINGS: dict[str, Encoding] = {encoding: encoding for encoding in get_args(Encoding.__value__)}
 _SCALED = re.compile(r"(?P<base>[a-z0-9_]+)×(?P<factor>[0-3]\.\d\d)")
-_FAMILIES: dict[str, Encoding] = {
-    "chatgpt-4o": "o200k",
-    "codex-mini": "o200k",
-    "gpt-3.5": "cl100k",
-    "gpt-35": "cl100k",
-    "gpt-4": "cl100k",
-    "gpt-4o": "o200k",
-    "gpt-4.1": "o200k",
-    "gpt-4.5": "o200k",
-    "gpt-5": "o200k",
-    "gpt-5.": "o200k",
-    "gpt-oss": "o200k",
-    "o1": "o200k",
-    "o3": "o200k",
-    "o4": "o200k",
-    "text-embedding-3": "cl100k",
-    "text-embedding-ada-002": "cl100k",
+_BY_FAMILY: dict[Family, str] = {
+    "o200k": "chatgpt-4o codex-mini gpt-4o gpt-4.1 gpt-4.5 gpt-5 gpt-5. gpt-oss o1 o3 o4",
+    "cl100k": "gpt-3.5 gpt-35 gpt-4 text-embedding-3 text-embedding-ada-002",
+    "claude2": "claude-1 claude-1. claude-2 claude-2. claude-instant",
+    "claude3": "claude-3 claude-3. claude-4 claude-4. claude-opus-4 claude-opus-4. claude-sonnet-4 claude-sonnet-4. "
+    "claude-haiku-4 claude-haiku-4.",
+    "claude47": "claude- claude-opus-4-7 claude-opus-4.7 claude-opus-4-8 claude-opus-4.8",
+    "llama2": "llama-2 llama2 codellama",
+    "llama3": "llama-3 llama-3. llama3 llama3. meta-llama-3 meta-llama-3.",
+    "gemma3": "gemini- gemma-3 gemma3",
+    "qwen3": "qwen2.5 qwen-2.5 qwen3 qwen-3",
+    "deepseek": "deepseek-v3 deepseek-v3. deepseek-r1 deepseek-chat deepseek-reasoner",
 }
-_FAMILY_ESTIMATES: dict[Encoding, TokenCounter] = {"o200k": estimate, "cl100k": estimate_cl100k}
+_FAMILIES: dict[str, Family] = {name: family for family, names in _BY_FAMILY.items() for name in names.split()}
+
+
+def family_estimate(family: Family) -> TokenCounter:
+    """Return the estimate for a tokenizer."""
+    return _FAMILY_ESTIMATES[family]
 
 
 def counter_named(name: str) -> TokenCounter:
-    """Return the counter with this name: `estimate`, `estimate_cl100k`, `chars4`, `o200k`, `cl100k` or a scaled one.
+    """Return the counter with this name: an estimate, `chars4`, `o200k`, `cl100k` or a scaled one.
 
     `o200k` and `cl100k` are exact. A scaled estimate has the form of `name_of`: `estimate×1.12`.
 
@@ -251,19 +262,25 @@ def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> Toke
     """Return the best counter for a model: exact for OpenAI's with the extra `tokens`, else an estimate.
 
     Args:
-        model: its name, with or without its provider; None and unknown names get the estimate for current models.
+        model: its name, with or without its provider; None and unknown names get the estimate for OpenAI's current
+            models.
         factor: the learned correction of the estimate for this model; exact counters ignore it.
     """
     encoding = encoding_of(model)
     if encoding is not None and (exact := installed_counter(encoding)) is not None:
         return exact
-    counter = _FAMILY_ESTIMATES[encoding or "o200k"]
+    counter = family_estimate(family_of(model) or "o200k")
     return counter if factor is None else scaled(counter, factor)
 
 
-@lru_cache(maxsize=256)
 def encoding_of(model: str | None) -> Encoding | None:
     """Return the encoding of an OpenAI model; None for others."""
+    return _ENCODINGS.get(family_of(model) or "")
+
+
+@lru_cache(maxsize=256)
+def family_of(model: str | None) -> Family | None:
+    """Return the tokenizer of a model; None for an unknown one."""
     for name in names_of(model):
         if known := [known for known in _FAMILIES if continues(name.removeprefix("ft:"), known)]:
             return _FAMILIES[max(known, key=len)]
