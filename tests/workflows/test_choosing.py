@@ -108,7 +108,7 @@ async def test_a_router_goes_by_the_first_rule_that_holds(desk: Desk, given: dic
     ("rule", "words"),
     [
         ({"path": "nothing.there"}, "begins with"),
-        ({"path": "text", "matches": "("}, "no regular expression"),
+        ({"path": "text", "matches": "("}, "not a regular expression"),
         ({"path": "text", "matches": "(?=a)"}, "of RE2: invalid perl operator"),
         ({"path": "text", "equals": "a", "matches": "b"}, "exactly one"),
         ({"path": "text"}, "exactly one"),
@@ -118,7 +118,7 @@ def test_a_rule_that_means_nothing_is_refused(rule: dict[str, Any], words: str) 
     """When the node is made."""
     with pytest.raises(ValueError, match=words):
         Rule(**{"equals": None, "next": "end", **rule})
-    with pytest.raises(ValueError, match="one name"):
+    with pytest.raises(ValueError, match="the same name"):
         CategorizerNode(categories=(Category(name="a", next="end"), Category(name="A", next="end")), default="end")
 
 

@@ -250,7 +250,7 @@ async def test_a_message_may_go_to_another_session(desk: Desk) -> None:
     desk.use(APPEND.replace("next: end", "session: 'telegram:{{inputs.chat}}', next: end"))
     await desk.run("news", inputs={"news": "x", "chat": 7}, trigger="schedule")
     assert await desk.transcript("telegram:7") == [("assistant", "News: x")]
-    with pytest.raises(InvalidKey, match="no key in this run"):
+    with pytest.raises(InvalidKey, match="not a valid key in this run"):
         await desk.run("news", inputs={"news": "x"}, trigger="schedule")
     assert [event.reason for event in desk.events.of(KeyResolutionFailed)] == ["unresolved_template"]
     desk.use(APPEND)

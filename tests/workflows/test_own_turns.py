@@ -29,7 +29,7 @@ async def test_what_a_bot_says_by_itself_enters_its_own_conversation(desk: Desk)
         await desk.run("news", context=context, inputs={"news": "we are open"}, results=CHAT)
     await desk.run("bot", "Really?", results=CHAT)
     assert spoken(desk.model.calls[0]) == [("human", OPENING), ("ai", "News: we are open"), ("human", "Really?")]
-    with pytest.raises(InvalidKey, match="no key in this run"):
+    with pytest.raises(InvalidKey, match="not a valid key in this run"):
         await desk.run("news", inputs={"news": "x"}, trigger="schedule")
     assert len(desk.events.of(KeyResolutionFailed)) == 1
     with pytest.raises(InvalidWorkflow, match="leave one out"):

@@ -121,9 +121,9 @@ def calling(name: str, *children: str) -> str:
     [
         ({"a": calling("bot"), "b": calling("bot")}, [("b", 2, "Two workflows are called 'bot'")]),
         ({"a": calling("chat")}, [("a", 2, "Two workflows are called 'chat'")]),
-        ({"a": calling("session-reset")}, [("a", 2, "Threadkeep's own")]),
-        ({"a": calling("a", "b", "c"), "b": calling("b"), "c": calling("c", "a")}, [("a", 10, "circle (a → c → a)")]),
-        ({"a": calling("a", "leav"), "b": calling("leave")}, [("a", 6, "no such workflow: correct the name (did you")]),
+        ({"a": calling("session-reset")}, [("a", 2, "Threadkeep reserves")]),
+        ({"a": calling("a", "b", "c"), "b": calling("b"), "c": calling("c", "a")}, [("a", 10, "cycle (a → c → a)")]),
+        ({"a": calling("a", "leav"), "b": calling("leave")}, [("a", 6, "not a workflow: correct the name (did you")]),
     ],
 )
 def test_what_is_wrong_between_files_is_told_with_its_place(

@@ -146,7 +146,7 @@ async def test_workflows_nest_as_deep_as_is_allowed(desk: Desk) -> None:
 def test_too_deep_a_nesting_is_refused_when_it_is_built(desk: Desk) -> None:
     """Where it can be seen; a workflow may allow more, or less."""
     chain = [LEAF, nested("c", "leaf"), nested("b", "c"), nested("a", "b")]
-    with pytest.raises(InvalidWorkflow, match=r"top → a → b → c → leaf is 4 levels deep, and 3 are allowed"):
+    with pytest.raises(InvalidWorkflow, match=r"top → a → b → c → leaf is 4 levels deep, but only 3 are allowed"):
         desk.use(*chain, nested("top", "a"))
     desk.use(*chain, nested("top", "a", "options: {max_depth: 4}"))
     with pytest.raises(InvalidWorkflow, match="1 are allowed"):
@@ -155,9 +155,9 @@ def test_too_deep_a_nesting_is_refused_when_it_is_built(desk: Desk) -> None:
 
 def test_a_circle_is_refused_when_it_is_built(desk: Desk) -> None:
     """Of one, and of several."""
-    with pytest.raises(InvalidWorkflow, match="its own workflow, in a circle"):
+    with pytest.raises(InvalidWorkflow, match="its own workflow, which is a cycle"):
         desk.use(nested("a", "a"))
-    with pytest.raises(InvalidWorkflow, match=r"in a circle \(a → b → c → a\)") as caught:
+    with pytest.raises(InvalidWorkflow, match=r"in a cycle \(a → b → c → a\)") as caught:
         desk.use(nested("a", "b"), nested("b", "c"), nested("c", "a"))
     assert len(caught.value.problems) == 1
 
@@ -170,17 +170,17 @@ async def test_what_was_not_seen_is_refused_at_the_call(desk: Desk) -> None:
         await desk.run("b", "x", context=deep)
     assert caught.value.status == "refused"
     below = replace(desk.context("b"), depth=1, ancestors=("leaf",))
-    with pytest.raises(ChildFailed, match="in a circle \\(leaf → b → leaf\\)"):
+    with pytest.raises(ChildFailed, match="in a cycle \\(leaf → b → leaf\\)"):
         await desk.run("b", "x", context=below)
     alone = desk.context("b", resources=replace(desk.resources, children=None))
-    with pytest.raises(ChildFailed, match="nobody to run children"):
+    with pytest.raises(ChildFailed, match="no runner of children"):
         await desk.run("b", "x", context=alone)
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "deadline", "interrupted"])
 async def test_a_child_without_a_result_is_told_as_such(desk: Desk, status: str) -> None:
     """The run ends, or goes on without it, as the node says; nothing stands in for a result."""
-    with pytest.raises(ChildFailed, match=f"ended as {status}") as caught:
+    with pytest.raises(ChildFailed, match=f"ended with status {status}") as caught:
         await asked(desk, "", KeptRequests(status=status, output=None, summary=""))
     assert (caught.value.status, caught.value.run_id, caught.value.workflow) == (status, "c1", "child")
     state = await asked(desk, "on_failure: continue,", KeptRequests(status=status, output=None, summary=""))
@@ -204,7 +204,7 @@ async def test_a_child_that_would_wait_for_a_person_is_told_as_such(desk: Desk) 
     call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "May I?"}, "id": "c1"}])
     desk.model = ScriptedModel(["A step.", call])
     desk.use(CHILD.replace("find_order", "ask_person"), PARENT % "")
-    with pytest.raises(ChildFailed, match="ended as waiting"):
+    with pytest.raises(ChildFailed, match="ended with status waiting"):
         await desk.run("parent", "x")
 
 

@@ -42,10 +42,10 @@ def test_what_comes_out_is_bounded() -> None:
     ("template", "words"),
     [
         ("{{results.a", "not closed"),
-        ("{{a.b}}", "names nothing"),
-        ("{{results.__class__()}}", "no path"),
-        ("{{results.a | upper}}", "no path"),
-        ("{{thread_id}}", "names nothing"),
+        ("{{a.b}}", "names an unknown value"),
+        ("{{results.__class__()}}", "is not a path"),
+        ("{{results.a | upper}}", "is not a path"),
+        ("{{thread_id}}", "names an unknown value"),
         ("x" * 20_001, "at most"),
     ],
 )

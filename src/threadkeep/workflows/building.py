@@ -1,4 +1,4 @@
-"""Paths through a workflow, and building of its graph from its document."""
+"""Paths through a workflow, and building its graph from its document."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Paths:
         return any(name in self.after(name) for name in self.following)
 
     def beside(self) -> dict[str, frozenset[str]]:
-        """Return the nodes that may run in parallel to each node: nodes on other branches, and not on its own."""
+        """Return the nodes that may run in parallel to each node: nodes on other branches and not on its own."""
         found: dict[str, frozenset[str]] = {}
         for ways in self._ways():
             for way in ways:
@@ -110,7 +110,7 @@ class Paths:
         return found
 
     def meetings(self) -> dict[str, tuple[str, ...]]:
-        """Return the joins of branches that every run takes, each with the nodes that lead to it.
+        """Return the nodes that join branches which every run takes, each with the nodes that lead to it.
 
         Branches with a choice and branches on a cycle have no join, because a run could wait for nodes that never
         run.
@@ -129,7 +129,7 @@ class Paths:
         }
 
     def repeated(self) -> frozenset[str]:
-        """Return the nodes that may run several times: joins without waiting, and all nodes after them."""
+        """Return the nodes that may run several times: nodes on several branches that do not wait for all branches."""
         waited = self.meetings()
         found: set[str] = set()
         for branch, ways in zip(self.branches, self._ways(), strict=True):
@@ -237,7 +237,7 @@ def _add_ends(builder: Graph, document: WorkflowDocument, plan: TurnPlan) -> Non
         builder.add_edge(START, QUESTION)
     builder.add_edge(QUESTION if plan.records_question else START, plan.start)
     if plan.records_answer:
-        # Deferred until nothing else is left: one branch may end while others continue.
+        # Deferred until everything else has run, because one branch may end while others continue.
         add_node(builder, ANSWER, RecordAnswerNode(reset_commands=resets), defer=True)
         builder.add_edge(ANSWER, END)
 
@@ -258,7 +258,7 @@ def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, 
 
 
 def _ending_at(entry: Entry, ends: str) -> Mapping[str, object]:
-    """Return the changes that send a node to `ends` instead of the end."""
+    """Return the changes that make a node continue with the node `ends` instead of the end."""
 
     def there(target: str) -> str:
         return ends if target == END_NAME else target

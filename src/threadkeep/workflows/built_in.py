@@ -39,11 +39,11 @@ CHAT = "chat"
 _MAX_QUOTED = 2000
 
 type AskModel = Callable[[BaseChatModel, list[BaseMessage]], Awaitable[AIMessage]]
-"""Calls a model."""
+"""A function that calls a model."""
 
 
 class ChatNode(AgentNode):
-    """An agent whose prompt is a setting: literal text, not a template."""
+    """An agent with a prompt from the settings, which is literal text and not a template."""
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return no templates."""
@@ -59,7 +59,7 @@ class ChatNode(AgentNode):
         return SystemMessage("\n\n".join(parts)) if parts else None
 
     def needs_agent(self, resources: Resources) -> bool:
-        """Return whether an agent has to call the model: it has tools, or middleware that sees more than tool calls."""
+        """Return whether the chat needs an agent, because of tools or of middleware that sees more than tool calls."""
         return bool(self.tools or self.history_tools or self.memory_tools) or not all(
             map(only_wraps_tools, resources.middleware)
         )
@@ -67,7 +67,7 @@ class ChatNode(AgentNode):
     async def reply(self, step: Step, state: WorkflowState, metadata: Mapping[str, Json], ask: AskModel) -> AIMessage:
         """Answer the run's question without an agent: store the question, call the model once, store the answer.
 
-        The config of the run is that of the current context.
+        It uses the config of the current context as the config of the run.
         """
         conversation, messages = session_conversation(step), self.asked(state, step)
         session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
@@ -88,7 +88,7 @@ class ChatNode(AgentNode):
     async def _asked_model(
         self, turn: OpenTurn, step: Step, ask: AskModel, model: BaseChatModel, messages: list[BaseMessage]
     ) -> AIMessage:
-        """Return the model's answer; if there is none, store the part of it that came."""
+        """Return the model's answer; if the call fails, store the part of the answer that arrived."""
         partial = PartialAnswer()
 
         async def close(kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -136,8 +136,8 @@ def chat_workflow(options: ChatOptions | None = None, tools: Sequence[BaseTool] 
         builder,
         version=digest_of(node.model_dump(mode="json", exclude={"tools"})),
         source="built-in",
-        description="Answers in the memory of the session.",
-        # A client waits for the answer: it learns of a failure at once and can send the message again.
+        description="Answers a message, with the memory of the session.",
+        # A client waits for the answer, so it gets the error at once and can send the message again.
         options=RunOptions(max_tries=1, double_texting=options.double_texting),
     )
 
@@ -146,9 +146,9 @@ _VERSION = "1"
 
 
 def session_workflows() -> list[Workflow]:
-    """Return a reset and a deletion that wait for their turn in the session; they are registered automatically."""
+    """Return the workflows that reset or delete a session in order with its turns; they are always registered."""
     return [
-        _workflow(RESET, "Lets the model see only what comes after this.", _reset),
+        _workflow(RESET, "Hides all earlier messages of the session from the model.", _reset),
         _workflow(DELETE, "Deletes the session with all its messages.", _delete),
     ]
 

@@ -1,4 +1,4 @@
-"""Workflows: uncompiled graphs with the data that their runs need, and their compilation."""
+"""Workflows: uncompiled graphs with the data that their runs need, and their compiler."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _DIGITS = 16
 class Workflow:
     """A workflow. `builder` is compiled only in `threadkeep.workflows.definition`.
 
-    `version` changes with the definition: a run ends on the version that it began with. `definition` is the YAML as
+    `version` changes with the definition; a run keeps the version with which it began. `definition` is the YAML as
     JSON values, from which the same workflow can be rebuilt; None for Python. `output` names the node whose output
-    is the result; without it the result is the answer. `origin` is the file or the import string; `places` are the
+    is the result; by default the result is the answer. `origin` is the file or the import string; `places` are the
     positions of its parts in the file, for problems that involve several workflows.
     """
 
@@ -60,12 +60,12 @@ class Workflow:
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
-        """The nodes of Threadkeep's kinds, by name; a graph in Python may have others."""
+        """The Threadkeep nodes by name; a graph in Python may have other nodes as well."""
         return nodes_in(self.builder)
 
     @cached_property
     def recorder(self) -> RecordQuestionNode | None:
-        """A node that stores the question as its nodes would; None if they do not store it."""
+        """A node that stores the question in the same way as the workflow's nodes; None if they do not store it."""
         return question_recorder(self.nodes.values())
 
     @property
@@ -92,14 +92,14 @@ def python_workflow(
     Args:
         name: its name.
         builder: a `StateGraph` that is not compiled.
-        version: of the graph; by default a digest of the source of the calling or the named module.
+        version: the version; by default a digest of the source of the calling module, or of the module in `origin`.
         description: its purpose.
         options: the options of its runs.
         output: the node whose output is the result.
         origin: the import string of the graph, if any.
 
     Raises:
-        InvalidWorkflow: the object is not such a graph; the sentence says what to name instead.
+        InvalidWorkflow: the object is not such a graph; the message says what to use instead.
     """
     if not isinstance(builder, StateGraph):
         compiled = isinstance(getattr(builder, "builder", None), StateGraph)
@@ -118,7 +118,7 @@ def python_workflow(
 
 
 def digest_of(definition: Json) -> str:
-    """Return the version of a definition; it is independent of the notation of the values."""
+    """Return the version of a definition: a digest that does not depend on how the values are written."""
     text = json.dumps(definition, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
 
@@ -142,7 +142,7 @@ def _digest_of_module(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def has_one_speaker(workflow: Workflow) -> bool:
-    """Return whether a workflow has one node, which answers in the run's session: nothing follows its answer."""
+    """Return whether a workflow consists of one node, which answers in the run's session."""
     nodes = list(workflow.nodes.values())
     if len(workflow.builder.nodes) != 1 or len(nodes) != 1:
         return False
@@ -151,7 +151,7 @@ def has_one_speaker(workflow: Workflow) -> bool:
 
 
 def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
-    """Return the options of the only speaker, if its question may be stored before it is called; else None.
+    """Return the options of a workflow's only node if the question may be stored before the node runs; else None.
 
     Middleware may change a question before it is stored.
     """
@@ -184,7 +184,7 @@ class Compiler:
         """Return the compiled graph of a workflow.
 
         Raises:
-            InvalidWorkflow: LangGraph cannot compile the graph and says why.
+            InvalidWorkflow: LangGraph cannot compile the graph; the message has its reason.
         """
         known = self._compiled.get(workflow)
         if known is None:

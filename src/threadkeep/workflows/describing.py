@@ -23,7 +23,7 @@ _PLACES = {START: "start", END: "end"}
 
 
 def describe(workflow: Workflow) -> dict[str, Any]:
-    """Return the description of a workflow in a list."""
+    """Return the short description of a workflow, for lists."""
     return {
         "name": workflow.name,
         "description": workflow.description,
@@ -35,7 +35,7 @@ def describe(workflow: Workflow) -> dict[str, Any]:
 
 
 def describe_whole(workflow: Workflow) -> dict[str, Any]:
-    """Return the description with nodes, edges, options, and the definition if there is one.
+    """Return the full description: also nodes, edges, options, and the definition if there is one.
 
     Raises:
         InvalidWorkflow: the graph cannot be compiled.
@@ -65,34 +65,34 @@ _SCOPES = ("inputs", "results", "node_outputs", "configurable", "user_context")
 class KeyExplanation:
     """The key that one agent derives from a payload.
 
-    If `uses_store` is false, the agent uses the turns of the run's session, and the key is hypothetical.
+    If `uses_store` is false, the agent reads the run's session instead, and the key is not used.
     """
 
     __pydantic_config__ = DESCRIBED
 
     node: str
     uses_store: bool
-    """Whether the agent's history is in the graph store under this key."""
+    """True if the agent's history is in the graph store under this key."""
     namespace: tuple[str, ...]
     key: str | None
     """Null if no candidate gives a key: the agent would then keep its conversation in memory only."""
     conversation_key: str | None
-    """The text that the winning candidate gave, before the key template."""
+    """The value of the winning candidate, before it is inserted into the key template."""
     winner: str | None
-    """The candidate that won."""
+    """The first candidate with a valid value."""
     refused: tuple[Refusal, ...]
-    """The candidates before it, in the order of trying."""
+    """The candidates that were tried before, in order, and why they were refused."""
 
 
 def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: bool = False) -> list[KeyExplanation]:
     """Return the key of each agent of a workflow for a payload, in the order of the nodes. Nothing is read or written.
 
     A payload with `inputs`, `results`, `node_outputs`, `configurable` or `user_context` provides the values that
-    candidates may name; any other payload is the `inputs`. `thread_id` counts only in runs that are started
+    candidates may name; any other payload is used as the `inputs`. `thread_id` counts only in runs started
     `by_hand`.
     """
     if not isinstance(payload, Mapping):
-        raise InvalidInput("A payload is a JSON object; put what the channel delivers into one.")
+        raise InvalidInput("A payload must be a JSON object; wrap the data of the channel in one.")
     scope: dict[str, object] = dict(payload) if any(name in payload for name in _SCOPES) else {"inputs": payload}
     scope["thread_id"] = payload.get("thread_id")
     found: list[KeyExplanation] = []
@@ -117,7 +117,7 @@ def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: boo
     return found
 
 
-# Keywords of Mermaid: a node id that begins with one would be misread.
+# Keywords of Mermaid, which would misread a node id that begins with one.
 _WORDS = frozenset(
     {"call", "class", "classdef", "click", "default", "direction", "end", "flowchart", "graph", "href", "interpolate"}
     | {"linkstyle", "style", "subgraph"}
@@ -137,7 +137,7 @@ _COLORS: Mapping[str, tuple[NodeKind, ...]] = {
 
 
 def draw_mermaid(workflow: Workflow) -> str:
-    """Return the workflow in Mermaid's language, as GitHub and most editors show it.
+    """Return the workflow as a Mermaid diagram, which GitHub and most editors can show.
 
     Raises:
         InvalidWorkflow: the graph cannot be compiled.
@@ -204,7 +204,7 @@ def _id_of(name: str, number: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text as a label on one line, with Mermaid's special characters as numeric entities."""
+    """Return a text as a one-line label, with Mermaid's special characters as numeric entities."""
     line = " ".join(text.split())
     shown = line if len(line) <= _MOST_LABEL_CHARACTERS else f"{line[:_MOST_LABEL_CHARACTERS]}…"
     return re.sub(r"[^\w →…=,-]", lambda found: f"#{ord(found[0])};", shown)

@@ -35,7 +35,7 @@ from threadkeep.workflows.yaml_source import Path, YamlSource
 SCHEMA_ID = "https://github.com/threadkeep/threadkeep/raw/main/src/threadkeep/workflows/workflow.schema.json"
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-NAME_CURE = "a name begins with a letter and has A-Z, a-z, 0-9, _ and -, at most 64."
+NAME_CURE = "a name begins with a letter and consists of up to 64 of A-Z, a-z, 0-9, _ and -."
 
 type Name = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
 type Targets = str | Annotated[tuple[str, ...], Field(min_length=1, max_length=32)]
@@ -79,7 +79,7 @@ class RouterEntry(RouterNode):
 
 
 class RetrieveEntry(RetrieveNode, Continuing):
-    """A search for passages of a knowledge base that fit the question."""
+    """A search for passages of a knowledge base that are relevant to the question."""
 
     kind: Literal["retrieve"]
 
@@ -91,7 +91,7 @@ class TemplateEntry(TemplateNode, Continuing):
 
 
 class AppendMessageEntry(AppendMessageNode, Continuing):
-    """A message of the bot that is added to a transcript."""
+    """A message that is added to a transcript without calling a model."""
 
     kind: Literal["append_message"]
 
@@ -103,13 +103,13 @@ class SubworkflowEntry(SubworkflowNode, Continuing):
 
 
 class IngestPromptEntry(IngestPromptNode):
-    """A prompt made of an event and its prompt annotations."""
+    """A prompt built from an event and its prompt annotations."""
 
     kind: Literal["ingest_prompt"]
 
 
 class BuildCandidateEntry(BuildCandidateNode, Continuing):
-    """A candidate made of the model's answer."""
+    """A candidate built from the model's answer."""
 
     kind: Literal["build_candidate"]
 
@@ -127,7 +127,7 @@ class RememberEntry(RememberNode, Continuing):
 
 
 class RecallEntry(RecallNode, Continuing):
-    """Facts, episodes or procedures that bear on the question."""
+    """Facts, episodes or procedures that are relevant to the question."""
 
     kind: Literal["recall"]
 
@@ -163,7 +163,7 @@ class WorkflowDocument(_Part):
     start: str | None = Field(None, description="The node that runs first; by default the first one in the document.")
     output: str | None = Field(None, description="The node whose output is the result; by default the run's answer.")
     given_results: tuple[Name, ...] = Field(
-        (), max_length=64, description="Results that a run gets from outside, such as those of a channel's parser."
+        (), max_length=64, description="Names of results that a run gets from outside, such as from a channel's parser."
     )
     options: RunOptions = Field(default=RunOptions(), description="Options of runs.")
     nodes: Annotated[dict[Name, Annotated[Entry, Field(discriminator="kind")]], Field(min_length=1, max_length=200)] = (
@@ -189,7 +189,7 @@ def published_schema() -> dict[str, Any]:
     return schema
 
 
-# A union branch that only Python objects can match, never values of a file.
+# Marks a union branch that only Python objects can match, never values of a file.
 _NOTHING = object()
 _PYTHON_ONLY = frozenset({"is_instance_of"})
 
@@ -199,7 +199,7 @@ _CURES: Mapping[str, str] = {
     "int_type": "write a whole number, without quotes",
     "float_type": "write a number, without quotes",
     "finite_number": "write a finite number",
-    "string_type": "write text, in quotes if it looks like something else",
+    "string_type": "write text, in quotes if it looks like another type",
     "tuple_type": "write a list, such as [one, two]",
     "dict_type": "write names with values, as name: value",
     "model_type": "write names with values, as name: value",
@@ -229,7 +229,7 @@ def document_of(source: YamlSource) -> WorkflowDocument:
     try:
         text = json.dumps(source.value, allow_nan=False)
     except ValueError:
-        raise InvalidWorkflow([source.problem("The numbers of a workflow are finite; correct it.", ())]) from None
+        raise InvalidWorkflow([source.problem("A number in a workflow must be finite; correct it.", ())]) from None
     try:
         return WorkflowDocument.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -238,7 +238,7 @@ def document_of(source: YamlSource) -> WorkflowDocument:
             if one["type"] not in _PYTHON_ONLY:
                 path, problem = _problem_of(source, one)
                 problems.setdefault(path, problem)
-        # Parts around an invalid part are invalid only because of it.
+        # Parts that contain an invalid part are invalid only because of it.
         around = {path[:length] for path in problems for length in range(len(path))}
         outer = [problem for path, problem in problems.items() if path not in around]
         raise InvalidWorkflow(in_order(outer)) from None
@@ -273,16 +273,16 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
             path = (*path, "kind")
             sentence = f"There is no kind of node {given!r}; kinds are {_kinds()}."
         case "literal_error" if path == ("schema",):
-            sentence = "This schema is not known here; write schema: 1, or upgrade Threadkeep."
+            sentence = "This version of Threadkeep does not know this schema; write schema: 1, or upgrade Threadkeep."
         case "string_pattern_mismatch":
-            sentence = f"{where} is not written as it must be: {_pattern_cure(path)}"
+            sentence = f"{where} has the wrong form: {_pattern_cure(path)}"
         case kind:
             sentence = f"{where} cannot be used: {_cure(kind, path, error)}."
     return path, source.problem(sentence, path, at_key=at_key)
 
 
 def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
-    """Split an error's location into the part in the file and the rest: union branches, missing names."""
+    """Split an error's location into the path in the file and the rest, such as union branches and missing names."""
     path: list[str | int] = []
     rest: list[str | int] = []
     here: object = value
@@ -316,8 +316,8 @@ def _unknown(value: Json, path: Path) -> str:
     name, known = str(path[-1]), _known_names(value, path[:-1])
     near = difflib.get_close_matches(name, known, n=1)
     if near:
-        return f"There is no {name} here; did you mean {near[0]}?"
-    return f"There is no {name} here; there may be {', '.join(known)}." if known else f"{name} is not allowed here."
+        return f"{name} is not allowed here; did you mean {near[0]}?"
+    return f"{name} is not allowed here; allowed are {', '.join(known)}." if known else f"{name} is not allowed here."
 
 
 def _known_names(value: Json, path: Path) -> list[str]:

@@ -35,7 +35,7 @@ def check_document(document: WorkflowDocument, source: YamlSource, *, imports: b
     Args:
         document: the parsed file.
         source: the positions in the file.
-        imports: True to import everything that is named by import strings.
+        imports: True to import the objects that import strings name.
 
     Raises:
         InvalidWorkflow: lists all problems, each with its line.
@@ -43,7 +43,7 @@ def check_document(document: WorkflowDocument, source: YamlSource, *, imports: b
     checks = _Checks(document, source, Paths.of(document))
     problems = [*checks.names(), *checks.edges()]
     if not problems:
-        # The other checks are meaningless if edges lead nowhere.
+        # The other checks make no sense if edges lead to unknown nodes.
         problems = [*checks.ways(), *checks.templates(), *checks.children()]
     if imports:
         problems += checks.imports()
@@ -59,7 +59,7 @@ class _Checks:
 
     def names(self) -> Iterator[WorkflowProblem]:
         for name in RESERVED_NAMES & self.document.nodes.keys():
-            sentence = f"{name!r} has a meaning of its own; call the node otherwise."
+            sentence = f"{name!r} is a reserved name; rename the node."
             yield self.source.problem(sentence, ("nodes", name), at_key=True)
         if self.document.output is not None and self.document.output not in self.document.nodes:
             yield self.source.problem(self._nothing("output", self.document.output), ("output",))
@@ -77,9 +77,9 @@ class _Checks:
         reached = self.paths.beginning_at(self.paths.start)
         for name in self.document.nodes:
             if name not in reached:
-                sentence = f"No way leads from {self.paths.start!r} to {name!r}; name it in a next, or take it away."
+                sentence = f"No path leads from {self.paths.start!r} to {name!r}; name it in a next, or remove it."
             elif END_NAME not in self.paths.after(name):
-                sentence = f"No way leads from {name!r} to the end; send the run to end from here or from a later node."
+                sentence = f"No path leads from {name!r} to the end; write end as a next of it or of a later node."
             else:
                 continue
             yield self.source.problem(sentence, ("nodes", name), at_key=True)
@@ -106,12 +106,12 @@ class _Checks:
             if not isinstance(entry, SubworkflowNode):
                 continue
             if entry.workflow == self.document.name:
-                sentence = f"Node {name!r} runs its own workflow, in a circle; name another one."
+                sentence = f"Node {name!r} runs its own workflow, which is a cycle; name another one."
                 yield self.source.problem(sentence, ("nodes", name, "workflow"))
             if entry.input_source != "node_output":
                 continue
             if entry.source_node_id is None:
-                sentence = f"Node {name!r} takes a node's output and names none; add source_node_id."
+                sentence = f"Node {name!r} uses the output of a node, but does not name the node; add source_node_id."
                 yield self.source.problem(sentence, ("nodes", name), at_key=True)
             else:
                 yield from self._named_before(name, [entry.source_node_id], ("nodes", name, "source_node_id"))
@@ -127,20 +127,18 @@ class _Checks:
             if other in known:
                 continue
             if other == name:
-                sentence = f"Node {name!r} cannot use what it has not found yet; name an earlier node."
+                sentence = f"Node {name!r} cannot use its own result; name an earlier node."
             elif other in self.document.nodes:
-                sentence = f"Node {name!r} uses what {other!r} finds, which comes later; change their order."
+                sentence = f"Node {name!r} uses the result of {other!r}, which runs later; change their order."
             else:
                 sentence = (
-                    f"Node {name!r} uses what {other!r} finds, and there is no such node: correct the name"
-                    f"{self._near(other)}, or list it in given_results if the run is given it."
+                    f"Node {name!r} uses the result of {other!r}, which is not a node: correct the name"
+                    f"{self._near(other)}, or list it in given_results if the run gets it from outside."
                 )
             yield self.source.problem(sentence, at)
 
     def _nothing(self, option: str, name: str) -> str:
-        return (
-            f"{option} names {name!r}, and there is no such node: correct the name{self._near(name)}, or add the node."
-        )
+        return f"{option} names {name!r}, which is not a node: correct the name{self._near(name)}, or add the node."
 
     def _near(self, name: str) -> str:
         return suggestion(name, [*self.document.nodes, END_NAME])
@@ -169,14 +167,14 @@ def load_yaml(path: Path, *, imports: bool = True) -> Workflow:
         InvalidWorkflow: the file is invalid; each problem has its line.
     """
     try:
-        # Read no more than the maximum size of a workflow: the path may be any file.
+        # Read no more than the maximum size of a workflow, because the path may be any file.
         with path.open("rb") as file:
             text = file.read(4 * MOST_CHARACTERS + 1).decode("utf-8-sig")
     except OSError as error:
         sentence = f"The file cannot be read ({error.strerror}); check its path and permissions."
         raise InvalidWorkflow([WorkflowProblem(sentence, str(path))]) from None
     except UnicodeDecodeError:
-        raise InvalidWorkflow([WorkflowProblem("The file is no text in UTF-8; save it as such.", str(path))]) from None
+        raise InvalidWorkflow([WorkflowProblem("The file is not UTF-8 text; save it in UTF-8.", str(path))]) from None
     return read_workflow(text, file=str(path), imports=imports)
 
 
@@ -195,7 +193,7 @@ def read_workflow(text: str, *, file: str | None = None, imports: bool = True) -
 
 
 def restore_workflow(definition: Mapping[str, Json]) -> Workflow:
-    """Return the workflow of a stored definition: the same graph, of the same version.
+    """Return the workflow of a stored definition, with the same graph and version.
 
     Raises:
         InvalidWorkflow: this version of Threadkeep cannot build it any more.
@@ -206,7 +204,7 @@ def restore_workflow(definition: Mapping[str, Json]) -> Workflow:
 
 
 def load_python(name: str, reference: str) -> Workflow:
-    """Return the workflow that a module names: an uncompiled graph, a function that makes one, or a `Workflow`.
+    """Return the workflow that an import string names: a graph, a function that returns one, or a `Workflow`.
 
     Raises:
         InvalidWorkflow: there is none.
@@ -220,9 +218,9 @@ def load_python(name: str, reference: str) -> Workflow:
     except InvalidInput as error:
         raise InvalidWorkflow(f"Workflow {name!r}: {error}") from error
     if isinstance(thing, Workflow) and thing.name != name:
-        raise InvalidWorkflow(f"{reference!r} is the workflow {thing.name!r}; write {thing.name}={reference}.")
+        raise InvalidWorkflow(f"{reference!r} is named {thing.name!r}; write {thing.name}={reference}.")
     workflow = thing if isinstance(thing, Workflow) else python_workflow(name, thing, origin=reference)
-    # Compile now rather than at the first run: LangGraph checks the edges when it compiles.
+    # Compile now rather than at the first run, because LangGraph checks the edges when it compiles.
     Compiler(checkpointer=None, store=None).compiled(workflow)
     return workflow
 

@@ -1,4 +1,4 @@
-"""The registry of a service's workflows, by name, and children that run in the process of their parent."""
+"""The registry of a service's workflows by name, and a runner of children without an engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_DRAWN = 8
 def circles(children: Children) -> Iterator[Way]:
     """Yield cycles of workflows that run each other, each as a path from a workflow back to itself.
 
-    Not every cycle is listed: removing one call from each listed cycle leaves no cycle.
+    Not every cycle is listed, but removing one call from each listed cycle removes all cycles.
     """
     seen: set[str] = set()
     for first in children:
@@ -55,7 +55,7 @@ def circles(children: Children) -> Iterator[Way]:
 
 
 def deepest_ways(children: Children) -> dict[str, Way]:
-    """Return the longest path down from each workflow; the workflows must have no cycles."""
+    """Return the longest path of nested workflows from each workflow; there must be no cycles."""
     found: dict[str, Way] = {}
     for first in children:
         waiting = [first]
@@ -71,7 +71,7 @@ def deepest_ways(children: Children) -> dict[str, Way]:
 
 
 def drawn(way: Way) -> str:
-    """Return a path with arrows; of a long path, its beginning and its end."""
+    """Return a path as text with arrows; a long path is shortened in the middle."""
     shown = way if len(way) <= _MOST_DRAWN else (*way[: _MOST_DRAWN - 2], "…", way[-1])
     return " → ".join(shown)
 
@@ -84,13 +84,13 @@ class Workflows:
     """All registered workflows, by unique name. The built-in `chat` is always included."""
 
     def __init__(self, workflows: Iterable[Workflow] = (), *, chat: Workflow | None = None) -> None:
-        """Raises `InvalidWorkflow` if two have the same name, or if they run each other in a cycle or too deeply."""
+        """Raise `InvalidWorkflow` if two have the same name, or if they run each other in a cycle or too deeply."""
         self._workflows: dict[str, Workflow] = {}
         problems: list[WorkflowProblem] = []
         for workflow in (chat or chat_workflow(), *workflows):
             other = self._workflows.setdefault(workflow.name, workflow)
             if workflow.name in OWN_NAMES:
-                sentence = f"{workflow.name!r} is a name of Threadkeep's own; call the workflow otherwise."
+                sentence = f"{workflow.name!r} is a name that Threadkeep reserves; rename the workflow."
                 problems.append(_problem(workflow, sentence, ("name",)))
             elif other is not workflow:
                 places = ", ".join(one.origin or one.source for one in (other, workflow))
@@ -110,7 +110,7 @@ class Workflows:
             names: the values of the setting.
             chat: the built-in chat with the service's own options.
             imports: True to import tools and retrievers, to check that they exist.
-            complete: True if these are all workflows: then every child must be among them.
+            complete: True if these are all workflows, so that every child must be among them.
 
         Raises:
             InvalidWorkflow: lists every problem of every workflow.
@@ -157,14 +157,14 @@ class Workflows:
             for child in workflow.children:
                 if child not in self._workflows:
                     sentence = (
-                        f"{workflow.name!r} runs {child!r}, and there is no such workflow: correct the name"
-                        f"{suggestion(child, self._workflows)}, or name its file, too."
+                        f"{workflow.name!r} runs {child!r}, which is not a workflow: correct the name"
+                        f"{suggestion(child, self._workflows)}, or add its file to the workflows."
                     )
                     problems.append(_problem(workflow, sentence, _call_of(workflow, child)))
         return problems
 
     def check_room(self, model_name: str | None, window: int) -> None:
-        """Reject reply sizes that leave no tokens for a prompt, in nodes that call the service's own model.
+        """Reject reply sizes that leave no tokens for a prompt, in nodes that call the service's model.
 
         Raises:
             InvalidWorkflow: names the three numbers with their location.
@@ -188,7 +188,7 @@ class Workflows:
             workflow = self._workflows[way[0]]
             if len(way) - 1 > workflow.options.max_depth:
                 sentence = (
-                    f"{drawn(way)} is {len(way) - 1} levels deep, and {workflow.options.max_depth} are allowed: "
+                    f"{drawn(way)} is {len(way) - 1} levels deep, but only {workflow.options.max_depth} are allowed:  "
                     f"nest less deeply, or raise max_depth of {workflow.name!r}."
                 )
                 problems.append(_problem(workflow, sentence, _call_of(workflow, way[1])))
@@ -196,7 +196,7 @@ class Workflows:
             raise InvalidWorkflow(problems)
 
     def _in_circle(self, circle: Way) -> WorkflowProblem:
-        sentence = f"Workflows run each other in a circle ({drawn(circle)}); take one of these calls away."
+        sentence = f"Workflows run each other in a cycle ({drawn(circle)}); remove one of these calls."
         workflow = self._workflows[circle[0]]
         return _problem(workflow, sentence, _call_of(workflow, circle[1]))
 
@@ -238,9 +238,9 @@ _INTERRUPT = "__interrupt__"
 
 
 class InProcessChildren:
-    """A runner that executes children at once in the current process, without an engine: for the library and for tests.
+    """A runner that executes children directly in the current process, without an engine, for library use and tests.
 
-    Only its request is passed to a child: no state, callbacks, streams or checkpoints of the parent. A child ends
+    A child gets only its request, not the state, callbacks, streams or checkpoints of the parent. A child ends
     with its parent's process, and cannot wait for a person.
     """
 
@@ -253,9 +253,9 @@ class InProcessChildren:
         """Run a child to its end; a child that would wait for a person fails. Raises `WorkflowNotFound`."""
         workflow = self._workflows.get(request.workflow)
         run_id = str(uuid7())
-        # A separate context: LangGraph passes the parent's callbacks and streams in context variables.
+        # Use a separate context, because LangGraph passes the parent's callbacks and streams in context variables.
         work = asyncio.create_task(self._execute(workflow, run_id, request), context=Context())
-        # The status reports each error of a child to its parent.
+        # Any error of a child is reported to its parent as the status.
         with ErrorBoundary():
             try:
                 async with asyncio.timeout(request.deadline_seconds):
@@ -289,13 +289,13 @@ class InProcessChildren:
 
 
 def child_state(given: Mapping[str, Json]) -> Any:
-    """Return the initial state of a child: its given text as the question, and all given values as inputs."""
+    """Return the initial state of a child, with the given text as the question and all given values as inputs."""
     text = given.get("text")
     return initial_state(text if isinstance(text, str) else "", inputs=given, user_context=_user_context(given))
 
 
 def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any], status: ChildStatus = "done") -> ChildResult:
-    """Return the result of a run: the output of the node that the workflow names, else the answer; and a text."""
+    """Return the result of a run: the output of the node in `workflow.output`, by default the answer, and its text."""
     answer = answer_of(state)
     said = text_of(answer) if answer is not None else ""
     outputs = state.get("node_outputs") or {}

@@ -1,4 +1,4 @@
-"""The runtime context of nodes: their run, its options, and the resources that it may use."""
+"""The runtime context of nodes: the run, its options, and the resources that it may use."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MAX_DEPTH = 3
 
 
 class RunOptions(BaseModel):
-    """Options for the runs of a workflow; None means no such limit."""
+    """Options for the runs of a workflow; None means no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
     double_texting: DoubleTexting = Field(
         "enqueue",
         description="What to do with a message while a turn of its session is running: wait (enqueue), end that turn "
-        "(interrupt), be refused (reject), become one turn with others that wait (coalesce), or end that turn and take "
+        "(interrupt), be rejected (reject), join other waiting messages (coalesce), or end that turn and take "
         "its messages back (rollback).",
     )
     max_tokens: int | None = Field(None, ge=1, description="Input and output tokens of a run and its children.")
@@ -42,20 +42,20 @@ class RunOptions(BaseModel):
     deadline_seconds: float | None = Field(None, gt=0, description="The time limit of a run in seconds.")
     max_depth: int = Field(MAX_DEPTH, ge=0, le=20, description="The maximum depth of nested workflows below a run.")
     max_tries: int = Field(3, ge=1, le=20, description="Attempts at a failing run before it is set aside.")
-    recursion_limit: int = Field(100, ge=2, le=10_000, description="Steps of the graph, so that loops end.")
+    recursion_limit: int = Field(100, ge=2, le=10_000, description="The most steps of the graph; ends loops.")
 
 
 type ChildStatus = Literal["done", "failed", "cancelled", "interrupted", "waiting", "deadline"]
 
 BY_HAND: tuple[RunTrigger, ...] = ("http", "cli")
-"""The triggers of runs started by a person, who knows their thread."""
+"""The triggers of runs that a person started; only there `thread_id` is the caller's own."""
 
 
 @dataclass(frozen=True)
 class ChildRequest:
     """A node's request for a child workflow: `input` is everything that the parent passes to it.
 
-    `depth` is the child's own; `ancestors` are the names of its ancestor workflows, outermost first. Without
+    `depth` is the depth of the child; `ancestors` are the names of its ancestor workflows, outermost first. Without
     `with_session` the child has no session.
     """
 
@@ -85,7 +85,7 @@ class Children(Protocol):
     async def run(self, request: ChildRequest, /) -> ChildResult:
         """Run a child to its end.
 
-        A failure is reported in the status. A repeated request of the same node of the same parent run continues the
+        A failure is reported in the status. If the same node of the same parent run repeats a request, it continues the
         existing child. Raises `WorkflowNotFound`, and `ChildFailed` if the child must not be started.
         """
 
@@ -96,7 +96,7 @@ class Resources:
 
     `model` returns a chat model by its name, None for the service's own. `turn_options` are the default limits of
     model calls. `middleware` wraps every model and tool call of every agent, inside the memory: budgets, and tools
-    that must not run twice. `workspace` is that of runs that name none.
+    that must not run twice. `workspace` is the workspace of runs that do not name one.
     """
 
     memory: Memory
@@ -110,7 +110,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class RunContext:
-    """The run of a node, as LangGraph's runtime context: `Runtime[RunContext]`.
+    """The run in which a node is called, as LangGraph's runtime context: `Runtime[RunContext]`.
 
     Without a `session_id` the run has no session: it reads no earlier turns and stores none. `depth` is 0 at the
     top; `ancestors` are the names of the ancestor workflows. The thread of checkpoints belongs to the run, not to
@@ -130,7 +130,7 @@ class RunContext:
 
     @property
     def by_hand(self) -> bool:
-        """True if a person started the run and knows its thread; in other runs the thread is always new."""
+        """True if a person started the run, so that `thread_id` is the caller's own; in other runs it is new."""
         return self.trigger in BY_HAND
 
 
@@ -138,10 +138,10 @@ _MARK: Final = "idempotent"
 
 
 def not_idempotent[T](tool: T) -> T:
-    """Mark a tool, or a function that becomes one, so that it is not run twice without a person's consent.
+    """Mark a tool, or a function that becomes one, so that a call is never repeated without a person's consent.
 
-    This equals the metadata `{"idempotent": False}` of a LangChain tool. In a run of a workflow each of its calls
-    runs once. If its process died during a call, so that the outcome is unknown, the run asks a person.
+    A LangChain tool can have the metadata `{"idempotent": False}` instead. In a run of a workflow each call of the tool
+    runs once. If the process died during a call, so that the outcome is unknown, the run asks a person.
     """
     if isinstance(tool, BaseTool):
         tool.metadata = {**(tool.metadata or {}), _MARK: False}

@@ -1,6 +1,6 @@
-"""The shared state of a workflow's nodes in one run, and the templates that name its values.
+"""The shared state of a workflow's nodes in one run, and templates with placeholders for its values.
 
-`{{results.search.text}}` is replaced with the result of the node `search` in this run. Placeholders use the same paths
+`{{results.search.text}}` becomes the text that node `search` found in this run. Placeholders use the same paths
 as session ids: names and indexes, no expressions and no code. Each run renders the unchanged template again. Inserted
 text is not rendered again, so users cannot inject placeholders.
 """
@@ -32,7 +32,7 @@ class WorkflowState(TypedDict, total=False):
     """The shared state of a run.
 
     `messages` are the messages of this run: the question, and one final message of each speaking node. `results` has
-    each node's result for templates; `node_outputs` each node's whole output. `inputs` and `user_context` are the
+    the result of each node for templates; `node_outputs` has the whole outputs. `inputs` and `user_context` are the
     run's parameters; `text` is the question.
     """
 
@@ -54,8 +54,8 @@ def initial_state(
 ) -> WorkflowState:
     """Return the initial state of a run: a question and the known values.
 
-    `inputs` are the payload that started the run, `results` the values that its channel parsed from it (such as
-    `telegram_events_parser`). Without a text there is no question: the run was not started by a message.
+    `inputs` is the payload that started the run; `results` are the values that its channel parsed from it (such as
+    `telegram_events_parser`). Without a text there is no question, because no message started the run.
     """
     question = [HumanMessage(text, id=message_id or str(uuid7()))] if text else []
     return {
@@ -92,7 +92,7 @@ KEY_ROOTS = (*ROOTS, "configurable", "thread_id", "conversation_key")
 
 
 def scope_of(state: WorkflowState) -> dict[str, object]:
-    """Return the values that the placeholders of a template may name."""
+    """Return the values that placeholders of a template may refer to."""
     return {name: state.get(name) for name in ROOTS}
 
 
@@ -100,7 +100,7 @@ def render(template: str, scope: Mapping[str, object]) -> str:
     """Render the template.
 
     Text and numbers are inserted as they are, booleans as true and false, lists and objects as JSON; missing values
-    are empty. A result of more than a hundred thousand characters is cut with a mark.
+    are empty. A result longer than 100,000 characters is truncated and marked.
     """
     left = MOST_RENDERED_CHARACTERS
 
@@ -122,14 +122,14 @@ def paths_of(template: str) -> list[str]:
 
 
 def check_template(template: str, *, for_key: bool = False, whole: bool | None = None) -> None:
-    """Check a template; `whole` says if it may consist of one key, `{{key:path}}`.
+    """Check a template; `whole` allows a single key, `{{key:path}}`, by default if `for_key` is true.
 
     Raises:
         InvalidInput: it is too long, or has a placeholder that is not a path or names an unknown value.
     """
     most = MAX_TEMPLATE_CHARACTERS if for_key else MOST_AUTHORED_CHARACTERS
     if len(template) > most:
-        raise InvalidInput(f"A template has at most {most} characters here; shorten it.")
+        raise InvalidInput(f"A template may have at most {most} characters here; shorten it.")
     rest = PLACEHOLDER.sub("", template)
     if "{{" in rest:
         raise InvalidInput(
@@ -139,20 +139,18 @@ def check_template(template: str, *, for_key: bool = False, whole: bool | None =
     if any(found[1].strip().startswith(WHOLE) for found in PLACEHOLDER.finditer(template)) and (
         not (for_key if whole is None else whole) or whole_path(template) is None
     ):
-        raise InvalidInput(
-            "{{key:…}} is a whole key and stands alone in a candidate of a key, such as {{key:inputs.history_key}}."
-        )
+        raise InvalidInput("{{key:…}} must be the whole text of a key candidate, such as {{key:inputs.history_key}}.")
     for path in paths_of(template):
         if not is_path(path):
             raise InvalidInput(
-                f"{{{{{path}}}}} is no path: write names and indexes with dots between, such as results.a.b."
+                f"{{{{{path}}}}} is not a path: write names and indexes separated by dots, such as results.a.b."
             )
         if path.partition(".")[0].partition("[")[0] not in roots:
-            raise InvalidInput(f"{{{{{path}}}}} names nothing there is; paths begin with {', '.join(roots)}.")
+            raise InvalidInput(f"{{{{{path}}}}} names an unknown value; paths begin with {', '.join(roots)}.")
 
 
 def nodes_named(template: str) -> list[str]:
-    """Return the nodes whose results or outputs a template names."""
+    """Return the nodes with results or outputs that a template refers to."""
     steps = [path.replace("[", ".").split(".") for path in paths_of(template)]
     return [step[1] for step in steps if len(step) > 1 and step[0] in ("results", "node_outputs")]
 

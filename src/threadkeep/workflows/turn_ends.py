@@ -22,15 +22,15 @@ from threadkeep.workflows.nodes.messages import RecordingNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
 
 _HOOKS: Final = (".before_agent", ".before_model")
-"""The ends of the names of the nodes that `create_agent` makes for the hooks of its middleware."""
+"""The suffixes of the node names that `create_agent` gives to hooks of middleware."""
 
 _OWN: Final = "SessionMemory."
 
 
 def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
-    """Return whether an agent in a graph has middleware that sees the question before its model.
+    """Return whether an agent in a graph has middleware that sees the question before the model does.
 
-    Agents are found as nodes, and in the functions, methods and objects that are nodes.
+    Agents are found if they are nodes, or attributes of the functions, methods and objects that are nodes.
     """
     try:
         graph = builder.compile()
@@ -41,9 +41,9 @@ def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
 
 
 class LateQuestion(BaseCallbackHandler):
-    """Stores the question of a run at the first model call that follows hooks of middleware, before the model is asked.
+    """A callback that stores the question of a run when middleware has seen it, just before the first model call.
 
-    Agents may be given the question in a message with another id; it is known by its words at the first hook.
+    Agents may get the question in a message with another id; the first hook recognises it by its text.
     """
 
     run_inline = True
@@ -61,7 +61,7 @@ class LateQuestion(BaseCallbackHandler):
         self._stored = False
 
     def on_chain_start(self, serialized: Any, inputs: object, *, name: str | None = None, **_: Any) -> None:
-        """Look for the question in the state that a hook is given."""
+        """Look for the question in the state that a hook gets."""
         if self._stored or name is None or not _is_hook(name) or not isinstance(inputs, Mapping):
             return
         for message in inputs.get("messages") or ():
@@ -71,7 +71,7 @@ class LateQuestion(BaseCallbackHandler):
                     self._seen[message.id] = found[-1]
 
     async def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[BaseMessage]], **_: Any) -> None:
-        """Store the question as a model is sent it."""
+        """Store the question in the form in which the model gets it."""
         sent = [message for one in messages for message in one if message.id in self._seen]
         if self._stored or not sent:
             return
@@ -80,7 +80,7 @@ class LateQuestion(BaseCallbackHandler):
         await self._loop.run_from_any_loop(self._store(asked))
 
     def _origin(self, message: BaseMessage) -> dict[str, object]:
-        """Return the id of the question that a message is a copy of, and the time when it was sent."""
+        """Return the id and the sending time of the question of which a message is a copy."""
         one = self._seen[str(message.id)]
         return {"id": one.id, "response_metadata": one.response_metadata}
 
@@ -93,7 +93,7 @@ def _is_hook(name: str) -> bool:
 
 
 def _owned(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Pregel[Any, Any, Any, Any]]:
-    """Yield the graphs that nodes have as attributes: of an object that is called, or of the object of a method."""
+    """Yield the graphs in attributes of nodes: of a callable object, or of the object that a method belongs to."""
     for spec in builder.nodes.values():
         for called in (getattr(spec.runnable, "afunc", None), getattr(spec.runnable, "func", None)):
             owner = getattr(called, "__self__", called)
@@ -107,7 +107,7 @@ _MESSAGES = "messages"
 
 
 def add_node(builder: Graph, name: str, node: Node, *, defer: bool = False) -> None:
-    """Add a Threadkeep node to a graph, with its kind and its possible next nodes, which drawings show."""
+    """Add a Threadkeep node to a graph, with its kind and its possible next nodes for drawings."""
     destinations = {END if target == END_NAME else target: why for target, why in node.targets().items()}
     # LangGraph has no type for a node that takes both a config and a runtime.
     action: Any = node
@@ -126,7 +126,7 @@ def nodes_in(builder: Graph) -> dict[str, Node]:
 
 
 def with_turn_ends(builder: Graph) -> Graph:
-    """Return a graph that stores its turn: the question first, and its last message as the answer.
+    """Return a copy of a graph that stores its turn: the question first, and at the end the last message as the answer.
 
     If an agent of the graph has middleware that sees the question before its model, the question is stored after it.
     The graph is returned unchanged if it has a Threadkeep node that answers or stores messages, if its state has no
@@ -147,14 +147,14 @@ def with_turn_ends(builder: Graph) -> Graph:
     add_node(grown, question, RecordQuestionNode(waits=has_middleware(builder)))
     add_node(grown, answer, RecordAnswerNode(), defer=True)
     grown.add_edge(START, question)
-    # Deferred: it runs after everything else, on every path to the end.
+    # Deferred, so that it runs after everything else on every path to the end.
     grown.add_edge(question, answer)
     grown.add_edge(answer, END)
     return grown
 
 
 def _copied(builder: Graph) -> Graph:
-    """Return a copy to add nodes to; the caller's graph does not change."""
+    """Return a copy to which nodes can be added, so that the caller's graph does not change."""
     copied = copy.copy(builder)
     copied.nodes, copied.edges = dict(builder.nodes), set(builder.edges)
     copied.branches = defaultdict(dict, {name: dict(branches) for name, branches in builder.branches.items()})
@@ -176,7 +176,7 @@ def stores_question(node: Node) -> bool:
 
 
 def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """Return the reset commands of the nodes; these messages are not questions."""
+    """Return the reset commands of the nodes; messages with these texts are not questions."""
     commands: dict[str, None] = {}
     for node in nodes:
         if isinstance(node, RecordQuestionNode):
@@ -187,7 +187,7 @@ def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def question_recorder(nodes: Iterable[Node]) -> RecordQuestionNode | None:
-    """Return a node that stores the question as these nodes would; None if they do not store it."""
+    """Return a node that stores the question in the same way as these nodes; None if they do not store it."""
     known = tuple(nodes)
     if not any(map(stores_question, known)):
         return None
@@ -196,7 +196,7 @@ def question_recorder(nodes: Iterable[Node]) -> RecordQuestionNode | None:
 
 
 def only_wraps_tools(middleware: AgentMiddleware[Any, Any, Any]) -> bool:
-    """Return whether a middleware does nothing for an agent without tools."""
+    """Return whether a middleware has no effect on an agent without tools."""
     hooks = ("after_agent", "aafter_agent", "after_model", "aafter_model", "wrap_model_call", "awrap_model_call")
     return not getattr(middleware, "tools", ()) and not sees_question(middleware) and not _has_any(middleware, hooks)
 

@@ -60,7 +60,7 @@ def read_yaml(text: str, file: str | None = None) -> YamlSource:
         InvalidWorkflow: it is not YAML, or uses a feature that is not allowed; the problem has the position.
     """
     if len(text) > MOST_CHARACTERS:
-        raise InvalidWorkflow([WorkflowProblem(f"A workflow has at most {MOST_CHARACTERS} characters.", file)])
+        raise InvalidWorkflow([WorkflowProblem(f"A workflow may have at most {MOST_CHARACTERS} characters.", file)])
     try:
         _check_events(text, file)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -72,7 +72,7 @@ def read_yaml(text: str, file: str | None = None) -> YamlSource:
         raise _odd_character(text, error.position, file) from None
     except (yaml.YAMLError, RecursionError, ValueError):
         raise InvalidWorkflow(
-            [WorkflowProblem("This is no YAML that can be read; is it text in UTF-8?", file)]
+            [WorkflowProblem("This cannot be read as YAML; check that it is text in UTF-8.", file)]
         ) from None
     if node is None:
         raise InvalidWorkflow(
@@ -88,14 +88,14 @@ def _no_yaml(error: yaml.MarkedYAMLError) -> str:
     if "\\t" in what:
         cure = "indent with spaces, not with tabs"
     elif "another document" in what:
-        cure = "one file is one workflow, so move what follows into a file of its own"
+        cure = "a file has one workflow, so move the rest to another file"
     else:
-        cure = "correct it here, or above where it begins"
-    return f"This is no YAML: {what}; {cure}."
+        cure = "correct it here, or above at its beginning"
+    return f"This is not YAML: {what}; {cure}."
 
 
 def _odd_character(text: str, position: int, file: str | None) -> InvalidWorkflow:
-    sentence = f"A character stands here that no text has (U+{ord(text[position]):04X}); take it away."
+    sentence = f"This character is not allowed in text (U+{ord(text[position]):04X}); remove it."
     line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
     return InvalidWorkflow([WorkflowProblem(sentence, file, line, column)])
 
@@ -105,17 +105,17 @@ def _check_events(text: str, file: str | None) -> None:
     depth = nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            raise _broken("Aliases (*name) are not read in workflows: write it out.", file, event.start_mark)
+            raise _broken("Aliases (*name) are not allowed in workflows; repeat the value.", file, event.start_mark)
         if isinstance(event, yaml.NodeEvent):
             nodes += 1
             if event.anchor is not None:
-                raise _broken("Anchors (&name) are not read in workflows: take it away.", file, event.start_mark)
+                raise _broken("Anchors (&name) are not allowed in workflows; remove it.", file, event.start_mark)
             if nodes > _MOST_NODES:
-                raise _broken(f"A workflow has at most {_MOST_NODES} values.", file, event.start_mark)
+                raise _broken(f"A workflow may have at most {_MOST_NODES} values.", file, event.start_mark)
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > _MOST_DEPTH:
-                raise _broken(f"Values nest at most {_MOST_DEPTH} deep here.", file, event.start_mark)
+                raise _broken(f"Values may be nested at most {_MOST_DEPTH} levels deep.", file, event.start_mark)
         if isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -137,7 +137,7 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         raise _broken(
-            f"The tag {node.tag} is not read in workflows: write plain text, numbers, lists, maps.",
+            f"The tag {node.tag} is not allowed in workflows; write plain text, numbers, lists, maps.",
             self._file,
             node.start_mark,
         )
@@ -146,11 +146,11 @@ class _Reader:
         found: dict[str, Json] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                raise _broken("A name is plain text here; write name: value.", self._file, key.start_mark)
-            # Keep the spelling: `on`, `no` and `1` are names like others.
+                raise _broken("A name must be plain text; write name: value.", self._file, key.start_mark)
+            # Keep the spelling, because `on`, `no` and `1` are names like any others.
             name = self._text(key)
             if name in found:
-                raise _broken(f"{name!r} stands here twice; take one away.", self._file, key.start_mark)
+                raise _broken(f"{name!r} appears twice here; remove one.", self._file, key.start_mark)
             self.keys[(*path, name)] = _position(key.start_mark)
             found[name] = self.read(value, (*path, name))
         return found
@@ -159,7 +159,7 @@ class _Reader:
         """Return the text of a scalar; reject escapes for characters that databases cannot store."""
         text = str(node.value)
         if _NO_TEXT.search(text):
-            sentence = "An escape here stands for no text (NUL, or half of a pair of surrogates); take it away."
+            sentence = "This escape is not valid text (NUL, or half of a surrogate pair); remove it."
             raise _broken(sentence, self._file, node.start_mark)
         return text
 
@@ -178,7 +178,7 @@ class _Reader:
                 return float(text)
             case tag if tag in _PLAIN:
                 return text
-        raise _broken(f"The tag {node.tag} is not read in workflows: write plain text.", self._file, node.start_mark)
+        raise _broken(f"The tag {node.tag} is not allowed in workflows; write plain text.", self._file, node.start_mark)
 
 
 def _broken(sentence: str, file: str | None, mark: Any) -> InvalidWorkflow:

@@ -44,7 +44,7 @@ type Tool = BaseTool | Callable[..., Any]
 type ToolReference = Reference | SkipJsonSchema[InstanceOf[BaseTool]]
 
 RESET_ANSWER = "The conversation begins anew."
-"""The answer to a reset command; neither of them is stored."""
+"""The answer to a reset command; the command and this answer are not stored."""
 
 _MOST_AGENTS = 8
 _STEPS_A_CALL = 4
@@ -53,10 +53,10 @@ _STEPS_A_CALL = 4
 class AgentNode(SpeakingNode, HistoryFields):
     """An agent with tools, in the memory of the run's session.
 
-    Only its final message enters the shared state. The whole loop is in the agent's own state, and is sent to the
-    stream `custom` as `agent_messages`, for the run's trace. With `use_graph_chat_history` the earlier turns come
-    from a conversation in the graph's store, under a key that each run resolves again; without a key the agent works
-    in memory only. A run without a session works in memory only, too.
+    Only its final message enters the shared state. All messages of its loop are in the agent's own state, and are sent
+    to the stream `custom` as `agent_messages` for the run's trace. With `use_graph_chat_history` the earlier turns come
+    from a conversation in the graph's store; each run resolves its key again. Without a key, or in a run without a
+    session, the agent reads and stores no turns.
     """
 
     node_kind: ClassVar[NodeKind] = "agent"
@@ -65,27 +65,27 @@ class AgentNode(SpeakingNode, HistoryFields):
         (), max_length=64, description="Import strings of tools, of functions, or of lists of them."
     )
     history_tools: bool = Field(
-        False, description="True to let it look up data outside its context: older messages, results that were cut."
+        False, description="True to let it look up data outside its context: older messages, truncated results."
     )
     memory_tools: tuple[MemoryToolKind, ...] = Field(
         (),
         max_length=4,
-        description="The tools of the memory that it has: facts (remember, recall, forget), episodes (questions and "
+        description="The memory tools that it gets: facts (remember, recall, forget), episodes (questions and "
         "answers of earlier turns), procedures (how to do something), promotions (promote: decisions, lessons …).",
     )
     tool_memory: int | None = Field(
         None,
         ge=0,
-        description="The number of earlier turns whose tool calls and results it gets, within their share; 0 means "
+        description="The number of earlier turns to include with tool calls and results, within their share; 0 means "
         "none; by default the service's option (1).",
     )
-    max_steps: int = Field(25, ge=1, le=500, description="The maximum number of model calls of a turn.")
+    max_steps: int = Field(25, ge=1, le=500, description="The maximum number of model calls in a turn.")
 
     _agents: dict[object, tuple[object, Any]] = PrivateAttr(default_factory=dict)
 
     @property
     def again(self) -> Again:
-        """Return its model calls, or those with marked tools; unknown if its tools cannot be inspected."""
+        """Return the costs of repeating the agent, which depend on its tools; unknown if they cannot be inspected."""
         if not self.tools:
             return "model calls" if self.history_tools or self.memory_tools else "a model call"
         try:
@@ -109,7 +109,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]
         get_stream_writer()({"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}})
-        # A stored answer keeps its position among the messages, so no message is new.
+        # A stored answer keeps its position in the messages, so there may be no new message.
         return said(step, _final(loop or result["messages"]))
 
     def tool_objects(self) -> list[Tool]:
@@ -121,12 +121,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         return [tool for reference in self.tools for tool in _tools_of(reference)]
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the limits of a call, and how many earlier turns' steps it shows."""
+        """Return the limits of a call, with the number of earlier turns to include with tool calls."""
         options = super().turn_options(step)
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
     async def conversation(self, step: Step, state: WorkflowState) -> Conversation:
-        """Resolve the memory and the session of this turn, for this run only."""
+        """Return the memory and the session for this turn, resolved for this run."""
         if self.input is not None:
             return run_conversation(step)
         if not self.use_graph_chat_history:
@@ -137,7 +137,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return await store_conversation(step, self.layout, resolution.key)
 
     def _agent(self, step: Step, conversation: Conversation) -> Any:
-        """Return the compiled agent for a memory and a model, cached because it has no data of a run."""
+        """Return the compiled agent for a memory and a model; it is cached, because it has no data of a run."""
         resources = step.context.resources
         model = self.chat_model(step)
         # The key includes the node, because copies of a node share its private attributes.
@@ -187,7 +187,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         named = replace(placed, sources=sources, session_id=_session_of, user_id=_user_of)
         if kind == "session":
             return named
-        # Anchors and summaries exist only in tables, which do not cover other stores.
+        # Anchors and summaries exist only for conversations in tables.
         return replace(named, plan=replace(options.plan, window="sliding"), compression=None, learning=None)
 
 
@@ -243,13 +243,13 @@ def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
     for tool in found if isinstance(found, list | tuple) else (found,):
         if not isinstance(tool, BaseTool) and not (callable(tool) and getattr(tool, "__doc__", None)):
             raise InvalidInput(
-                f"{reference!r} is no tool: name a LangChain tool, a function with a docstring, or a list of them."
+                f"{reference!r} is not a tool: name a LangChain tool, a function with a docstring, or a list of them."
             )
         yield tool
 
 
 def _final(loop: Sequence[BaseMessage]) -> AIMessage:
-    """Return the last message of an agent as an answer: without tool calls, or a tool's direct answer."""
+    """Return an agent's last message as the answer: a message without tool calls, or the direct answer of a tool."""
     last = next((message for message in reversed(loop) if isinstance(message, AIMessage | ToolMessage)), None)
     if last is None:
         return AIMessage("")

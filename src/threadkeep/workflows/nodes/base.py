@@ -1,4 +1,4 @@
-"""The base of all nodes: immutable options, the step of a run in which a node is called, and import strings."""
+"""The base class of nodes with frozen options, the step of a run in which a node is called, and import strings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ type Reference = Annotated[
 """The import string of a Python object, such as `shop.tools:find_order`."""
 
 IMPORTING_FIELDS = ("tools", "retriever")
-"""The fields of nodes whose texts are import strings."""
+"""The fields of nodes that contain import strings."""
 
 
 def references_in(definition: Json) -> frozenset[str]:
@@ -51,16 +51,16 @@ def import_named(reference: str) -> object:
         InvalidInput: the string is malformed, or the module or name does not exist; the sentence says which.
     """
     if not _REFERENCE.fullmatch(reference):
-        raise InvalidInput(f"{reference!r} is no import string; write package.module:name.")
+        raise InvalidInput(f"{reference!r} is not an import string; write package.module:name.")
     module_name, _, path = reference.partition(":")
     try:
         thing: object = import_module(module_name)
     except ModuleNotFoundError as error:
         raise InvalidInput(
             f"{reference!r} cannot be imported: there is no module {error.name!r}. "
-            "Install its package, run where it lies, or put its folder into PYTHONPATH."
+            "Install its package, run in its folder, or add its folder to PYTHONPATH."
         ) from error
-    # Also SystemExit: a script that ends its process is not a usable module.
+    # Catch SystemExit too, because an imported script may try to exit the process.
     except (Exception, SystemExit) as error:
         raise InvalidInput(
             f"{reference!r} cannot be imported: its module raised {type(error).__name__}; import it to see why."
@@ -81,7 +81,7 @@ def made_by(make: Callable[[], object], reference: str) -> object:
     """
     try:
         return make()
-    except Exception as error:  # any function of the operator
+    except Exception as error:  # the operator's function may raise any error
         raise InvalidInput(
             f"{reference!r} raised {type(error).__name__} when it was called without arguments; call it to see why."
         ) from error
@@ -108,7 +108,7 @@ type NodeKind = Literal[
 type Again = Literal["nothing", "a model call", "model calls", "marked tools", "unknown"]
 """The costs of repeating a node after its process died.
 
-With marked tools only model calls are repeated, because tool results are recorded. Unknown means that actions may be
+`marked tools` repeats only model calls, because tool results are recorded. `unknown` means that actions may be
 repeated.
 """
 
@@ -118,7 +118,7 @@ END_NAME = "end"
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a node: its name, its run, the graph's store, and the config of the call."""
+    """A call of a node: the node's name, the run, the graph's store, and the config of the call."""
 
     name: str
     context: RunContext
@@ -133,7 +133,7 @@ class Step:
             InvalidInput: the graph was called without a RunContext.
         """
         if not isinstance(runtime.context, RunContext):
-            raise InvalidInput("A workflow's nodes need their run: call the graph with context=RunContext(...).")
+            raise InvalidInput("The nodes of a workflow need a run: call the graph with context=RunContext(...).")
         name = str(config.get("metadata", {}).get("langgraph_node", ""))
         return cls(name, runtime.context, runtime.store, config)
 
@@ -144,7 +144,7 @@ class Step:
 
 
 class Node(BaseModel):
-    """A node: its options, frozen, so that no data of a run remains for the next run.
+    """A node: a record of its options, which is frozen so that it keeps no data of a run.
 
     Add it to any graph whose state is a `WorkflowState`: `builder.add_node("answer", AgentNode(...))`.
     """
@@ -167,7 +167,7 @@ class Node(BaseModel):
         return ()
 
     def targets(self) -> Mapping[str, str]:
-        """Return the nodes that it may choose as next, with reasons; empty if edges determine the next node."""
+        """Return the possible next nodes with the reasons for each; empty if edges determine the next node."""
         return {}
 
     async def __call__(
@@ -178,7 +178,7 @@ class Node(BaseModel):
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState | Command[str]:
         """Return an update of the state, or a command with the update and the next node."""
-        raise NotImplementedError(f"{type(self).__name__} is no node: give it run().")
+        raise NotImplementedError(f"{type(self).__name__} is not a node yet: implement run().")
 
 
 def found(step: Step, output: Json, result: Mapping[str, Json]) -> WorkflowState:

@@ -42,7 +42,7 @@ class CategorizerNode(AskingNode):
     """A node that assigns the newest message to one of a few categories, which determines the next node.
 
     The model sees only the prompt, the categories, and the last message. A reply that is not a category selects the
-    default. The reply enters no transcript.
+    default. The reply is not stored in any transcript.
     """
 
     node_kind: ClassVar[NodeKind] = "categorizer"
@@ -52,14 +52,14 @@ class CategorizerNode(AskingNode):
     default: str = Field(description="The next node if the model names no category, or end.")
     system_prompt: str = Field("", description="The prompt before the categories; a template.")
     max_tokens: int | None = Field(
-        None, ge=1, description="The maximum of tokens of a call; by default the service's limit."
+        None, ge=1, description="The maximum number of tokens of a call; by default the service's limit."
     )
 
     @model_validator(mode="after")
     def _check_names(self) -> CategorizerNode:
         names = [category.name.casefold() for category in self.categories]
         if len(set(names)) < len(names):
-            raise ValueError("Two categories have one name; call one of them otherwise.")
+            raise ValueError("Two categories have the same name; rename one.")
         return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
@@ -83,7 +83,7 @@ class CategorizerNode(AskingNode):
         return sent_to(target, found(step, name, {"category": name, "next": target}))
 
     def named_in(self, reply: str) -> Category | None:
-        """Return the category that a reply names: alone, or as the only one in a few words."""
+        """Return the category that a reply consists of, or the only one that a short reply mentions."""
         text = reply[:_MOST_REPLY_CHARACTERS].casefold()
         alone = re.sub(r"^\W+|\W+$", "", text)
         by_name = {category.name.casefold(): category for category in self.categories}
@@ -139,7 +139,7 @@ class Rule(BaseModel):
     equals: StrictBool | StrictInt | StrictFloat | str | None = Field(None, description="The value that it must equal.")
     matches: Pattern | None = Field(
         None,
-        description="A regular expression (of RE2, without look-around) that must be found in it, in any case.",
+        description="A regular expression (RE2, no look-around) that must match a part of it, ignoring case.",
     )
     exists: StrictBool | None = Field(None, description="True if the value must exist, false if it must not.")
     next: str = Field(description="The next node, or end.")
@@ -156,11 +156,11 @@ class Rule(BaseModel):
                 _compiled(self.matches)
             except re2.error as error:
                 reason = error.args[0].decode() if isinstance(error.args[0], bytes) else error
-                raise ValueError(f"matches is no regular expression of RE2: {reason}.") from None
+                raise ValueError(f"matches is not a regular expression of RE2: {reason}.") from None
         return self
 
     def holds(self, value: object) -> bool:
-        """Return True if the rule matches a value. Of a text, the first two thousand characters are checked."""
+        """Return True if the rule matches a value; only the first 2,000 characters of a text are checked."""
         if self.exists is not None:
             return (value is not None) is self.exists
         if self.matches is not None:
@@ -172,7 +172,7 @@ class Rule(BaseModel):
 
 
 class RouterNode(Node):
-    """A node that chooses the next node by rules, without a model; `otherwise` if none matches."""
+    """A node that chooses the next node by rules, without a model; if no rule matches, it chooses `otherwise`."""
 
     node_kind: ClassVar[NodeKind] = "router"
     repetition: ClassVar[Again] = "nothing"
@@ -197,7 +197,7 @@ class RouterNode(Node):
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re2.Pattern:
-    """Return a pattern of RE2: its search takes linear time in a text from outside, and blocks the event loop."""
+    """Return a pattern of RE2, which needs linear time for untrusted text, because it blocks the event loop."""
     options = re2.Options()
     options.case_sensitive = False
     options.log_errors = False

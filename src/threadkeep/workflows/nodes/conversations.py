@@ -1,4 +1,4 @@
-"""The conversation of a node's turn: the run's session, the graph's store, or memory only."""
+"""The conversation of a node's turn: in the run's session, in the graph's store, or in memory only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _value_field(name: str) -> str:
 
 def _command(text: str) -> str:
     if not text.strip():
-        raise ValueError("A message of blanks is no command; write one, such as /new.")
+        raise ValueError("A reset command must not be blank; write one, such as /new.")
     return text
 
 
@@ -61,14 +61,14 @@ class ConversationFields(BaseModel):
     use_graph_chat_history: bool = Field(False, description="True to read earlier turns from the graph's store.")
     history_namespace: Namespace = Field(("agent_chat_history",), description="The namespace of conversations.")
     history_key_template: KeyTemplate = Field(
-        KEY_TEMPLATE, description="The template of the key, with the value of the winning candidate."
+        KEY_TEMPLATE, description="The template of the key, which gets the value of the winning candidate."
     )
     history_key_candidates: Candidates = Field(
         KEY_CANDIDATES,
         description="Candidates for the key: texts or templates, tried in order; other values are skipped.",
     )
     history_meta_key_suffix: Annotated[str, AfterValidator(_meta_key_suffix)] = Field(
-        "__meta__", description="The ending of the keys of metadata."
+        "__meta__", description="The suffix of the keys of metadata."
     )
     history_chunk_size: int = Field(CHUNK_SIZE, ge=1, le=10_000, description="Messages in an item of the store.")
     history_value_field: Annotated[str, AfterValidator(_value_field)] = Field(
@@ -83,7 +83,7 @@ class ConversationFields(BaseModel):
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel of a run without a key: that of the first candidate whose parser has found a value."""
+        """Return the channel of a run without a key: the channel of the first candidate with a value from a parser."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):
@@ -93,7 +93,7 @@ class ConversationFields(BaseModel):
         return "other"
 
     def resolve(self, scope: Mapping[str, object], *, by_hand: bool) -> KeyResolution:
-        """Resolve the key of a run's conversation; the fields do not change."""
+        """Resolve the key of a run's conversation; the fields stay unchanged."""
         return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
 
     def resolve_in(self, state: WorkflowState, step: Step) -> KeyResolution:
@@ -123,7 +123,7 @@ class HistoryFields(ConversationFields):
 def key_scope(state: WorkflowState, session_id: str | None, config: RunnableConfig) -> dict[str, object]:
     """Return the values that the candidates of a run may name.
 
-    The thread is the caller's, which is the run's session: a run's own thread is new each time.
+    The thread is the caller's thread, which is the run's session, because the run's own thread is always new.
     """
     given = {name: value for name, value in config.get("configurable", {}).items() if not name.startswith("__")}
     configurable = {**given, "thread_id": session_id}
@@ -157,7 +157,7 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext(RunContext):
-    """The runtime context of an agent inside a node: that of the run, plus values of this step."""
+    """The runtime context of an agent inside a node: the context of the run and the values of this step."""
 
     conversation: Conversation
     passages: tuple[tuple[str | None, str], ...] = ()
@@ -197,8 +197,8 @@ def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) ->
 async def wait_for_turn(step: Step, name: str) -> None:
     """Wait for the earlier turns of a conversation.
 
-    If its key was known when the run was requested, the run waited before its start. A run that would wait for itself
-    gives up its position and continues. If the order cannot be read, the run continues, too.
+    If the key was known when the run was requested, the run waited before its start. A run that would wait for itself
+    gives up its position and continues. If the order cannot be read, the run continues as well.
     """
     memory, run_id, seconds = step.context.resources.memory, step.context.run_id, _FIRST_LOOK_SECONDS
     with contextlib.suppress(StoreError):

@@ -1,6 +1,6 @@
 """The nodes `identify_user`, `remember` and `recall`, which read and write facts.
 
-A memory that cannot be read or written never fails a run: the node reports it as an event and in its result.
+An unavailable memory never fails a run; the node reports the failure as an event and in its result.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class KnowledgeNode(Node):
 class IdentifyUserNode(KnowledgeNode):
     """A node that resolves the run's user to a person, and puts the known facts of the person into `user_context`.
 
-    A run without a user has no person: there is no shared default.
+    A run without a user has no person; there is no shared default person.
     """
 
     node_kind: ClassVar[NodeKind] = "identify_user"
 
-    max_facts: int = Field(20, ge=0, le=200, description="The maximum number of facts, the last changed first.")
-    max_episodes: int = Field(5, ge=0, le=50, description="The maximum number of last questions and answers.")
+    max_facts: int = Field(20, ge=0, le=200, description="The maximum number of facts, most recently changed first.")
+    max_episodes: int = Field(5, ge=0, le=50, description="The maximum number of recent questions and answers.")
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Identify the user."""
@@ -72,7 +72,7 @@ class IdentifyUserNode(KnowledgeNode):
         episodes = await memory.episodes.latest(scope, limit=max(self.max_episodes, 1))
         return {
             "user_id": person.id,
-            # Not `person.new`: a repeated node, or a channel that resolved the sender, would have made the person.
+            # Not `person.new`, because a repeated node or the channel may have created the person already.
             "is_new_user": not facts and not episodes,
             "names": list(person.names),
             "facts": [_fact(fact) for fact in facts[: self.max_facts]],
@@ -156,7 +156,7 @@ class RecallNode(KnowledgeNode):
     scopes: tuple[ScopeKind, ...] = Field(
         SCOPE_KINDS, min_length=1, max_length=3, description="The scopes: session, workspace, user."
     )
-    limit: int = Field(10, ge=1, le=100, description="The maximum number of each kind.")
+    limit: int = Field(10, ge=1, le=100, description="The maximum number of results of each kind.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return the query, if it is set."""
@@ -199,7 +199,7 @@ class RecallNode(KnowledgeNode):
 
 
 def _scopes_of(step: Step, kinds: Collection[ScopeKind]) -> OwnScopes:
-    """Return the scopes of these kinds that a run has."""
+    """Return those scopes of a run that have one of these kinds."""
     context = step.context
     given = default_workspace(context.resources.memory, context.resources.workspace)
     workspace = workspace_in(step.config, given) if "workspace" in kinds else None

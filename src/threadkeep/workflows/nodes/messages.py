@@ -1,4 +1,4 @@
-"""Nodes that write messages without a model: `append_message`, `template`, and those that store the turn."""
+"""Nodes that write messages without a model: `append_message`, `template`, and the nodes that store the turn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from threadkeep.workflows.state import WorkflowState, answer_of, check_template,
 
 
 class RecordingNode(Node):
-    """The base of both nodes: access to the turn of the run's session. A run without a session has none."""
+    """The base class of the nodes that store a turn in the run's session. Without a session they store nothing."""
 
     repetition: ClassVar[Again] = "nothing"
 
@@ -51,8 +51,8 @@ class RecordingNode(Node):
 class RecordQuestionNode(RecordingNode):
     """A node that stores the run's question before all other nodes, so that no failure loses it.
 
-    A node that `waits` leaves the question to the first model call behind middleware, which may redact it, and to the
-    `RecordAnswerNode` if there is no such call. Until then only the request of the run has the words.
+    If it `waits`, middleware may redact the question first: the question is stored before the first model call after
+    middleware, or by the `RecordAnswerNode` if there is none. Until then only the request of the run has the text.
     """
 
     node_kind: ClassVar[NodeKind] = "record_question"
@@ -75,16 +75,16 @@ class RecordQuestionNode(RecordingNode):
         *,
         received: Sequence[BaseMessage] = (),
     ) -> None:
-        """Store the question at the end of messages, in the run's session or in another.
+        """Store the question, which is the last of `messages`, in the run's session or in another one.
 
-        `received` is the question as it came, if middleware has changed it.
+        `received` is the original question, if middleware has changed it.
         """
         turn = self.turn(step, question_before(messages), session)
         if turn is not None:
             await turn.begin(step.context.run_id, metadata, received=received)
 
     async def refuse(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
-        """Store the question as `failed` without its text, unless it is stored: middleware may have refused it."""
+        """Store the question, if it is not stored, as `failed` without its text: middleware may have refused it."""
         turn = self.turn(step, question_before(messages))
         if turn is not None and not await turn.is_stored(turn.question[-1]):
             refused = refused_message(turn.question[-1], step.context.run_id, metadata)
@@ -97,7 +97,7 @@ class RecordAnswerNode(RecordingNode):
     node_kind: ClassVar[NodeKind] = "record_answer"
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Store the answer, and the question unless it is stored."""
+        """Store the answer, and the question if it is not stored yet."""
         answer = answer_of(state)
         turn = self.turn(step, question_before(state.get("messages") or ()))
         if turn is not None:
@@ -120,10 +120,10 @@ type SessionTemplate = Annotated[str, AfterValidator(_session_template)]
 
 
 class AppendMessageNode(Node, ConversationFields):
-    """A node that stores a message once, however often it runs: in the run's session, or in one that a template names.
+    """A node that stores a message only once, even if the node is repeated: in the run's session, or in the given one.
 
     With `use_graph_chat_history` the message goes to the conversation in the graph's store that an agent with the
-    same fields uses. With `deliver` it is also sent to the person, through the channel by which the session is known.
+    same fields uses. With `deliver` it is also sent to the person, through the channel of the session.
     """
 
     node_kind: ClassVar[NodeKind] = "append_message"
@@ -131,7 +131,7 @@ class AppendMessageNode(Node, ConversationFields):
     text: str = Field(min_length=1, description="The message; a template.")
     role: Literal["assistant", "system"] = Field("assistant", description="The role of the message.")
     session: SessionTemplate | None = Field(
-        None, description="The session, if not the run's own: an id, or a template of a key."
+        None, description="The session, by default the run's own: an id, or a template of a key."
     )
     deliver: bool = Field(
         False, description="Also send it to the person, on the channel of their last message in this session."
@@ -140,13 +140,13 @@ class AppendMessageNode(Node, ConversationFields):
     @model_validator(mode="after")
     def _check_place(self) -> AppendMessageNode:
         if self.deliver and (self.role != "assistant" or self.use_graph_chat_history):
-            raise ValueError("Only a message of the assistant in a session is delivered: leave out `deliver`.")
+            raise ValueError("Only a message of the assistant in a session can be delivered; leave out `deliver`.")
         if self.session is not None and self.use_graph_chat_history:
-            raise ValueError("A message goes to a session or to a conversation in the graph's store: leave one out.")
+            raise ValueError("A message goes to a session or to a conversation in the graph's store; leave one out.")
         return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the text; the session is a key with its own rules."""
+        """Return the text. The session is not a template but a key, which has other rules."""
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
@@ -160,7 +160,7 @@ class AppendMessageNode(Node, ConversationFields):
         message = Message(role=self.role, content=text, id=step.message_id, run_id=step.context.run_id)
         await session.record([message])
         if self.deliver:
-            # Stored first: a message that was only sent would be unknown to the agent.
+            # Store it first, because the agent would not know a message that was only sent.
             outbox = step.context.resources.memory.channels.outbox
             await outbox.send(session.session_id, step.message_id, text)
             is_known = await outbox.recipient(session.session_id) is not None
@@ -197,7 +197,7 @@ class AppendMessageNode(Node, ConversationFields):
         if self.session is None:
             if context.session_id is None:
                 raise InvalidKey(
-                    f"Node {step.name!r} has no session to append to: run it in one, or give it a session.",
+                    f"Node {step.name!r} has no session to append to: run it in a session, or set its `session`.",
                     reason="empty",
                 )
             return context.session_id
@@ -216,11 +216,11 @@ class AppendMessageNode(Node, ConversationFields):
 
 
 def _no_key(step: Step, reason: Reason) -> InvalidKey:
-    return InvalidKey(f"The session of node {step.name!r} is no key in this run ({reason}).", reason=reason)
+    return InvalidKey(f"The session of node {step.name!r} is not a valid key in this run ({reason}).", reason=reason)
 
 
 class TemplateNode(Node):
-    """A node that renders a text from a template: for later nodes, or as a message of the run."""
+    """A node that renders a template for later nodes, or as a message of the run."""
 
     node_kind: ClassVar[NodeKind] = "template"
     repetition: ClassVar[Again] = "nothing"

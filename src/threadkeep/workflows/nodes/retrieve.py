@@ -1,4 +1,4 @@
-"""`retrieve`: passages of a knowledge base that fit the question, and their section in later contexts."""
+"""`retrieve`: relevant passages of a knowledge base, and their section in later contexts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ type Passage = tuple[str | None, str]
 
 
 class FoundPassages:
-    """The section `snippets` with passages already found in this run; `passages` None: those of the agent's step."""
+    """The section `snippets` with passages that this run has found; with `passages` None, those in the agent's step."""
 
     section: Final[ExtraSection] = "snippets"
 
@@ -48,7 +48,7 @@ class FoundPassages:
         self._passages = passages
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the passages that fit, in the order in which they were found."""
+        """Return the passages for which there is room, in the order in which they were found."""
         passages = self._passages
         if passages is None:
             context = step_context()
@@ -89,7 +89,7 @@ class RetrieveNode(Node):
     repetition: ClassVar[Again] = "nothing"
 
     retriever: Reference | SkipJsonSchema[InstanceOf[BaseRetriever]] = Field(
-        description="Import string of a LangChain retriever, or of a function that makes one."
+        description="Import string of a LangChain retriever, or of a function that returns one."
     )
     query: str | None = Field(None, description="The query, instead of the question; a template.")
     recent_messages: int = Field(4, ge=0, le=50, description="The number of messages before the question in the query.")
@@ -119,7 +119,7 @@ class RetrieveNode(Node):
 
     @cached_property
     def made_retriever(self) -> BaseRetriever:
-        """Return the retriever; a function that creates one is called once for the node.
+        """Return the retriever; a function that creates it is called only once.
 
         Raises:
             InvalidInput: it cannot be imported or created, or is not a retriever.
@@ -130,7 +130,7 @@ class RetrieveNode(Node):
             if not isinstance(given, BaseRetriever) and callable(given):
                 given = made_by(given, self.retriever)
         if not isinstance(given, BaseRetriever):
-            raise InvalidInput(f"{self.retriever!r} is no LangChain retriever, nor a function that makes one.")
+            raise InvalidInput(f"{self.retriever!r} is not a LangChain retriever or a function that returns one.")
         return given
 
     async def _query(self, step: Step, state: WorkflowState) -> str:
@@ -140,7 +140,7 @@ class RetrieveNode(Node):
         question = question_before(messages)
         asked = {message.id for message in question}
         text = "\n".join(map(text_of, question)) or state.get("text") or ""
-        # The question may already be stored; it is not one of the earlier messages.
+        # The question may already be stored, but it is not one of the earlier messages.
         earlier = [text for text_id, text in await self._earlier(step) if text_id not in asked]
         return query_with(earlier[-self.recent_messages :] if self.recent_messages else [], text)
 
@@ -160,7 +160,7 @@ class RetrieveNode(Node):
 
 
 def _passage(document: Document) -> dict[str, Json]:
-    """Return a passage as JSON, without metadata that is not JSON."""
+    """Return a passage as JSON; metadata that is not JSON is left out."""
     known: dict[str, Json] = {}
     for name, value in document.metadata.items():
         try:

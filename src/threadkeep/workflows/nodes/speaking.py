@@ -40,18 +40,18 @@ type SizeText = Annotated[str, AfterValidator(_size)]
 
 
 class NodeCompression(BaseModel):
-    """The summarisation of older messages in calls of one node."""
+    """The options for summaries of older messages in calls of one node."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     trigger: SizeText = Field(
         "tokens:20000",
-        description="The size of unsummarised messages to start a summary: tokens:20000, messages:40 or fraction:0.5.",
+        description="The size of messages that starts a summary: tokens:20000, messages:40 or fraction:0.5.",
     )
     keep: SizeText = Field("messages:20", description="The size of the newest messages that are not summarised.")
-    max_summary_tokens: int = Field(2_000, ge=100, description="The maximum of tokens of all summaries together.")
+    max_summary_tokens: int = Field(2_000, ge=100, description="The maximum of all summaries in tokens.")
     model: ModelName | None = Field(
-        None, description="The writer of summaries; by default THREADKEEP_SUMMARY_MODEL, or the node's own model."
+        None, description="The model for summaries; by default THREADKEEP_SUMMARY_MODEL, or the node's own model."
     )
 
     @model_validator(mode="after")
@@ -65,13 +65,13 @@ class NodeCompression(BaseModel):
 
 
 class AskingNode(Node):
-    """A node that calls a model: the service's own unless it names another."""
+    """A node that calls a model, by default the model of the service."""
 
-    model: ModelName | None = Field(None, description="As in THREADKEEP_MODEL; by default the service's model.")
+    model: ModelName | None = Field(None, description="The model, as in THREADKEEP_MODEL; by default the service's.")
     context_window: int | None = Field(
         None,
         ge=1,
-        description="Tokens of the model's context window; by default what its profile or its name says, and for the "
+        description="Tokens of the model's context window; by default as its profile or its name says, and for the "
         "service's own model THREADKEEP_CONTEXT_WINDOW.",
     )
     timeout_seconds: float = Field(60.0, gt=0, description="The time limit of a model call in seconds.")
@@ -81,7 +81,7 @@ class AskingNode(Node):
         return _model_of(self.model, step)
 
     def window_in(self, given: TurnOptions) -> int | None:
-        """Return the context window that overrides the known one of the model; None without an override."""
+        """Return the context window to use instead of the model's known one; None if there is no override."""
         if self.context_window is not None or self.model is not None:
             return self.context_window
         return given.context_window
@@ -90,14 +90,14 @@ class AskingNode(Node):
 class ContextNode(AskingNode):
     """A node that calls a model in the memory of the run's session."""
 
-    max_output_tokens: int | None = Field(None, ge=1, description="Tokens that are kept free for the reply.")
+    max_output_tokens: int | None = Field(None, ge=1, description="Tokens that are reserved for the reply.")
     compression: NodeCompression | Literal[False] | None = Field(
-        None, description="When to summarise older messages; false for never; by default the service's options."
+        None, description="Options for summaries of older messages; false for none; by default the service's options."
     )
 
     @model_validator(mode="after")
     def _check_room(self) -> Self:
-        """Reject a reply size that leaves no tokens for a prompt; the service checks its own model."""
+        """Reject a reply size that leaves no tokens for a prompt; the service's own model is checked elsewhere."""
         if self.model is None and self.context_window is None:
             return self
         model = self.model
@@ -131,7 +131,7 @@ class SpeakingNode(ContextNode):
     """A node that calls a model and adds its final message to the state.
 
     The model gets the run's newest question, the earlier turns of the session before it, and messages of other nodes
-    in this run. With an `input` the model gets only that text. `model` is the service's own unless it is named. With
+    in this run. With an `input` the model gets only that text. `model` is by default the model of the service. With
     `answers` the message is stored as the turn's answer; messages of intermediate steps are not stored.
     """
 
@@ -140,7 +140,7 @@ class SpeakingNode(ContextNode):
     system_prompt: str = Field("", description="Instructions for the model; a template.")
     input: str | None = Field(None, description="The input, instead of the run's question; a template.")
     max_messages: int = Field(30, ge=0, description="The maximum number of earlier messages in a call; 0 means none.")
-    max_tokens: int | None = Field(None, ge=0, description="Tokens of a call; by default the service's limit.")
+    max_tokens: int | None = Field(None, ge=0, description="The most tokens in a call; by default the service's limit.")
     snippets: bool = Field(True, description="True to add the passages that earlier retrieve nodes found.")
     answers: bool = Field(True, description="True to store its message as the answer to the question.")
 
@@ -180,14 +180,12 @@ class SpeakingNode(ContextNode):
         if self.input is not None:
             text = rendered(self.input, state)
             if not text.strip():
-                raise InvalidInput(
-                    f"The input of node {step.name!r} is empty in this run; name something that is there."
-                )
+                raise InvalidInput(f"The input of node {step.name!r} is empty in this run; use a value that exists.")
             return [HumanMessage(text, id=f"{step.message_id}:input")]
         messages: list[BaseMessage] = list(state.get("messages") or ())
         question = question_before(messages)
         if not question:
-            raise InvalidInput(f"Node {step.name!r} has no question to answer in this run; give it an input.")
+            raise InvalidInput(f"Node {step.name!r} has no question to answer in this run; set its `input`.")
         asked = {message.id for message in question}
         return [message for message in messages if message.id not in asked] + question
 

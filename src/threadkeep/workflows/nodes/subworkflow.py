@@ -33,13 +33,16 @@ class SubworkflowNode(Node):
     workflow: str = Field(min_length=1, max_length=128, description="The name of the workflow to run.")
     input_source: str = Field(
         "last_message",
-        description="The text for the child: last_message, node_output (of source_node_id), or anything else for none.",
+        description="The text for the child: last_message, node_output (of source_node_id), or another value for none.",
     )
     source_node_id: str | None = Field(None, description="The node whose output is the text, with node_output.")
-    session: bool = Field(False, description="True to run the child in a session of its own.")
+    session: bool = Field(False, description="True to run the child in a new session.")
     deadline_seconds: float | None = Field(None, gt=0, description="The time limit of the child in seconds.")
     max_depth: int = Field(
-        MAX_DEPTH, ge=0, le=20, description="The maximum depth of nested workflows, counted from this one's children."
+        MAX_DEPTH,
+        ge=0,
+        le=20,
+        description="The maximum depth of nested workflows, counted from this workflow's children.",
     )
     on_failure: Literal["raise", "continue"] = Field(
         "raise", description="What to do if a child has no result: end the run, or put its status in the result."
@@ -74,7 +77,7 @@ class SubworkflowNode(Node):
         self._refuse(context)
         if children is None:
             raise ChildFailed(
-                f"Node {step.name!r} cannot start {self.workflow!r}: this run has nobody to run children. "
+                f"Node {step.name!r} cannot start {self.workflow!r}: this run has no runner of children. "
                 "Give its Resources `children`.",
                 workflow=self.workflow,
                 status="refused",
@@ -93,7 +96,7 @@ class SubworkflowNode(Node):
         )
         if result.status != "done":
             raise ChildFailed(
-                f"The workflow {self.workflow!r} that node {step.name!r} started ended as {result.status}; "
+                f"The workflow {self.workflow!r} that node {step.name!r} started ended with status {result.status}; "
                 "its own run says why.",
                 workflow=self.workflow,
                 status=result.status,
@@ -122,13 +125,13 @@ class SubworkflowNode(Node):
         if self.workflow in above:
             way = " → ".join([*above[above.index(self.workflow) :], self.workflow])
             raise ChildFailed(
-                f"{self.workflow!r} would call itself in a circle ({way}); take one of these calls away.",
+                f"{self.workflow!r} would call itself in a cycle ({way}); remove one of these calls.",
                 workflow=self.workflow,
                 status="refused",
             )
         if context.depth + 1 > self.max_depth:
             raise ChildFailed(
-                f"{self.workflow!r} would run {context.depth + 1} levels below the first workflow, and "
+                f"{self.workflow!r} would run {context.depth + 1} levels below the first workflow, but only "
                 f"{self.max_depth} are allowed: nest less deeply, or raise max_depth.",
                 workflow=self.workflow,
                 status="refused",
@@ -155,7 +158,7 @@ class IngestPromptNode(Node):
     node_kind: ClassVar[NodeKind] = "ingest_prompt"
 
     max_messages: int = Field(8, description="The maximum number of messages in the run's memory; less than 1 means 1.")
-    max_chars: int = Field(8000, ge=0, description="The maximum of characters of these messages; 0 means no limit.")
+    max_chars: int = Field(8000, ge=0, description="The most characters in these messages; 0 means no limit.")
     next: str = Field(description="The node that answers.")
     skip: str = Field(END_NAME, description="The next node for an event without a question.")
 
@@ -176,7 +179,7 @@ class IngestPromptNode(Node):
 
 
 class BuildCandidateNode(Node):
-    """A node that proposes the model's answer, unless it is empty, as a candidate of kind `text`, status `proposed`.
+    """A node that proposes the model's answer, if not empty, as a candidate of kind `text` and status `proposed`.
 
     Its result has `outcome` (OK or ERROR), `candidate`, `errors`, `llmText` and `combinedPrompt`.
     """
@@ -209,7 +212,7 @@ def _candidate_state(state: WorkflowState) -> CandidateState:
 
 
 def _result(state: WorkflowState, name: str) -> Json:
-    """Return the value with this name from the result of any node of the run."""
+    """Return the value with this name from the results of the run's nodes."""
     for result in (state.get("results") or {}).values():
         if isinstance(result, Mapping) and result.get(name) is not None:
             return result[name]
