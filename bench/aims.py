@@ -55,21 +55,21 @@ def _aims(results: Results, engine: Engine) -> Iterator[Aim]:
     }
     for name, found in to_raw.items():
         if found is not None:
-            yield Aim(engine, f"{name} beside raw SQL, at the worst length, × its time", 1.5, found, at_most=True)
+            yield Aim(engine, f"{name}: time relative to raw SQL, at the worst length", 1.5, found, at_most=True)
     if (flat := _ratio(results, engine, "append", (max(sizes), _SHORT))) is not None:
-        yield Aim(engine, f"append at {max(sizes):,} beside {_SHORT} messages, × its time", 1.1, flat, at_most=True)
+        yield Aim(engine, f"append: time at {max(sizes):,} messages relative to {_SHORT}", 1.1, flat, at_most=True)
     for entry in FIELD:
         if entry.kind == "session" and (leads := _leads(results, engine, entry, sizes)):
             least = min(leads)
-            yield Aim(engine, f"faster than {entry.title}, the least lead (append, tail)", 1.0, least[0], raw=least[1])
+            yield Aim(engine, f"speed relative to {entry.title}, worst of append and tail", 1.0, least[0], raw=least[1])
         if entry.kind == "saver":
             for measure in _TIMED:
                 for lead in _leads(results, engine, entry, [_SAVER_STORED], measures=(measure,)):
-                    sentence = f"{measure} faster than the LangGraph saver at {_SAVER_STORED:,} messages"
+                    sentence = f"{measure}: speed relative to the LangGraph saver at {_SAVER_STORED:,} messages"
                     yield Aim(engine, sentence, 50.0, lead[0], raw=lead[1])
     ours, raw = results.value(engine, "threadkeep", "throughput"), results.value(engine, "raw", "throughput")
     if ours is not None and raw is not None:
-        yield Aim(engine, "turns a second of 16 sessions beside raw SQL, one commit a turn", 3.0, ours / raw)
+        yield Aim(engine, "turns a second of 16 sessions relative to raw SQL with one commit per turn", 3.0, ours / raw)
 
 
 def _worst(results: Results, engine: Engine, measure: Measure, sizes: list[int]) -> float | None:

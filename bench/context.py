@@ -141,12 +141,12 @@ def _aims(found: Found) -> Sheet:
                 sentence = f"{kind}: times faster than `trim_messages` with {counter}, at {compared:,}"
                 rows.append((title, sentence, f"≥ {_FASTER:g}", f"{factor:,.0f}", _verdict(factor >= _FASTER)))
             flat = assembly[Contest(engine, kind, lengths[-1])] / assembly[Contest(engine, kind, lengths[0])]
-            sentence = f"{kind}: time at {lengths[-1]:,} beside that at {lengths[0]:,}"
+            sentence = f"{kind}: time at {lengths[-1]:,} relative to {lengths[0]:,}"
             rows.append((title, sentence, f"≤ {_FLAT:g}", f"{flat:.2f}", _verdict(flat <= _FLAT)))
     for one in found.reuse:
         if "anchored" in one.title:
             least = min(one.shares.values())
-            sentence = f"{one.title}: calls that begin with the call before"
+            sentence = f"{one.title}: calls that begin with the previous call"
             rows.append(("", sentence, f"≥ {_SHARE:.0%}", f"{least:.0%}", _verdict(least >= _SHARE)))
     return Sheet("Aims", ("engine", "aim", "bound", "found", "verdict"), tuple(rows))
 

@@ -32,8 +32,8 @@ from threadkeep.testing import ScriptedModel
 
 MAX_TOKENS = 4_000
 LARGE_TOKENS = 32_000
-NEWEST_20, ALL_THAT_FITS = "the newest 20 messages", f"all that fits in {MAX_TOKENS:,} tokens"
-ALL_THAT_FITS_LARGE = f"all that fits in {LARGE_TOKENS:,} tokens"
+NEWEST_20, ALL_THAT_FITS = "the newest 20 messages", f"all messages that fit {MAX_TOKENS:,} tokens"
+ALL_THAT_FITS_LARGE = f"all messages that fit {LARGE_TOKENS:,} tokens"
 APPROXIMATE, ESTIMATE = "its own approximate counter", "Threadkeep's estimate"
 _LIMITS = {
     NEWEST_20: TurnOptions(),

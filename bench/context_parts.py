@@ -60,8 +60,8 @@ async def measure_parts(folder: Path, stored: int) -> dict[str, float]:
 
         return {
             "reading the session": await _median(read),
-            "laying out": await _median(lay_out),
-            "all of the call": await _median(call, store),
+            "composing the call": await _median(lay_out),
+            "the whole call": await _median(call, store),
             "storing its manifest, later": await _median(store, before=call),
         }
 

@@ -305,12 +305,12 @@ def sheets(found: Found) -> dict[str, Sheet]:
         for state, ms in added.items()
     ]
     aims = [(what, f"≤ {most:g}", f"{ms:.2f}", "met" if ms <= most else "missed") for what, most, ms in rows]
-    aims.append(("facts of others in the recalls", "0", str(found.leaks), "met" if not found.leaks else "missed"))
+    aims.append(("other persons' facts in the recalls", "0", str(found.leaks), "met" if not found.leaks else "missed"))
     return {
         "aims": Sheet("Aims", ("aim", "bound", "found", "verdict"), tuple(aims)),
         "turns": Sheet(
             "A turn",
-            ("turn with", "milliseconds", "of it the wait for Graphiti", "CPU added, in milliseconds"),
+            ("turn with", "milliseconds", "of which waiting for Graphiti", "CPU added, in milliseconds"),
             tuple(
                 (state, f"{one.turn:.2f}", f"{one.wait:.2f}", "–" if state == BARE else f"{one.added:.2f}")
                 for state, one in found.turns.items()
@@ -318,7 +318,7 @@ def sheets(found: Found) -> dict[str, Sheet]:
         ),
         "facts": Sheet(
             "Facts",
-            ("facts of a person", "ranked by", "kinds of facts", "the fact is first", f"among {_LOOKED_AT}"),
+            ("facts of a person", "ranked by", "kinds of facts", "fact ranked first", f"among the first {_LOOKED_AT}"),
             tuple((one.facts, one.ranking, one.part, f"{one.first:.0%}", f"{one.among:.0%}") for one in found.recalled),
         ),
     }

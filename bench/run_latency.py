@@ -25,8 +25,8 @@ type Turn = Callable[[str, str, str, str], Awaitable[str]]
 WORKFLOWS = {
     CHAT: "the built-in chat",
     STEPS: "a step and an agent with a tool",
-    TILL: "the same, and the tool is called, which may not run twice",
-    OWN_STEPS: "two steps of one's own and an agent",
+    TILL: "the same with a call of the tool, which must not run twice",
+    OWN_STEPS: "two custom steps and an agent",
 }
 
 

@@ -28,7 +28,7 @@ AT_ONCE = 16
 """How many sessions are at work at one time."""
 
 ONE_WORKER, TWO_WORKERS = "queue, one worker", "queue, two workers"
-WAITED_FOR, PLAIN, SAVER = "runs waited for", "the same graph, `ainvoke`", "`MessagesState` and a node, `ainvoke`"
+WAITED_FOR, PLAIN, SAVER = "awaited runs", "the same graph, `ainvoke`", "`MessagesState` and a node, `ainvoke`"
 CONTENDERS = (ONE_WORKER, TWO_WORKERS, WAITED_FOR, PLAIN, SAVER)
 
 _POLL_SECONDS = 0.05

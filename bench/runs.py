@@ -130,7 +130,7 @@ def _aims(found: Mapping[Engine, Found]) -> Sheet:
         added, times = max(each.added for each in one.latency.values()), one.growth.times_text
         for sentence, bound, value in (
             (
-                "added to a turn that is waited for, at the worst, milliseconds at the median",
+                "time added to a turn with a waiting caller, worst case, milliseconds at the median",
                 _ADDED_MILLISECONDS,
                 added,
             ),
@@ -163,10 +163,10 @@ def _growth(found: Mapping[Engine, Found]) -> Sheet:
         ("the text itself", *(_size(one.text, one) for one in growths.values())),
         ("Threadkeep, all", *(_size(one.ours, one) for one in growths.values())),
         *((f"– {part}", *(_size(one.parts[part], one) for one in growths.values())) for part in PARTS),
-        (f"text of a turn that makes it {_TIMES_TEXT:g} ×", *(_text_for(one) for one in growths.values())),
+        (f"text per turn at which the total is {_TIMES_TEXT:g} ×", *(_text_for(one) for one in growths.values())),
         ("checkpointed `MessagesState`", *(_size(one.saver, one) for one in growths.values())),
     ]
-    return Sheet("Growth", ("bytes a turn, and × the text", *(ENGINE_TITLES[one] for one in growths)), tuple(rows))
+    return Sheet("Growth", ("bytes per turn, and × the text", *(ENGINE_TITLES[one] for one in growths)), tuple(rows))
 
 
 def _size(size: int, growth: Growth) -> str:

@@ -50,7 +50,7 @@ def aim_sheet(aims: Sequence[Aim]) -> Sheet:
         )
         for aim in aims
     )
-    return Sheet("Aims", ("engine", "aim", "bound", "found", "verdict", "raw SQL there"), rows)
+    return Sheet("Aims", ("engine", "aim", "bound", "found", "verdict", "the same for raw SQL"), rows)
 
 
 def print_results(results: Results, console: Console) -> None:
