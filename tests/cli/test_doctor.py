@@ -400,4 +400,4 @@ def test_a_read_only_mount_is_found(cli: CommandLine) -> None:
         env=environment,
     )
     assert "its mount is read-only" in ended.stdout
-    assert "database is away, full or read-only" in ended.stderr
+    assert "database is unavailable, full or read-only" in ended.stderr

@@ -69,16 +69,16 @@ def test_shares_that_are_not_given_stay() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"order": ("system", "window", "input")}, "order names each of these sections once"),
+        ({"order": ("system", "window", "input")}, "order must name each of these sections once"),
         (
             {"order": ("summary", "system", "window", "input", "facts", "snippets", "selected")},
-            "order names each of these sections once, system first",
+            "order must name each of these sections once, system first",
         ),
         (
             {"order": ("system", "window", "summary", "input", "facts", "snippets", "selected")},
-            "the summary comes before the window",
+            "the summary must come before the window",
         ),
-        ({"yields": ("facts",)}, "yields names each of these sections once"),
+        ({"yields": ("facts",)}, "yields must name each of these sections once"),
         ({"shares": {"input": 0.5}}, "input has no share"),
         ({"shares": {"facts": 1.5}}, "from 0 to 1"),
         ({"shares": {"facts": float("nan")}}, "from 0 to 1"),

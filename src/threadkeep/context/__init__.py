@@ -1,11 +1,11 @@
 """Pure functions that compute the context of a model call.
 
-Everything here depends on its arguments only: no I/O, no clock, no settings, no framework. A `TokenCounter`
-(`tokens`) measures texts; a learned factor corrects it with reported usage; `cut` shortens texts with
-a visible mark. Messages are chosen from the newest backwards: stored rows for a window (`window`), the messages of a
-model call (`trim`), the messages of a run (`reducers`). `budget` is the number of tokens that a model accepts, and
-`plan` divides it among sections. `compression` chooses the messages to summarise, `recall` ranks older turns for an
-input, and `quotation` formats both for a prompt. A `manifest` records why each message was included or excluded.
+Everything here depends only on its arguments: no I/O, no clock, no settings, no framework. A `TokenCounter` (`tokens`)
+measures texts; a learned factor corrects it with reported usage; `cut` shortens texts with a visible mark. Messages are
+chosen from the newest backwards: stored rows for a window (`window`), the messages of a model call (`trim`), the
+messages of a run (`reducers`). `budget` is the number of tokens that a model accepts, and `plan` divides it among
+sections. `compression` chooses the messages to summarise, `recall` ranks older turns for an input, and `quotation`
+formats both for a prompt. A `manifest` records why each message was included or excluded.
 """
 
 from __future__ import annotations

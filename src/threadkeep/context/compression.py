@@ -1,7 +1,7 @@
-"""Decisions about compression: when a session is compressed, and which messages, from positions and sizes.
+"""Decisions about compression: when to compress a session, and which messages, from positions and sizes.
 
-A session has, in order: messages replaced by summaries, the range that may be compressed next, and the kept tail.
-The tail begins with a turn: with a user message that follows a message of another role. Sizes use LangChain's
+A session has, in order: messages replaced by summaries, the range that may be compressed next, and the kept tail. The
+tail begins at the start of a turn, which is a user message after a message of another role. Sizes use LangChain's
 notation: `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call.
 """
 
@@ -40,10 +40,10 @@ class Extent:
 class SummaryRoom:
     """Limits for the length of summaries, in tokens.
 
-    All active summaries together may have `all`, and `framed` with their frames. A summary with more than `one` is
-    rejected; the model is asked for `asked`, because it cannot count exactly. `record` is the size of the transcript
-    part that the model reads at once, next to an earlier summary. `facts` is the most of a summary that its lasting
-    facts may have.
+    `all` limits all active summaries together, and `framed` limits them with their frames. A summary with more than
+    `one` is rejected; the model is asked for `asked`, because it cannot count exactly. `record` is the size of the
+    transcript part that the model reads at once, besides an earlier summary. `facts` limits the lasting facts in a
+    summary.
     """
 
     all: int
@@ -54,15 +54,15 @@ class SummaryRoom:
 
     @property
     def facts(self) -> int:
-        """Return the tokens for the facts of one summary."""
+        """The maximum number of tokens for the facts of one summary."""
         return self.one * 2 // 3
 
     @classmethod
     def within(cls, max_summary_tokens: int, budget: int, input_tokens: int) -> SummaryRoom:
         """Return the limits for a model that reads `input_tokens` at once.
 
-        The summaries have at most `max_summary_tokens`, and at most a quarter of the budget of a model call less the
-        tokens of their frames.
+        All summaries together have at most `max_summary_tokens`, and with their frames at most a quarter of the budget
+        of a model call.
         """
         framed = budget // 4 - _HEADER_TOKENS
         together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, framed - 2 * _BLOCK_TOKENS))
@@ -73,7 +73,7 @@ class SummaryRoom:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """The capacity of a window, None for no limit; a full window is cut back to a part of it."""
+    """The capacity of a window (None means no limit). A full window is cut back to a fraction of it, `step`."""
 
     tokens: int | None = None
     messages: int | None = None
@@ -99,7 +99,7 @@ def check_size(name: str, size: Size) -> None:
     """Check a size.
 
     Raises:
-        InvalidInput: names the option.
+        InvalidInput: the size is not valid; the error names the option.
     """
     pair = tuple(size) if isinstance(size, tuple | list) else ()
     if len(pair) == 2 and not isinstance(pair[1], bool):
@@ -131,7 +131,7 @@ def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
 def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
     """Return True if a range has at least an eighth of the trigger.
 
-    Without this rule, a kept tail that is larger than the trigger would cost a model call in every turn.
+    Without this rule, a kept tail that is larger than the trigger would cause a model call in every turn.
     """
     unit, value = in_units(trigger, budget)
     return extent.messages > 0 and reaches(extent, (unit, max(1, value // _LEAST_SHARE)), budget)
@@ -140,11 +140,11 @@ def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
 def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: bool) -> int | None:
     """Return the first `seq` of the kept tail: the newest messages within `keep`, back to the start of a turn.
 
-    The newest user message is always part of it.
+    The newest user message is always part of the tail.
 
     Args:
         rows: the newest rows, newest first, without gaps.
-        keep: the least number of messages, or the most tokens of the newest messages.
+        keep: the minimum number of messages, or the maximum number of tokens.
         budget: the budget of a model call, in tokens.
         complete: True if the rows include everything after the last summary. If False, None requests more rows.
     """
@@ -162,10 +162,10 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
 
 
 def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: bool) -> int | None:
-    """Return the first `seq` after a compressed position: the start of the next turn, or the newest message.
+    """Return the first `seq` to keep after a position: the start of the next turn, or of the newest one.
 
     Args:
-        rows: the newest rows, newest first, back to the position at least.
+        rows: the newest rows, newest first, at least back to the position.
         left_out_upto_seq: the newest message that did not fit into the window.
         complete: True if the rows include everything after the last summary. If False, None requests more rows.
     """
@@ -207,12 +207,12 @@ def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, 
 
 
 def even_room(total: int, room: int) -> int:
-    """Return the size of each part if a text is split into as few parts as possible, all of about the same size."""
+    """Return the size of each part if a text is split into as few parts of about equal size as possible."""
     return -(-total // -(-total // room)) if total > room else room
 
 
 def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, ...]:
-    """Return the active summaries, oldest first, to merge into one; none while all of them are within their limit.
+    """Return the active summaries, oldest first, to merge into one; none while they are within their limit.
 
     The newest summary stays unchanged if there are two others, because recent details matter most. Summaries with
     archived messages between them are not merged, because the merged summary would cover those messages as well.
@@ -231,15 +231,15 @@ def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, 
 
 
 def sources_of(summaries: Sequence[Summary], parts: Mapping[str, Sequence[Summary]], tokens: int) -> Sequence[Summary]:
-    """Return the summaries that a model reads to merge the given ones: the first one's parts, if it is a merged one.
+    """Return the summaries that a model reads to merge the given ones; a merged first summary is replaced by its parts.
 
-    A merged summary has one level more than the texts that it was made of. While these fit the tokens together with
-    what follows, they are read again instead of it, so few texts are made of a text that was made of others.
+    The level of a merged summary is one above the level of its sources. While the sources and the later summaries fit
+    the tokens, they are read instead of the merged summary, so that few texts are summaries of summaries of summaries.
 
     Args:
         summaries: the summaries to merge, oldest first.
         parts: the parts of merged summaries by their ids, oldest first.
-        tokens: the most that is read.
+        tokens: the maximum number of tokens to read.
     """
     node, later = summaries[0], list(summaries[1:])
     level = node.level
@@ -265,7 +265,7 @@ def _fitting(rows: Sequence[Message], tokens: int) -> int:
 
 
 def _starts_turn(spoken: Sequence[Message], place: int, *, complete: bool) -> bool:
-    """Return True if a turn begins with this row, of rows newest first: a user message after another role's message."""
+    """Return True if a turn begins with this row (newest row first): a user message after another role's message."""
     if spoken[place].role != "user":
         return False
     return spoken[place + 1].role != "user" if place + 1 < len(spoken) else complete
@@ -278,7 +278,7 @@ def _seq(message: Message) -> int:
 _HEADING = re.compile(r"[\s#*_]*facts[\s:：*_]*", re.IGNORECASE)
 _FACT = re.compile(r"\s*[-*•]\s+(\S.*)")
 _MOST_CHARACTERS = 300
-"""The maximum number of characters of a fact; a longer line is read as prose."""
+"""The maximum number of characters of a fact. A longer line is treated as prose."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class SummaryText:
 
     @classmethod
     def read(cls, text: str) -> SummaryText:
-        """Return the parts of a text. Without lines of facts after a heading, all of it is prose."""
+        """Split a text into prose and facts. Without a heading and lines of facts, all of it is prose."""
         lines = text.strip().splitlines()
         heading = next((place for place, line in enumerate(lines) if _HEADING.fullmatch(line)), None)
         if heading is None:
@@ -310,7 +310,7 @@ class SummaryText:
         return "\n\n".join(part for part in (self.prose, facts) if part)
 
     def within(self, tokens: int, facts_tokens: int, counter: TokenCounter) -> SummaryText:
-        """Return the newest facts that fit `facts_tokens`, and the beginning of the prose that fits the rest."""
+        """Return the newest facts that fit `facts_tokens`, and as much of the prose as fits the rest."""
         text = replace(self, facts=fitting_facts(self.facts, facts_tokens, counter))
         if counter(text.render()) <= tokens:
             return text
@@ -320,7 +320,7 @@ class SummaryText:
 
 
 def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
-    """Return the facts of texts, oldest first; of a repeated fact, the last occurrence counts."""
+    """Return the facts of texts, oldest first; if a fact is repeated, only its last occurrence is returned."""
     found: dict[str, str] = {}
     for fact in (fact for text in texts for fact in text.facts):
         key = " ".join(fact.casefold().split()).rstrip(" .!。！")
@@ -330,7 +330,7 @@ def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
 
 
 def fitting_facts(facts: Sequence[str], tokens: int, counter: TokenCounter) -> tuple[str, ...]:
-    """Return the newest facts whose lines are within the tokens: a later fact may correct an earlier one."""
+    """Return the newest facts that fit the tokens; older ones are dropped, because a later fact may correct them."""
     kept = tuple(facts)
     while kept and counter(SummaryText("", kept).render()) > tokens:
         kept = kept[1:]

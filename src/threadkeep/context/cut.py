@@ -1,4 +1,4 @@
-"""Functions that shorten a text to a token budget and mark the place."""
+"""Functions that shorten a text to a token budget and mark the cut."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def middle_mark(characters: int) -> str:
 
 
 def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
-    """Return the text, or its beginning and `CUT_MARK`, such that it has at most `budget` tokens.
+    """Return the text, or its beginning and `CUT_MARK`, with at most `budget` tokens.
 
-    The result is empty if not even the mark fits. The counter need not be monotonic: the result itself has been
+    The result is empty if not even the mark fits. The counter need not be monotonic, because the result itself is
     counted.
     """
     return _cut(text, budget, counter, lambda kept: text[: _boundary(text, kept)] + CUT_MARK)
 
 
 def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
-    """Return the text, or its beginning, `middle_mark` and its end, such that it has at most `budget` tokens.
+    """Return the text, or its beginning, `middle_mark` and its end, with at most `budget` tokens.
 
     The result is empty if not even the mark fits.
     """
@@ -51,17 +51,17 @@ def keep_ends(text: str, kept: int) -> str:
 
 
 def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
-    """Split a text into pieces within the budget; joined, the pieces equal the text. An empty text has none.
+    """Split a text into pieces within the budget; joined, the pieces equal the text. An empty text has no pieces.
 
-    A piece ends at white space if there is any near its end. It separates a character from its combining marks only
-    if there are more marks than in any language. A piece of one character may exceed the budget. A long piece may be
-    shorter than necessary: the text is counted about eight times in all.
+    A piece ends at white space if there is any near its end. It separates a character from its combining marks only if
+    there are more marks than in any language. A piece of one character may exceed the budget. A long piece may be
+    shorter than necessary, so that the text is counted only about eight times in all.
     """
     found: list[str] = []
     start = 0
     reach = max(_LONGEST_TOKEN * budget, 2 * _MAX_CLUSTER)
     while start < len(text):
-        # Count only what may fit, instead of the rest of a huge text for each piece.
+        # Count only the part that may fit, instead of the rest of a huge text for each piece.
         ahead = text[start : start + reach]
         kept = _cut(ahead, budget, counter, partial(_beginning, ahead), slack=_SLACK)
         if len(kept) == reach:
@@ -80,7 +80,7 @@ def _beginning(text: str, end: int) -> str:
 
 
 def _to_white_space(text: str) -> str:
-    """Return the text up to its last white space if that is in the last third; else the whole text."""
+    """Return the text up to its last white space if that is in the last third, otherwise the whole text."""
     end = next((end for end in range(len(text), len(text) * 2 // 3, -1) if text[end - 1].isspace()), len(text))
     return text[:end]
 
@@ -104,7 +104,7 @@ def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int
 
 
 def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool]) -> int:
-    """Return a length that does not fit, near the budget, so that a huge text is not counted repeatedly."""
+    """Return a length near the budget that does not fit, so that a huge text is not counted repeatedly."""
     high = max(64, 2 * length * max(budget, 1) // max(total, 1))
     while high < length and fits(high):
         high *= 2

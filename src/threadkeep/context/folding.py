@@ -1,7 +1,7 @@
 """Folding of repeated exchanges: they appear once in a window, with a visible count.
 
-Five times "ok" and "Done." are five exchanges in the transcript. In a window, the repetitions would tell a model
-only the count. Only exchanges that follow each other directly are folded.
+If "ok" and "Done." are exchanged five times, the transcript has five exchanges. In a window, the repetitions would tell
+a model only the count. Only consecutive exchanges are folded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folded:
-    """Messages in their order, with the folds among them; the same messages if nothing was folded."""
+    """Messages in order, with the folds among them; the messages are unchanged if nothing was folded."""
 
     messages: tuple[Message, ...]
     folds: tuple[Fold, ...] = ()
@@ -42,20 +42,20 @@ def fold_mark(times: int) -> str:
 def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter | None = None, least: int = 2) -> Folded:
     """Fold each sequence of equal exchanges into its newest exchange.
 
-    An exchange is a user message with the assistant messages that answer it. Two exchanges are equal if they have
-    the same words in the same order and all messages are complete. The newest exchange stays, so the newest user
-    message always stays; an exchange without an answer is never folded.
+    An exchange is a user message with the assistant messages that answer it. Two exchanges are equal if they have the
+    same words in the same order and all messages are complete. The newest exchange stays, so the newest user message
+    always stays. An exchange without an answer is never folded.
 
     Args:
         messages: user and assistant messages, oldest first.
-        counter: counts the tokens of user messages with a mark; the default estimate if None.
-        least: the least number of equal exchanges in a row to fold; from 2.
+        counter: counts the tokens of user messages with a mark; None uses the default estimate.
+        least: the minimum number of consecutive equal exchanges to fold, at least 2.
 
     Raises:
         InvalidInput: `least` is below 2.
     """
     if isinstance(least, bool) or not isinstance(least, int) or least < 2:
-        raise InvalidInput("least is a whole number from 2: one exchange alone does not repeat.")
+        raise InvalidInput("least must be a whole number from 2: a single exchange does not repeat.")
     kept: list[Message] = []
     folds: list[Fold] = []
     for run in _runs(_exchanges(messages)):
@@ -70,7 +70,7 @@ def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter | None = 
 
 
 def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
-    """Split the messages into pieces that each begin with a user message, except perhaps the first."""
+    """Split the messages into groups that begin with a user message; only the first group may begin differently."""
     pieces: list[list[Message]] = []
     for message in messages:
         if message.role == "user" or not pieces:

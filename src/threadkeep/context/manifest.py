@@ -50,11 +50,11 @@ class FactReference:
     source: FactSource = "memory"
     """Absent for `memory`, the facts of this database."""
     since: date | None = None
-    """The first day on which it is valid, in UTC."""
+    """The first day on which the fact is valid, in UTC."""
     evidence: tuple[TurnReference, ...] = ()
-    """The messages that it comes from."""
+    """The messages that the fact comes from."""
     rank: int | None = None
-    """The position of a fact of Graphiti among the recalled ones, from 1."""
+    """The position of a Graphiti fact among the recalled facts, from 1."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class ScopeRecall:
 class FactsLeftOut:
     """Known facts of a scope that are not in a context, and the reason.
 
-    They had `no_room`, or a more specific scope or a newer fact has their key (`same_key`). If a scope has so many
-    facts that they are searched, others that do not bear on the input are `over_limit`.
+    `no_room`: they did not fit. `same_key`: a more specific scope or a newer fact has the same key. `over_limit`: the
+    scope has so many facts that they are searched, and these are not relevant to the input.
     """
 
     scope: ScopeKind
@@ -116,13 +116,13 @@ class ConversationPlace:
 class Entry:
     """A message of a model call: its section, its tokens, and the source of its text.
 
-    Texts that no transcript has (system prompts, tool calls and results, cut messages) are stored under their digest.
+    Texts that are in no transcript (system prompts, tool calls and results, cut messages) are stored with their digest.
     `snippets` and `facts` are in the order of the text.
     """
 
     section: Section
     tokens: int
-    """Its tokens, as the counter of the manifest counts them."""
+    """The tokens of the message, by the counter of the manifest."""
     source: Source = "text"
     """The source of its text: the message of the `transcript` at `seq` (or with the `id`), `summaries`, quoted `turns`,
     or a `text` in no transcript, which is stored under its `digest`. Absent for `text`."""
@@ -141,14 +141,14 @@ class Entry:
     facts: tuple[FactReference, ...] = ()
     """The quoted facts."""
     tokens_before: int | None = None
-    """Its tokens before it was cut; absent if it was not."""
+    """The tokens before the message was cut; absent if it was not cut."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A message of the run itself, or a range of them without system messages, that was not sent, and the reason.
+    """A message of the run itself, or a range of them without system messages, that was not sent, with the reason.
 
-    Messages of the transcript are listed as excluded positions too.
+    Messages of the transcript are also listed as excluded positions.
     """
 
     id: str | None
@@ -162,7 +162,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ReportedUsage:
-    """Tokens as the provider counted them."""
+    """Tokens as counted by the provider."""
 
     input_tokens: int
     output_tokens: int
@@ -172,7 +172,7 @@ class ReportedUsage:
 
 @dataclass(frozen=True)
 class StablePrefix:
-    """The leading messages that do not depend on the new input, so that the next call may share them."""
+    """The leading messages that do not depend on the new input, so the next call may begin with the same ones."""
 
     messages: int
     tokens: int
@@ -197,7 +197,7 @@ class ContextManifest:
     __pydantic_config__ = ConfigDict(use_attribute_docstrings=True, json_schema_extra=_require_stored)
 
     session_id: str | None = None
-    """Absent for a call in a run that belongs to no session."""
+    """Absent if the run of the call belongs to no session."""
     run_id: str
     call: int = 0
     """The number of the call in its run: 1, 2, 3, …; 0 before it is stored."""
@@ -210,7 +210,7 @@ class ContextManifest:
     counter: str
     """The token counter, with the learned factor of the model, if there is one."""
     budget: int | None = None
-    """The token limit, by the counter."""
+    """The token limit, measured by the counter."""
     max_messages: int | None = None
     """The limit of messages of earlier turns."""
     window: WindowKind = "anchored"
@@ -224,11 +224,11 @@ class ContextManifest:
     left_out: tuple[LeftOut, ...] = ()
     """Messages of the run itself that were not sent."""
     dropped: int = 0
-    """The number of earlier messages that were left out and have no summary."""
+    """The number of earlier messages that were left out and are not summarised."""
     tokens: int = 0
-    """Tokens of all messages that were sent, by the counter."""
+    """Tokens of all messages that were sent, measured by the counter."""
     tools: int = 0
-    """Tokens of the tool definitions, in addition; absent without tools."""
+    """Tokens of the tool definitions, in addition to `tokens`; absent without tools."""
     prefix: StablePrefix | None = None
     digest: str = ""
     """SHA-256 of all messages that were sent, which `threadkeep.rebuild` verifies."""
@@ -257,7 +257,7 @@ class ContextManifest:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> ContextManifest:
-        """Return the manifest that `to_dict` described. Raises `ValueError` for anything else."""
+        """Return the manifest from the values of `to_dict`. Raise `ValueError` for anything else."""
         return _adapter().validate_python(values)
 
 

@@ -36,7 +36,7 @@ _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
 )
 _MOST_OF_NEWEST = 0.5
 _QUOTED_OF_SHARED = 0.25
-"""The most of a shared amount for older turns: quotes are new in each turn, so no cache has them."""
+"""The maximum share of `shared` for older turns. Quotes are new in each turn, so no prompt cache has them."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class ContextPlan:
     """The division of a budget among sections; see the module's table.
 
     `order` is the order of the sections; the turn's steps are always last. `shares` are fractions of the budget:
-    maxima for the summary and each extra, and the minimum of the window before extras get anything. `yields` lists
-    the extras, the first to shrink first. An `anchored` window begins at the same message as in the previous call
-    until it does not fit, and is then cut back to `step` of its capacity; a `sliding` window always has the newest
-    messages that fit. With `fold_repeats`, an exchange that repeats several times in a row is shown once with its
+    maximums for the summary and each extra, and the minimum of the window before extras get anything. `yields` lists
+    the extras in the order in which they shrink. An `anchored` window begins at the same message as in the previous
+    call until it does not fit, and is then cut back to `step` of its capacity. A `sliding` window always has the newest
+    messages that fit. With `fold_repeats`, an exchange that is repeated several times in a row is shown once with its
     count.
     """
 
@@ -62,23 +62,23 @@ class ContextPlan:
         """Reject an inconsistent plan.
 
         Raises:
-            InvalidInput: names the field and its valid values.
+            InvalidInput: a field is not valid; the error names it and its valid values.
         """
         object.__setattr__(self, "shares", MappingProxyType({**_SHARES, **self.shares}))
         if sorted(self.order) != sorted(_ORDER) or self.order[0] != "system":
-            raise InvalidInput(f"order names each of these sections once, system first: {', '.join(_ORDER)}.")
+            raise InvalidInput(f"order must name each of these sections once, system first: {', '.join(_ORDER)}.")
         if not self.order.index("summary") < self.order.index("window") < self.order.index("input"):
-            raise InvalidInput("In order the summary comes before the window, and the window before the input.")
+            raise InvalidInput("In order, the summary must come before the window, and the window before the input.")
         if sorted(self.yields) != sorted(EXTRAS):
-            raise InvalidInput(f"yields names each of these sections once: {', '.join(EXTRAS)}.")
+            raise InvalidInput(f"yields must name each of these sections once: {', '.join(EXTRAS)}.")
         if unknown := set(self.shares) - set(_SHARES):
-            raise InvalidInput(f"{', '.join(sorted(unknown))} has no share; those that do: {', '.join(_SHARES)}.")
+            raise InvalidInput(f"{', '.join(sorted(unknown))} has no share; these have: {', '.join(_SHARES)}.")
         if not all(_is_part(share) for share in self.shares.values()):
-            raise InvalidInput("A share is a part of the budget, from 0 to 1.")
+            raise InvalidInput("A share must be a part of the budget, from 0 to 1.")
         if self.window not in ("anchored", "sliding"):
-            raise InvalidInput("window is 'anchored' or 'sliding'.")
+            raise InvalidInput("window must be 'anchored' or 'sliding'.")
         if not _is_part(self.step) or self.step in (0, 1):
-            raise InvalidInput("step is the part of its room that the window is cut back to, between 0 and 1.")
+            raise InvalidInput("step must be between 0 and 1: the part of its capacity that the window is cut back to.")
 
     def rooms(
         self, budget: int, fixed: int, wanted: Collection[Section], *, shared: int | None = None, newest: int = 0
@@ -89,8 +89,8 @@ class ContextPlan:
             budget: the tokens of the whole call.
             fixed: the tokens of the system message, the summary and the turn.
             wanted: the extras that may be present.
-            shared: the tokens to which the shares apply if the budget is all that the model has room for.
-            newest: the tokens of the newest messages; if they exceed the window's share, the window keeps a half.
+            shared: the tokens to which the shares apply, if the budget is the whole capacity of the model.
+            newest: the tokens of the newest messages; if they exceed the window's share, it gets half of the budget.
         """
         whole = min(budget, shared or budget)
         window = self.shares["window"]
@@ -108,7 +108,7 @@ class ContextPlan:
         return rooms
 
     def most(self, section: Section, budget: int) -> int:
-        """Return the most tokens of a budget that a section may use."""
+        """Return the maximum number of tokens of a budget that a section may use."""
         return int(self.shares[section] * budget)
 
     @property

@@ -1,6 +1,6 @@
-"""Quotations of messages for models: JSON, one message a line.
+"""Quotations of messages for models: JSON, one message per line.
 
-No text can end its own quotation or pretend to be another message.
+No text can end its own quotation or imitate another message.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fact_line(fact: Fact) -> str:
 
 @lru_cache(maxsize=2_000)
 def _text_line(key: str, value: str, scope: ScopeKind, since: datetime) -> str:
-    """Return the line of a text; a chat quotes the same ones in each turn."""
+    """Return the line of a text fact; cached, because a chat quotes the same facts in each turn."""
     return _fact_line(key, value, scope, since)
 
 
@@ -60,17 +60,17 @@ def _day(moment: datetime) -> str:
 
 
 def facts_text(lines: Sequence[str]) -> str:
-    """Return the block of these lines, in their order."""
+    """Return the block with these lines, in order."""
     return "\n".join((FACTS_HEADER, "", *lines))
 
 
 def fitting_facts(facts: Sequence[Fact], budget: int, counter: TokenCounter) -> list[Fact]:
-    """Return the leading facts whose block is within the budget; a fact that is too long is skipped."""
+    """Return the leading facts that fit into the budget as a block; skip facts that are too long."""
     return [facts[place] for place in fitting_lines([fact_line(fact) for fact in facts], budget, counter)]
 
 
 def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> list[int]:
-    """Return the indexes of the leading lines whose block is within the budget; lines that are too long are skipped."""
+    """Return the indexes of the leading lines that fit into the budget as a block; skip lines that are too long."""
     if not lines or counter(facts_text(lines)) <= budget:
         return list(range(len(lines)))
     left = budget - counter(FACTS_HEADER)
@@ -87,14 +87,14 @@ def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> l
 
 
 def in_stable_order(facts: Iterable[Fact]) -> list[Fact]:
-    """Return facts in the order of prompts: by scope and key, independent of the query."""
+    """Return facts in the order of prompts, by scope and key, whatever the query."""
     return sorted(facts, key=lambda fact: (SCOPE_KINDS.index(fact.scope.kind), fact.scope.owner, fact.key))
 
 
 def _safe(line: str) -> str:
     """Return the line with escapes, so that its text cannot end the line or the block."""
     line = line.replace("</", "<\\/")
-    # JSON does not escape some characters that end a line for some readers.
+    # JSON leaves some characters unescaped that some readers treat as line ends.
     return line if line.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
@@ -127,15 +127,15 @@ class Quote:
     text: str
 
     def render(self) -> str:
-        """Return the quote with a mark on every line, so that no line can pass for a part of the prompt."""
+        """Return the quote with a mark on every line, so that no line can imitate a part of the prompt."""
         return "\n".join((f"[{self.origin}]", *(f"> {line}" for line in self.text.splitlines() or [""])))
 
 
 @lru_cache(maxsize=1_000)
 def attribution(role: str, author: str | None) -> str:
-    """Return the name of a person, else the role, with the name of an agent.
+    """Return the name of a person, or the role with the name of an agent.
 
-    A name can neither end the line that names a source, nor pass for a role.
+    A name can neither end the source line nor imitate a role.
     """
     name = _NOT_IN_NAMES.sub(" ", author or "").strip()[:_NAME_CHARACTERS]
     if role == "user" and name and name.partition(" ")[0].lower() not in _ROLES:
@@ -145,7 +145,7 @@ def attribution(role: str, author: str | None) -> str:
 
 @dataclass(frozen=True)
 class QuotedTurn:
-    """A stored message of some session, to be quoted whole or in `part`, a range of its characters."""
+    """A stored message of a session, to be quoted whole, or in `part`, a range of its characters."""
 
     session_id: str
     message: Message
@@ -162,13 +162,13 @@ class QuotedTurn:
 
     @property
     def time(self) -> datetime | None:
-        """When it was said, in UTC."""
+        """The time of the message in UTC."""
         time = self.message.sent_at or self.message.created_at
         return time and time.astimezone(UTC)
 
     @cached_property
     def day(self) -> tuple[str, date | None]:
-        """The session, and the day in UTC on which it was said; turns that share both stand below one heading."""
+        """The session and the UTC day of the message; turns with the same value share one heading."""
         return self.session_id, self.time and self.time.date()
 
     @cached_property
@@ -189,7 +189,7 @@ class QuotedTurn:
 
 
 def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
-    """Return the block of these turns, in their order, with a line for each day."""
+    """Return the block of these turns, in order, with a line for each day."""
     lines = [TURNS_HEADER]
     day: object = None
     for turn in turns:
@@ -201,7 +201,7 @@ def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
 
 
 def quoted_by(block: str, role: str) -> list[str]:
-    """Return the texts of one role's turns from a block of `turns_text`; persons with a name are users."""
+    """Return the texts of one role's turns from a block of `turns_text`; people with a name are users."""
     texts: list[list[str]] = []
     speaker = ""
     for line in block.removeprefix(TURNS_HEADER).splitlines():
@@ -218,12 +218,12 @@ def quoted_by(block: str, role: str) -> list[str]:
 
 
 def render(header: str, quotes: Sequence[Quote]) -> str:
-    """Return one block: its header, then the quotes in their order."""
+    """Return one block: the header, then the quotes in order."""
     return "\n\n".join((header, *(quote.render() for quote in quotes)))
 
 
 def fitting(header: str, quotes: Iterable[Quote], budget: int, counter: TokenCounter) -> list[Quote]:
-    """Return the leading quotes whose block is within the budget; the last one may be cut with a mark.
+    """Return the leading quotes that fit into the budget as a block; the last one may be cut with a mark.
 
     The first quote is cut to any size; later ones only if at least half of the quote fits.
     """
@@ -252,10 +252,9 @@ def summary_message_text(summaries: Sequence[Summary]) -> str:
 
 
 def fitting_summaries(summaries: Sequence[Summary], budget: int, counter: TokenCounter) -> tuple[Summary, ...]:
-    """Return the newest summaries whose message is within the budget, each whole.
+    """Return the newest summaries that fit into the budget as a message, each whole.
 
-    If not even the newest fits, it is returned alone with the end of its text cut, or not at all if almost nothing
-    is left.
+    If not even the newest fits, return it alone, cut at its end, or nothing if almost nothing would be left.
     """
     for oldest in range(len(summaries)):
         if counter(summary_message_text(summaries[oldest:])) <= budget:
@@ -275,7 +274,7 @@ def _blocks(summaries: Iterable[Summary]) -> Iterable[str]:
             if count == 1
             else f"messages {summary.first_seq} to {summary.last_seq} ({count} messages)"
         )
-        # The text derives from people's words: it must not be able to end the block.
+        # The text derives from messages of people, so it must not be able to end the block.
         text = _FENCE.sub("‹", summary.text.strip())
         yield f'<summary of="{messages}">\n{text}\n</summary>'
 
@@ -346,7 +345,7 @@ def quoted_episode(episode: Episode) -> str:
 
 
 def quoted_text(name: str, text: str) -> str:
-    """Return any other text as one line of JSON, under a name."""
+    """Return any other text as one line of JSON, with a name as its key."""
     return _line({name: text})
 
 
@@ -355,5 +354,5 @@ def _cut(text: str) -> str:
 
 
 def _line(values: dict[str, Json]) -> str:
-    # Escape the slash, as JSON allows, so that no text contains the tag that ends the record in a prompt.
+    # Escape the slash, which JSON allows, so that no text contains the tag that ends the record in a prompt.
     return dump_json(values).replace("</", "<\\/")

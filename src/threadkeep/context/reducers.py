@@ -1,7 +1,7 @@
 """Limits for a run's memory: first by characters, then by number of messages.
 
-System messages are pinned, and the newest user message is never dropped; it is cut if it alone is too big. Messages
-to drop or cut are planned as for a model call, with characters instead of tokens.
+System messages are pinned, and the newest user message is never dropped; it is cut if it alone is too big. Messages to
+drop or cut are planned as for a model call, with characters instead of tokens.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def bound(items: Sequence[Item], lengths: Sequence[int], *, max_messages: int, m
 
     Args:
         items: the messages in order: kinds, and tool calls with their results.
-        lengths: the characters of each.
-        max_messages: the most messages to keep, system messages included; values below 1 count as 1. The newest tool
-            calls stay with their results even beyond the limit, because an agent that lost them would repeat the calls.
-        max_chars: the most characters of all messages together; 0 means no limit.
+        lengths: the number of characters of each message.
+        max_messages: the maximum number of messages, system messages included; values below 1 count as 1. The newest
+            tool calls stay with their results even beyond the limit, because the agent would repeat lost calls.
+        max_chars: the maximum number of characters of all messages together; 0 means no limit.
     """
-    # A result without its call is kept: removing it is not the reducer's task.
+    # A result without its call is kept, because removing it is not the reducer's task.
     known = [Item("assistant") if item == Item("tool") else item for item in items]
     kept, cuts = _by_chars(known, lengths, max_chars) if max_chars > 0 else (range(len(known)), {})
     chosen = _by_count(known, kept, max(max_messages, 1))

@@ -1,8 +1,8 @@
 """Division of the budget among the steps of a turn: newest step first, older steps cut to fit.
 
-A model would repeat a step whose result is missing, so an older step is cut before it is excluded. A cut stays the
-same in later calls: the shares are computed again for each call of the turn, from its first step. If one more step
-does not fit, the older steps are cut back to half of the budget at once.
+A model would repeat a step if its result is missing, so an older step is cut before it is excluded. A cut stays the
+same in later calls, because the shares are computed again for each call of the turn, from its first step. If one more
+step does not fit, the older steps are cut back to half of the budget at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _SMALL: Final = 8
-"""A result smaller than this fraction of the budget is cut only if cutting the larger ones is not enough."""
+"""A result smaller than this fraction of the budget is cut only if cutting larger results is not enough."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def least_of(step: Step) -> int:
 
 
 def level_of(step: Step, room: int) -> int:
-    """Return the level to which the largest messages of a step are cut, so that the step fits."""
+    """Return the maximum size of a message in a step so that the step fits; larger messages are cut to it."""
     low, high = 0, room
     while low <= high:
         level = (low + high) // 2
@@ -58,7 +58,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
     Args:
         parts: other messages of the question, oldest first; they are cut after the older steps.
-        steps: the messages after the question, oldest first. The shortest form of the newest fits.
+        steps: the messages after the question, oldest first. The shortest form of the newest one fits.
         room: the tokens for all of them.
     """
     everything = [*parts, *steps]
@@ -83,7 +83,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
 
 def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens of each step if only the newest may be cut; older ones are whole, newest first, or excluded."""
+    """Return the tokens of each step if only the newest may be cut; older ones are whole, or None if excluded."""
     found: list[int | None] = [None] * len(steps)
     for number in range(len(steps) - 1, -1, -1):
         tokens = whole_of(steps[number])
@@ -104,7 +104,7 @@ def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
         whole, least = whole_of(step), least_of(step)
         claim = min(whole, max(least, room * 3 // 4))
         if older > room - claim:
-            # Back to half, as for a window: the next steps then fit, and the messages before them stay the same.
+            # Cut back to half, as for a window: the next steps then fit, and the messages before them stay the same.
             _cut_back(steps, granted, parts, older - min(room // 2, room - claim), room // _SMALL)
             older = sum(granted)
         granted.append(max(least, min(whole, room - older)))

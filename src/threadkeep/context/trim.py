@@ -1,9 +1,9 @@
-"""The plan of one model call: which messages fit, from kinds and sizes only.
+"""The plan of one model call: which messages fit, computed from kinds and sizes only.
 
 Priorities: system messages, whole and first; the newest user message, cut if it alone is too big; the newest step of
-the current turn, cut if necessary and never excluded; the turn's earlier steps, cut before they are excluded
-(`steps`); then history, newest first, up to a number of messages. The newest message of history is cut if nothing
-else of it fits. A tool call and its results form one group: all of it is kept, or nothing.
+the current turn, cut if necessary and never excluded; the turn's earlier steps, cut before they are excluded (`steps`);
+then history, newest first, up to a number of messages. The newest message of history is cut if no other message of
+history fits. A tool call and its results form one group, which is kept or excluded as a whole.
 
 An anchor can fix the start of history, so that consecutive calls share their leading messages. If the messages no
 longer fit, the anchor moves by a whole step (`Anchor`).
@@ -21,7 +21,7 @@ from threadkeep.errors import BudgetTooSmall
 __all__ = ["Anchor", "Item", "Kind", "Plan", "Reason", "Size", "plan"]
 
 _LEAST_TOKENS: Final = 16
-"""The least tokens of a cut history message that is worth sending."""
+"""The minimum size in tokens for a cut history message to be worth sending."""
 
 type Kind = Literal["system", "user", "assistant", "tool"]
 type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool"]
@@ -29,7 +29,7 @@ type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool
 
 @dataclass(frozen=True)
 class Item:
-    """A message of a call: its kind, and the index of the assistant message whose tool calls it belongs to."""
+    """A message of a call: its kind, and the index of the assistant message with the tool calls to which it belongs."""
 
     kind: Kind
     group: int | None = None
@@ -39,11 +39,11 @@ class Item:
 class Anchor:
     """The start of history, and the distance that it moves if history does not fit.
 
-    Messages before the index `begin` are excluded. If an earlier call `set` it and the rest is too large (by itself,
-    or `overflowing`: not all messages were passed in), history is cut back to `fraction` of its budget and of its
-    number of messages, the question included. It then begins with a user message; the last exchange stays if it fits
-    at all. If no call has set it yet, history is the newest messages that fit. If the steps of the turn leave too
-    little space, it is cut back as well: the next steps then fit, and the calls of a loop share their beginning.
+    Messages before the index `begin` are excluded. If an earlier call `set` the anchor and the rest is too large (by
+    itself, or `overflowing`: not all messages were passed in), history is cut back to `fraction` of its budget and of
+    its number of messages, with the question. It then begins with a user message; the last exchange stays if it fits at
+    all. If no call has set the anchor, history is the newest messages that fit. If the steps of the turn leave too
+    little space, history is cut back as well: the next steps then fit, and the calls of a loop share their beginning.
     """
 
     begin: int = 0
@@ -56,9 +56,9 @@ class Anchor:
 class Plan:
     """The messages to send: indexes in sending order, sizes of cut messages, and exclusions with reasons.
 
-    `begin` is the start of history (or of the turn, without history). `cut_back` is True if it differs from the
-    anchor. `lasting` is True if the new start also holds for later turns; messages excluded only because of this
-    turn's steps return after it. `opened` is True if the tokens include those of an opening.
+    `begin` is the start of history (or of the turn, without history). `cut_back` is True if it differs from the anchor.
+    `lasting` is True if the new start also applies to later turns; messages excluded only because of this turn's steps
+    return after it. `opened` is True if the tokens include those of an opening.
     """
 
     kept: tuple[int, ...]
@@ -87,8 +87,8 @@ def plan(
     Args:
         items: the messages in order.
         measure: returns the size of the message at an index; called only for messages that may be sent.
-        budget: the most tokens of all messages together.
-        max_messages: the most user messages and assistant messages without tool calls before the current turn.
+        budget: the maximum number of tokens of all messages together.
+        max_messages: the maximum number of messages before the turn, not counting messages with tool calls and results.
         turn: the start of the current turn if its question has several messages; by default the newest user message.
         anchor: the start of history; without one, history is the newest messages that fit.
         whole_steps: the turn's older steps are kept whole or excluded, and the newest is excluded if it does not fit.
@@ -173,7 +173,7 @@ class _Planner:
         return list(units.values())
 
     def _place_turn(self, user: int | None, current: Sequence[list[int]]) -> bool:
-        """Place the newest user message and the rest of the turn; return True if something of it is cut or excluded."""
+        """Place the newest user message and the rest of the turn; return True if any of it is cut or excluded."""
         parts = [unit for unit in current if user is not None and unit[0] < user]
         steps = current[len(parts) :]
         fits = self._place_user(user, current, bool(steps) and not self._whole_steps)
@@ -206,7 +206,7 @@ class _Planner:
         beside = size.minimum + newest <= self._left
         if needs_newest and not beside:
             raise BudgetTooSmall(
-                f"The newest tool call and its results need at least {newest} tokens cut as short as can be, the rest "
+                f"The newest tool call and its results need at least {newest} tokens in their shortest form, the rest "
                 f"at least {self._budget - self._left + size.minimum}, and the budget is {self._budget}: raise it."
             )
         if user is not None:
@@ -222,7 +222,7 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Place the newest history that fits, or less by a step if it does not fit behind the anchor."""
+        """Place the newest history that fits; if not all fits behind the anchor, cut back by a step."""
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
@@ -240,10 +240,10 @@ class _Planner:
         return fitting
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
-        """Return the newest groups that leave space to grow, from a user message on; at least the last exchange."""
-        # The question and its answer count as well: after this turn the window is at the fraction.
+        """Return the newest groups that leave room to grow, starting at a user message; at least the last exchange."""
+        # The question and its answer count as well, so after this turn the window is at the fraction.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
-        # Calculated without the turn's steps, so that the next turn can begin there as well; else for this turn only.
+        # Without the turn's steps, so that the next turn can begin there too; otherwise for this turn only.
         room = int(fraction * (self._left + self._question + self._steps)) - self._question
         if room > self._left or room <= 0:
             room = int(fraction * self._left)
@@ -257,7 +257,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Return history with space for the opening, if it does not begin with a user message."""
+        """Return the history that leaves room for the opening, if it does not begin with a user message."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:
@@ -280,7 +280,7 @@ class _Planner:
         self._left -= self._opening
 
     def _cut_newest(self, unit: Sequence[int]) -> bool:
-        """Place the newest message of history, cut to the remaining budget; skip it if almost nothing would be left."""
+        """Place the newest message of history, cut to the remaining budget; skip it if too little would be left."""
         opening = self._opening_of([unit])
         if sum(self._measure(index).minimum for index in unit) + _LEAST_TOKENS + opening > self._left:
             return False
@@ -307,7 +307,7 @@ class _Planner:
         return history, None
 
     def _place(self, unit: Sequence[int], tokens: int) -> None:
-        """Place a group in `tokens` tokens; if it is larger, cut its largest messages to one level."""
+        """Place a group in `tokens` tokens; if it is larger, cut its largest messages to a common size."""
         sizes = [self._measure(index) for index in unit]
         level = level_of(sizes, tokens) if whole_of(sizes) > tokens else tokens
         for index, size in zip(unit, sizes, strict=True):
@@ -333,9 +333,9 @@ def _overflows(anchor: Anchor | None) -> bool:
 
 
 def _reserved(wanted: int, room: int) -> int:
-    """Return the tokens that a cut question leaves to the turn's steps: a sixteenth, an eighth or a quarter.
+    """Return the tokens that a cut question leaves for the turn's steps: a sixteenth, an eighth or a quarter.
 
-    The amount does not depend on the exact size of the steps, else each call would cut the question differently.
+    The amount does not depend on the exact size of the steps; otherwise each call would cut the question differently.
     """
     if not wanted:
         return 0

@@ -1,8 +1,8 @@
 """Windows: the newest stored rows that fit into a model call.
 
-A window is contiguous from the newest row, and oldest first in the result. It stops at the first message that does
-not fit. The newest user message is always included: its tokens are reserved first, and if it is older than the other
-rows, it comes first. If it alone exceeds the budget, it is the only message, and it is cut. If the newest message
+A window is contiguous from the newest row backwards; the result is oldest first. It stops at the first message that
+does not fit. The newest user message is always included: its tokens are reserved first, and if it is older than the
+other rows, it comes first. If it alone exceeds the budget, it is cut, and it is the only message. If the newest message
 does not fit beside it, that message is cut so that the history is not empty. A limit of 0 means none; None means no
 limit.
 """
@@ -58,9 +58,9 @@ class Exclusion:
 class WindowManifest:
     """The record of one window.
 
-    `included` are the positions of its messages in order. `dropped` is the number of excluded messages since the
-    last reset that are neither archived nor superseded; if the caller did not know the number of messages, it is the
-    number of positions in the excluded ranges.
+    `included` are the positions of its messages in order. `dropped` is the number of excluded messages since the last
+    reset that are neither archived nor superseded. If the caller did not know the number of messages, it is the number
+    of positions in the excluded ranges.
     """
 
     counter: str
@@ -87,7 +87,7 @@ class Window:
         return messages_html(title, self.messages)
 
 
-# Excluded by a caller or by retention, not by the limits.
+# Reasons of exclusions by a caller or by retention, not by the limits.
 _NOT_DROPPED = ("reset", "archived", "superseded")
 
 
@@ -95,7 +95,7 @@ _NOT_DROPPED = ("reset", "archived", "superseded")
 class Limits:
     """The limits of a window, and its counter.
 
-    Without a counter, the stored token counts of the messages are used; a counter given here counts everything
+    Without a counter, the stored token counts of the messages are used; a counter given here counts every message
     again.
     """
 
@@ -107,11 +107,11 @@ class Limits:
         """Reject negative limits.
 
         Raises:
-            InvalidInput: names the limit.
+            InvalidInput: a limit is not valid; the error names it.
         """
         for name, value in (("max_messages", self.max_messages), ("max_tokens", self.max_tokens)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise InvalidInput(f"{name} is a whole number from 0 (0 means none), or None for no such limit.")
+                raise InvalidInput(f"{name} must be a whole number from 0 (0 means none), or None for no limit.")
 
     @property
     def nothing(self) -> bool:
@@ -121,10 +121,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Extent:
-    """The extent of a session beyond the rows that were read: enough to name all exclusions, in O(1).
+    """The extent of a session beyond the rows that were read; with it all exclusions can be named in O(1).
 
-    `first_seq` is the oldest stored position, `reset_seq` the position of the last reset (0: never), `archived_seq`
-    the end of the archived messages (0: none), `available` the number of user and assistant messages after both, if
+    `first_seq` is the oldest stored position, `reset_seq` the position of the last reset (0: never), `archived_seq` the
+    end of the archived messages (0: none), and `available` the number of user and assistant messages after both, if
     known.
     """
 
@@ -140,7 +140,7 @@ def choose(
     """Return the window over rows that were read newest first.
 
     Args:
-        rows: the newest user and assistant rows, newest first, all with their `seq`; `limits.max_messages` of them are
+        rows: the newest user and assistant rows, newest first, all with their `seq`; `limits.max_messages` rows are
             enough.
         limits: the limits and the counter.
         newest_user: the session's newest user message if it is not among the rows.
@@ -152,7 +152,7 @@ def choose(
 
 
 def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
-    """Return the window of all messages of a session, oldest first, which are known to fit."""
+    """Return the window of all messages of a session, oldest first, if they are known to fit."""
     manifest = WindowManifest(
         counter=name_of(limits.counter or estimate),
         max_messages=limits.max_messages,
@@ -164,7 +164,7 @@ def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
 
 
 def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Window:
-    """Return the window with superseded ranges separated from those that its limits exclude."""
+    """Return the window with superseded ranges separated from the ranges that its limits exclude."""
     if not superseded:
         return window
     excluded = [*window.manifest.excluded]
@@ -178,7 +178,7 @@ def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Wi
 
 
 def _without(gap: Exclusion, first_seq: int, last_seq: int) -> Iterator[Exclusion]:
-    """Yield the parts of a gap that lie before `first_seq` or after `last_seq`."""
+    """Yield the parts of a gap before `first_seq` and after `last_seq`."""
     if gap.last_seq < first_seq or gap.first_seq > last_seq:
         yield gap
         return
@@ -193,9 +193,9 @@ def _dropped_places(excluded: Sequence[Exclusion]) -> int:
 
 
 class WindowChooser:
-    """A window chosen page by page while its rows are being read.
+    """A window that is chosen page by page while its rows are read.
 
-    The newest user message must be in the first page, or be given: its tokens are reserved first::
+    The newest user message must be in the first page, or be given, because its tokens are reserved first::
 
         chooser = WindowChooser(limits, newest_user=...)
         while chooser.wants_more and (rows := await next_older_rows()):
@@ -204,14 +204,14 @@ class WindowChooser:
     """
 
     def __init__(self, limits: Limits, *, newest_user: Message | None = None, before_question: bool = False) -> None:
-        """Create a chooser; with `before_question`, the newest user message is not stored yet and follows all rows.
+        """Create a chooser. With `before_question`, the newest user message is not stored yet and follows all rows.
 
         Then nothing is cut, and the newest row is included even if it alone exceeds the budget.
         """
         self._limits = limits
         self._counter = limits.counter or estimate
         self._before_question = before_question
-        self._pinned = None if before_question else newest_user  # reserved and not yet found among the rows
+        self._pinned = None if before_question else newest_user  # reserved, but not yet found among the rows
         self._pinned_tokens = 0
         self._chosen: list[tuple[Message, int]] = []  # newest first
         self._cuts: list[Cut] = []
@@ -299,7 +299,7 @@ class WindowChooser:
             self._pinned = None
             return
         if self._full:
-            # As if this row had not been read: the result must not depend on the size of pages.
+            # Treat this row as not read, because the result must not depend on the size of pages.
             self._stop = (_seq(self._chosen[-1][0]) - 1 if self._chosen else _seq(row), "over_limit")
             return
         tokens, budget = self._tokens(row), self._limits.max_tokens
@@ -310,7 +310,7 @@ class WindowChooser:
         self._stop = (_seq(row), "over_budget")
         if row.seq != self._newest_seq:
             return
-        # Before a question the newest row stays whole: the model call knows its budget and cuts it to fit.
+        # Before a question the newest row stays whole, because the model call knows its budget and cuts the row to fit.
         newest = (row, tokens) if self._before_question else self._shorten(row, tokens, budget - self._used)
         if newest is not None:
             self._chosen.append(newest)

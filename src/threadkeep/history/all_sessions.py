@@ -1,4 +1,4 @@
-"""All sessions: those of a memory, and the conversations that agents keep in a graph store."""
+"""All sessions: the sessions of a memory, and the conversations that agents store in a graph store."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ type _Cursor = tuple[datetime, str]
 async def runs_in(
     session: Session, *, page_size: int = LONGEST_PAGE, since: datetime | None = None
 ) -> AsyncIterator[list[str]]:
-    """Yield the runs that spoke in a session, in groups, each once, the run with the newest message first.
+    """Yield the ids of runs that stored messages in a session, in groups, newest message first, each run once.
 
     The first page has `page_size` messages, including superseded ones, and each further page twice as many. Messages
-    stored before `since` are not read. The first messages of a branch belong to another session.
+    stored before `since` are not read. The first messages of a branch are skipped, because they belong to another
+    session.
     """
     try:
         info = await session.info()
@@ -58,12 +59,12 @@ async def runs_in(
 async def calls_in(
     session: Session, conversation: ConversationPlace, manifests: Manifests, *, limit: int, before: Cursor | None = None
 ) -> list[StoredManifest]:
-    """Return the calls that saw a conversation, before a cursor: newest run first, newest call first.
+    """Return the model calls that saw a conversation, before a cursor: newest run first, newest call first.
 
-    It reads only as much of the conversation as the page needs.
+    Only as much of the conversation is read as the page needs.
     """
     if limit < 1:
-        raise InvalidInput("A page of manifests has at least one.")
+        raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
     found: list[StoredManifest] = []
     last_run = None if before is None else before[1]
     async for runs in runs_in(session, page_size=2 * limit, since=manifests.kept_since()):
@@ -84,7 +85,7 @@ async def calls_in(
 
 
 def _saw(call: StoredManifest, conversation: ConversationPlace) -> bool:
-    """Return whether a call was made in a conversation."""
+    """Return True if a call was made in a conversation."""
     stored = call.manifest.get("conversation")
     if not isinstance(stored, dict) or stored.get("key") != conversation.key:
         return False
@@ -94,8 +95,8 @@ def _saw(call: StoredManifest, conversation: ConversationPlace) -> bool:
 class AllSessions:
     """The sessions of a memory and the conversations of its agents, as one list for the interfaces.
 
-    If a session and a conversation have the same id, reads return the session. An erasure deletes everything with the
-    id, because an id belongs to one person.
+    If a session and a conversation have the same id, reads return the session. An erase deletes both, because an id
+    belongs to one person.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -104,10 +105,10 @@ class AllSessions:
     async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], _Cursor | None]:
         """Return one page, newest activity first, and the cursor of the next page (None at the end).
 
-        It reads the metadata of all conversations; sessions have an index.
+        The metadata of all conversations is read for this; sessions have an index.
         """
         if query.limit < 1:
-            raise InvalidInput("A page of sessions has at least one.")
+            raise InvalidInput("A page of sessions has at least one entry; use a limit from 1.")
         found, more = await self._memory.sessions_page(query)
         async for layout, memory in self._namespaces():
             infos, further = await memory.sessions_page(query)
@@ -127,7 +128,7 @@ class AllSessions:
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
-        """Return the memory of the sessions, or of a layout's conversations in the graph store, which it registers."""
+        """Return the memory of the sessions (None), or of a layout's conversations, which it opens if necessary."""
         if layout is None:
             return self._memory
         store = await self._memory.graph_store()
@@ -138,7 +139,7 @@ class AllSessions:
     async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> SearchResult:
         """Return messages that contain all words of a query; results alternate between the locations.
 
-        Scores of different locations cannot be compared.
+        Scores of different locations are not comparable.
         """
         own = await self._memory.search_result(query, user_id=user_id, limit=limit)
         found, damaged = [own.hits], [*own.damaged]
@@ -160,7 +161,7 @@ class AllSessions:
         """Return the session with an id, and its info.
 
         Raises:
-            SessionNotFound: there is none, or not for this user.
+            SessionNotFound: the session does not exist, or belongs to another user.
         """
         _, session, info = await self._found(session_id, user_id)
         return session, info
@@ -168,12 +169,12 @@ class AllSessions:
     async def calls(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return the records of a session's model calls, the newest first; `before` is a `cursor`.
+        """Return the records of a session's model calls, newest first; `before` is a `cursor`.
 
-        For a conversation, the calls of the run that spoke last come first, because records are stored with runs.
+        For a conversation, the run with the newest message comes first, because records are stored with runs.
 
         Raises:
-            SessionNotFound: there is none, or not for this user.
+            SessionNotFound: the session does not exist, or belongs to another user.
         """
         layout, session, _ = await self._found(session_id, user_id)
         manifests = self._memory.manifests
@@ -184,8 +185,8 @@ class AllSessions:
     async def erase(self, session_id: str, *, user_id: str | None = None) -> bool:
         """Delete everything with an id and everything derived from it; return False if there was nothing.
 
-        The runs of a session are deleted with it. Runs that spoke in a conversation and belong to no session are
-        deleted with the conversation.
+        The runs of a session are deleted with it. Runs that stored messages in a conversation, and belong to no
+        session, are deleted with the conversation.
         """
         gone = await self._memory.session(session_id, user_id=user_id).delete()
         if gone:
@@ -198,7 +199,7 @@ class AllSessions:
         for _, layout, memory in await self._memory.namespaces():
             session = memory.session(session_id, user_id=user_id)
             runs: list[str] = []
-            with contextlib.suppress(SessionDamaged):  # its other runs are deleted by their own retention
+            with contextlib.suppress(SessionDamaged):  # retention deletes its other runs
                 async for some in runs_in(session):
                     runs += some
             await self._memory.runs.records.forget_runs(sorted(runs))
@@ -208,10 +209,10 @@ class AllSessions:
         return gone
 
     async def where(self, session_id: str, *, user_id: str | None = None) -> GraphLayout | None:
-        """Return the layout of the location that has a session, damaged or not; None for the memory's own.
+        """Return the layout of the location of a session, damaged or not; None for the memory's own sessions.
 
         Raises:
-            SessionNotFound: there is none, or not for this user.
+            SessionNotFound: the session does not exist, or belongs to another user.
         """
         for layout, memory in await self.locations():
             with contextlib.suppress(SessionNotFound):
@@ -221,7 +222,7 @@ class AllSessions:
         raise SessionNotFound(session_id)
 
     async def _found(self, session_id: str, user_id: str | None) -> tuple[GraphLayout | None, Session, SessionInfo]:
-        """Return a session, or else a conversation with its layout."""
+        """Return a session; if there is none, return a conversation with its layout."""
         session = self._memory.session(session_id, user_id=user_id)
         try:
             return None, session, await session.info()
@@ -256,16 +257,16 @@ class AllRetention:
         self._memory = memory
 
     async def has_work(self) -> bool:
-        """Return whether there are rules, or sessions with limits of their own."""
+        """Return True if there are rules, or sessions with limits of their own."""
         return await self._memory.retention.has_work()
 
     async def plan(
         self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
     ) -> AsyncIterator[PlannedRemoval]:
-        """Yield the removals that are due now, location by location; nothing is written.
+        """Yield the removals that are due now, location by location; write nothing.
 
         Raises:
-            SessionNotFound: a named session does not exist, or not for this user.
+            SessionNotFound: a named session does not exist, or belongs to another user.
         """
         for pruner, chosen in await self._chosen(session_ids, user_id):
             async for removal in pruner.plan(rules, session_ids=chosen, user_id=user_id):
@@ -280,10 +281,10 @@ class AllRetention:
         report: Callable[[Pruned], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete messages beyond the limits, as `Pruner.prune` in each location.
+        """Archive and delete messages beyond the limits, with `Pruner.prune` in each location.
 
         Raises:
-            SessionNotFound: a named session does not exist, or not for this user; nothing was done.
+            SessionNotFound: a named session does not exist, or belongs to another user; nothing was done.
             StoreError: a database is not available; completed steps stay done.
         """
         done = Pruned()
@@ -302,8 +303,8 @@ class AllRetention:
         """Set or remove a session's own limits.
 
         Raises:
-            SessionNotFound: there is no such session, or not for this user.
-            InvalidInput: it is in a location where sessions have no own limits.
+            SessionNotFound: the session does not exist, or belongs to another user.
+            InvalidInput: sessions in its location cannot have limits of their own.
         """
         for _, memory in await AllSessions(self._memory).locations():
             with contextlib.suppress(SessionNotFound):
@@ -311,7 +312,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return the pruner of each location with the sessions to prune there; all if none is named."""
+        """Return the pruner of each location with the sessions to prune there; without names, all sessions."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

@@ -1,4 +1,4 @@
-"""The lines of an export: one for a session, then one for each message and summary; JSON, in UTF-8."""
+"""The lines of an export: one for a session, then one per message and summary; each line is JSON in UTF-8."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class SummaryLine:
 
 
 class BadLine(InvalidInput):
-    """A line that does not belong to an export; `session_id` is the session that it names, if any."""
+    """A line that is not valid in an export; `session_id` is the session that it names, if any."""
 
     def __init__(self, sentence: str, *, session_id: str | None = None) -> None:
         super().__init__(sentence)
@@ -100,7 +100,7 @@ class BadLine(InvalidInput):
 
 
 def session_line(info: SessionInfo, layout: GraphLayout | None = None) -> str:
-    """Return the line of a session; optional fields are written only if they are set."""
+    """Return the line of a session. Optional fields are written only if they are set."""
     values: dict[str, Json] = {
         "type": "session",
         "session_id": info.session_id,
@@ -163,7 +163,7 @@ def parse_line(line: bytes) -> SessionLine | MessageLine | SummaryLine:
     """Parse a line.
 
     Raises:
-        BadLine: the line does not belong to an export; the sentence says why, and quotes none of its values.
+        BadLine: the line is not valid in an export. The error gives the reason and quotes no values.
     """
     values = _object(line)
     kind = values.pop("type", None)
@@ -171,7 +171,7 @@ def parse_line(line: bytes) -> SessionLine | MessageLine | SummaryLine:
     if kind not in ("session", "message", "summary"):
         raise BadLine("A line's type is session, message or summary.")
     if not isinstance(session_id, str):
-        raise BadLine("A line needs the session_id, a text.")
+        raise BadLine("A line needs a session_id, which is a text.")
     try:
         check_session_id(session_id)
         if kind == "session":
@@ -223,7 +223,7 @@ def _summary(session_id: str, values: dict[str, Any]) -> ArchivedSummary:
         values["created_at"] = _time("created_at", values["created_at"])
     summary = Summary(session_id=session_id, **values)
     if type(messages) is not int or not 0 <= messages <= summary.last_seq - summary.first_seq + 1:
-        raise InvalidInput("A summary's messages are so many as its range has, or fewer.")
+        raise InvalidInput("A summary cannot have more messages than its range.")
     return ArchivedSummary(summary, messages, first_id, last_id)
 
 
@@ -293,13 +293,13 @@ def _time(name: str, text: object) -> datetime:
 
 
 def _check_year(moment: datetime | None) -> None:
-    """Reject times in the first and the last year, which may not exist in UTC."""
+    """Reject times in the first and the last year, which may be out of range in UTC."""
     if moment is not None and not 1 < moment.year < 9999:
         raise InvalidInput("A time is in one of the years 2 to 9998.")
 
 
 def _sorted(metadata: Mapping[str, Json]) -> Json:
-    """Return metadata with sorted keys: PostgreSQL does not preserve their order, and exports must be equal."""
+    """Sort the keys of metadata: PostgreSQL does not preserve their order, and exports must be identical."""
     if not metadata:
         return {}
     ordered: Json = json.loads(json.dumps(dict(metadata), ensure_ascii=False, sort_keys=True))

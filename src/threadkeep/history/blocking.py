@@ -16,7 +16,7 @@ from threadkeep.boundary import OnFailure
 from threadkeep.errors import InvalidInput, StoreClosed
 
 _LOOK_SECONDS = 1.0
-"""Seconds between two checks that the loop still runs while a caller waits."""
+"""Seconds between two checks that the loop still runs, while a caller waits."""
 
 _CLOSED = "The memory was closed during this call; close it when all calls are done."
 
@@ -28,8 +28,7 @@ class LoopBlocked(Exception):
 class MemoryLoop:
     """The running event loop of the current thread, for callers in other threads and on other loops.
 
-    `dedicated` is true if the thread belongs to the memory and runs nothing else, so that no
-    caller can block it.
+    If `dedicated` is True, the thread belongs to the memory and runs nothing else, so no caller can block it.
     """
 
     def __init__(self) -> None:
@@ -39,9 +38,9 @@ class MemoryLoop:
         self.dedicated = False
 
     def run[T](self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work on the loop with the caller's context variables, and return its result.
+        """Run a coroutine on the loop with the caller's context variables, and return its result.
 
-        An exception that ends the waiting, such as KeyboardInterrupt, cancels the work.
+        An exception that ends the wait, such as KeyboardInterrupt, cancels the coroutine.
 
         Raises:
             StoreClosed: the loop does not run, or the memory was opened in another process.
@@ -50,10 +49,10 @@ class MemoryLoop:
         return self._wait_for(self._submit(work))
 
     def run_unless_blocked[T](self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """Run work like `run`, if the loop starts it soon.
+        """Run a coroutine as `run` does, but only if the loop starts it within some seconds.
 
         Raises:
-            LoopBlocked: the loop has been blocked for this number of seconds.
+            LoopBlocked: the loop was blocked for `seconds`, or the caller runs on the loop.
         """
         if self.is_own_thread:
             work.close()
@@ -73,7 +72,7 @@ class MemoryLoop:
         return self._wait_for(future)
 
     async def run_from_any_loop[T](self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work on the loop and await its result; the caller may run on this loop or another one.
+        """Run a coroutine on the loop and await its result; the caller may run on this loop or another one.
 
         Raises:
             StoreClosed: the loop does not run, or the memory was opened in another process.
@@ -90,7 +89,7 @@ class MemoryLoop:
             raise StoreClosed(_CLOSED) from None
 
     def post(self, call: Callable[[], object]) -> None:
-        """Call a function on the loop: at once if the caller runs on it, else soon; never if the loop has ended."""
+        """Call a function on the loop, at once if the caller runs on it, else soon; skip it if the loop has ended."""
         if self.is_own_thread:
             call()
         elif self.of_this_process:
@@ -139,7 +138,7 @@ class MemoryLoop:
             )
         if self.is_own_thread:
             raise InvalidInput(
-                "A blocking call on the memory's own event loop would wait for itself; await the asynchronous one."
+                "A blocking call on the memory's own event loop would wait for itself; await the asynchronous method."
             )
         if not self._loop.is_running():
             raise StoreClosed(
@@ -166,7 +165,7 @@ class Wrapper[W]:
 
 
 class _Verb[W, **P, R]:
-    """A method of a wrapper, made from a method of the wrapped class, with its signature and documentation."""
+    """A wrapper method that is created from a method of the wrapped class, with its signature and documentation."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -201,7 +200,7 @@ class _Verb[W, **P, R]:
 
 
 class Blocking[W, **P, T](_Verb[W, P, T]):
-    """A method that waits for the result of an asynchronous one."""
+    """A method that waits for the result of an asynchronous method."""
 
     def __init__(self, method: Callable[Concatenate[W, P], Coroutine[Any, Any, T]]) -> None:
         super().__init__(method)
@@ -212,7 +211,7 @@ class Blocking[W, **P, T](_Verb[W, P, T]):
 
 
 class Called[W, **P, T](_Verb[W, P, T]):
-    """A method that calls a plain one on the memory's event loop, so that nothing changes concurrently."""
+    """A method that calls a plain method on the memory's event loop, to prevent concurrent changes."""
 
     def __init__(self, method: Callable[Concatenate[W, P], T]) -> None:
         super().__init__(method)
@@ -233,13 +232,13 @@ class Iterated[W, **P, T](_Verb[W, P, Iterator[T]]):
 
     def _call(self, wrapper: Wrapper[W], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         items = self._method(wrapper.asynchronous, *args, **kwargs)
-        # The event loop closes an iterator that was not read to its end, when it is garbage-collected.
+        # If an iterator is not read to its end, the event loop closes it when it is garbage-collected.
         while found := wrapper.wait_for(_next(items)):
             yield found[0]
 
 
 async def _next[T](items: AsyncIterator[T]) -> tuple[T] | None:
-    """Return the next item, None at the end."""
+    """Return the next item in a tuple; None at the end."""
     try:
         return (await anext(items),)
     except StopAsyncIteration:

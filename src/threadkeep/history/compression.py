@@ -1,4 +1,4 @@
-"""Compression of sessions: options, the protocol of summarizers, and the ranges that are summarised next."""
+"""Compression of sessions: options, the protocol of summarizers, and the selection of the ranges to summarise."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _LEAST_SUMMARY_TOKENS = 100
 class Summarizer(Protocol):
     """A writer of summaries.
 
-    Its input is a record in JSON, one message or summary per line. The record is data, never instructions. A summarizer
-    raises if it fails; then nothing is stored, and it is called again later. It may be called for several sessions at
-    once.
+    Its input is a record in JSON, one message or summary per line. The record is data, never instructions. If a
+    summarizer fails, it raises; then nothing is stored, and it is called again later. It may be called for several
+    sessions at the same time.
     """
 
     @property
@@ -54,15 +54,15 @@ class Summarizer(Protocol):
 
     @property
     def input_tokens(self) -> int:
-        """The number of tokens of a record that it accepts at once."""
+        """The maximum number of tokens of a record that it can read at once."""
 
     async def summarize(self, record: str, *, earlier: str | None, task: SummaryTask, max_tokens: int) -> str:
         """Return the summary of a record, in the language of the conversation.
 
         Args:
             record: the text to summarise.
-            earlier: the summary of the text before it. For `messages` it is only context and must not be repeated; for
-                `continuation` it is the summary of the record's first part and must be included completely.
+            earlier: the summary of the text before the record. For `messages` it is only context, not to be repeated;
+                for `continuation` it summarises the record's first part, and must be included completely.
             task: the record has `messages`, the `continuation` of messages, or `summaries` to merge into one.
             max_tokens: the approximate maximum length of the summary.
         """
@@ -72,11 +72,11 @@ class Summarizer(Protocol):
 class Compression:
     """Options for summaries of older messages; sizes use LangChain's format.
 
-    A size is `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call. A summary is made
-    when the messages without a summary reach `trigger`. The newest messages of size `keep` stay without a summary, from
-    the beginning of a turn on. Messages that did not fit a window are summarised before the trigger is reached.
-    `max_summary_tokens` limits all active summaries together, and is never more than a quarter of the budget of a model
-    call; beyond it, older summaries are merged.
+    A size is `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call. A summary is
+    written when the messages without a summary reach `trigger`. The newest messages, of size `keep`, are not
+    summarised; they begin at the start of a turn. Messages that did not fit a window are summarised even before the
+    trigger is reached. `max_summary_tokens` limits all active summaries together, and is never more than a quarter of
+    the budget of a model call. Beyond this limit, older summaries are merged.
     """
 
     trigger: Size = ("tokens", 20_000)
@@ -85,16 +85,16 @@ class Compression:
     summarizer: Summarizer | None = None
 
     def __post_init__(self) -> None:
-        """Refuse options that would never or always compress.
+        """Reject options that would never or always compress.
 
         Raises:
-            InvalidInput: the message names the option and its valid values.
+            InvalidInput: an option is invalid. The error names it and its valid values.
         """
         check_size("trigger", self.trigger)
         check_size("keep", self.keep)
         if self.trigger[0] == self.keep[0] and self.keep[1] >= self.trigger[1]:
             raise InvalidInput(
-                f"keep {self.keep} leaves nothing to compress when trigger {self.trigger} is reached; keep less."
+                f"keep {self.keep} leaves nothing to compress when trigger {self.trigger} is reached; lower keep."
             )
         most = self.max_summary_tokens
         if isinstance(most, bool) or not isinstance(most, int) or most < _LEAST_SUMMARY_TOKENS:
@@ -122,10 +122,10 @@ def read_size(text: str) -> Size:
 
 
 class CompressionFailed(ThreadkeepError):
-    """A summary could not be made; nothing has changed, and it is retried later.
+    """A summary could not be written. Nothing has changed, and the attempt is repeated later.
 
     `reason` is `model`, `timeout`, `empty`, `too_long`, `outdated` or `store`. `kind` is the class name of the
-    underlying error, because its message may quote people.
+    underlying error, because the text of that error may quote people.
     """
 
     def __init__(self, reason: SummaryFailure, kind: str | None = None) -> None:
@@ -147,16 +147,16 @@ _SENTENCES: dict[SummaryFailure, str] = {
 
 _PAGE_ROWS = 200
 _MOST_PIECES = 32
-"""A message longer than this many records loses its middle, with a mark."""
+"""The middle of a message is cut out, with a mark, if the message needs more records than this."""
 
 
 @dataclass(frozen=True)
 class CompressionRequest:
-    """A session to compress, and how.
+    """A session to compress, and the options.
 
-    `budget` is the tokens of a model call. `left_out_upto_seq` is the newest message that did not fit a window:
-    messages up to it are summarised before the trigger is reached, and so is the beginning of a `window` that is nearly
-    full. `upto_seq` is the end of a range that an earlier pass found due and did not finish.
+    `budget` is the tokens of a model call. `left_out_upto_seq` is the newest message that did not fit a window.
+    Messages up to it are summarised before the trigger is reached; so is the beginning of a nearly full `window`.
+    `upto_seq` is the end of a range that an earlier pass did not finish.
     """
 
     session_id: str
@@ -169,7 +169,7 @@ class CompressionRequest:
 
     @property
     def room(self) -> SummaryRoom:
-        """The allowed length of summaries, and the size of a record."""
+        """The limits for the length of summaries and for the size of a record."""
         return SummaryRoom.within(self.compression.max_summary_tokens, self.budget, self.summarizer.input_tokens)
 
 
@@ -177,7 +177,7 @@ class CompressionRequest:
 class Part:
     """Messages that are summarised together: their range, and the records to read, in order.
 
-    `revision` is the session's before they were read.
+    `revision` is the revision of the session before the messages were read.
     """
 
     first_seq: int
@@ -188,7 +188,7 @@ class Part:
 
 
 def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
-    """Return whether the counts allow a summary to be due."""
+    """Return True if the counts of a session show that a summary may be due."""
     if _is_triggered(uncovered, request) or request.window.nearly_full(_extent(uncovered)):
         return True
     return uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
@@ -202,7 +202,7 @@ class RangeReader:
         self._counter = counter
 
     async def upto(self, request: CompressionRequest, uncovered: Uncovered) -> int:
-        """Return the last `seq` to summarise; the end of the last summary if nothing is due."""
+        """Return the last `seq` to summarise, or the end of the last summary if nothing is due."""
         after = uncovered.after_seq
         rows: list[Message] = []
         before = uncovered.last_seq + 1
@@ -220,9 +220,9 @@ class RangeReader:
         return after
 
     async def part(self, session_id: str, after: int, upto: int, limit: int) -> Part | None:
-        """Return the next messages that fit one record; None if there are none.
+        """Return the next messages that fit into one record; None if there are none.
 
-        They come after the `seq` and after the archived messages. A message that is too long forms one part with
+        They follow the `seq` `after` and the archived messages. A message that is too long becomes one part with
         several records.
         """
         rows: list[Message] = []
@@ -235,7 +235,7 @@ class RangeReader:
             page = await self._transcripts.newest(session_id, limit=_PAGE_ROWS, before=end + 1)
             rows += [row for row in page.messages if _seq(row) > position]
             lines += [quoted_message(row) for row in rows[len(lines) :]]
-            # Counting long messages takes time, and other tasks must run meanwhile.
+            # Counting long messages takes time, so it runs in a thread.
             sizes += await asyncio.to_thread(self._sizes, rows[len(sizes) :], lines[len(sizes) :], limit)
             position = end
         if not rows:
@@ -255,7 +255,7 @@ class RangeReader:
         ]
 
     def _pieces(self, message: Message, size: int, limit: int) -> tuple[str, ...]:
-        """Return one message as several numbered records; a huge message is reduced to its beginning and end."""
+        """Split one message into numbered records; reduce a huge message to its beginning and end."""
         content = message.content
         if size > limit * _MOST_PIECES:
             content = keep_ends(content, len(content) * limit * _MOST_PIECES // size)
@@ -273,7 +273,7 @@ class RangeReader:
 def _tail_start(
     rows: list[Message], uncovered: Uncovered, request: CompressionRequest, *, complete: bool
 ) -> int | None:
-    """Return the first `seq` of the tail that stays; None if older rows are needed to decide."""
+    """Return the first `seq` that is not summarised; None if older rows are needed to decide."""
     after, left_out = uncovered.after_seq, request.left_out_upto_seq
     starts: list[int | None] = [after + 1]
     if _is_triggered(uncovered, request):

@@ -1,7 +1,7 @@
-"""Compression of sessions outside of turns: a bounded queue of sessions, and a few that are compressed at once.
+"""Compression of sessions outside of turns: a bounded queue of sessions; several are compressed at the same time.
 
-`consider` is called after an answer is stored and returns at once. A failure changes nothing; a later turn of the
-session retries after a growing pause, also in another process, because all state is in the database.
+`consider` is called after an answer is stored, and returns at once. A failure changes nothing. A later turn of the
+session retries after a growing pause, possibly in another process, because all state is in the database.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from threadkeep.store.transcripts import Transcripts
 
 _MOST_SESSIONS = 1_000
 _MOST_AT_ONCE = 4
-"""The sessions that are compressed at once, so that a slow model of one does not hold up the others."""
+"""The number of sessions that are compressed at the same time, so that one slow model does not delay the others."""
 
 
 @dataclass(frozen=True)
 class CompressorOptions:
     """Options of the compressor. Times are in seconds.
 
-    After a failure a session is skipped for the first pause, in seconds or in turns, whichever ends first; then for
-    twice as long each time, up to the longest. Queued work gets `closing_seconds` to finish when the memory closes; the
-    rest is done after the next turn, in whichever process.
+    After a failure, a session is skipped for the first pause, in seconds or in turns, whichever ends first. The pause
+    doubles after each further failure, up to the longest. When the memory closes, queued work has `closing_seconds` to
+    finish. The rest is done after the next turn, in any process.
     """
 
     first_pause_seconds: float = 60.0
@@ -55,7 +55,7 @@ class CompressorOptions:
 
 @dataclass(frozen=True)
 class _Trouble:
-    """The failures of a session in a row, and the end of its pause: a time, or a number of turns."""
+    """The consecutive failures of a session, and the end of its pause: a time, or a number of turns."""
 
     failures: int
     until: datetime
@@ -63,7 +63,7 @@ class _Trouble:
 
 
 class Compressor:
-    """A compressor that makes the summaries of a memory's sessions; see the module."""
+    """A service that writes the summaries of a memory's sessions; see the module."""
 
     def __init__(
         self,
@@ -98,16 +98,16 @@ class Compressor:
         left_out_upto_seq: int = 0,
         window: WindowRoom = UNLIMITED,
     ) -> None:
-        """Queue a session for compression, if it is due; return at once.
+        """Queue a session for compression if it is due; return at once.
 
         Args:
-            session_id: the session; its newest answer is stored.
+            session_id: the session; its newest answer is already stored.
             compression: when and how much to compress.
             summarizer: the writer of the summary.
             budget: the tokens of a model call, for sizes that are fractions.
             left_out_upto_seq: the newest message that did not fit the window, 0 for none; messages up to it are
                 summarised before the trigger is reached.
-            window: the capacity of the window: messages that would be left out next are summarised now.
+            window: the capacity of the window; messages that would be left out next are summarised now.
         """
         if self._closed:
             return
@@ -129,10 +129,10 @@ class Compressor:
     ) -> Summary | None:
         """Compress a session if it is due, regardless of earlier failures.
 
-        Return the newest summary that was made; None if nothing was due, or another process is compressing the session.
+        Return the newest new summary; None if nothing was due, or if another process is compressing the session.
 
         Raises:
-            CompressionFailed: nothing else has changed; earlier summaries stay.
+            CompressionFailed: the summary could not be written; earlier summaries stay.
             StoreUnavailable: the database does not answer.
         """
         newest: Summary | None = None
@@ -150,7 +150,7 @@ class Compressor:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Give queued work a moment to finish, then stop."""
+        """Give queued work some seconds to finish, then stop."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.closing_seconds):
@@ -162,11 +162,11 @@ class Compressor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self) -> None:
-        """Begin with waiting sessions while others may be compressed; a session is compressed once at a time."""
+        """Start waiting sessions while the limit allows; a session is compressed by only one task at a time."""
         due = [session_id for session_id in self._waiting if session_id not in self._running]
         for session_id in due[: _MOST_AT_ONCE - len(self._running)]:
             work = self._attempt(self._waiting.pop(session_id))
-            # A context of its own: otherwise the task would keep the caller's run alive and stream into it.
+            # The task has its own context; otherwise it would keep the caller's run alive and stream into it.
             task = asyncio.create_task(work, context=Context(), name="threadkeep-compression")
             self._running[session_id] = task
             task.add_done_callback(partial(self._ended, session_id))
@@ -191,11 +191,11 @@ class Compressor:
             await writer.compress()
             self._troubles.pop(session_id, None)
             if writer.rest is not None:
-                # After the others, which should not wait for a session with a long history.
+                # Queue it after the others, so that they do not wait for a session with a long history.
                 self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
 
     def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
-        """Queue a session at the end; keep the larger range that is to be summarised."""
+        """Queue a session at the end; if it is already queued, keep the larger range to summarise."""
         before = self._waiting.pop(request.session_id, request)
         left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
         self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)
@@ -210,7 +210,7 @@ class Compressor:
             reason, kind = error.reason, error.kind
         self._report(session_id, reason, kind)
         if reason == "outdated":
-            return  # another process did it, or nothing is due any more
+            return  # another process has done it, or nothing is due any more
         before = self._troubles.pop(session_id, None)
         failures = before.failures + 1 if before else 1
         doubled = 2 ** min(failures - 1, 30)

@@ -1,4 +1,4 @@
-"""Erasing of a person or a session from every store of a memory, with a receipt."""
+"""Erase of a person or a session from every store of a memory, with a receipt."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _LOG = "the WAL of PostgreSQL until it is recycled"
 
 
 class Eraser:
-    """The erasing of persons and sessions. Repeat an interrupted call; it continues where it stopped."""
+    """The erase of persons and sessions. If a call is interrupted, repeat it; it continues where it stopped."""
 
     def __init__(self, memory: Memory, rows: TableErasing) -> None:
         self._memory = memory
         self._rows = rows
 
     async def wanted(self, session_id: str | None, user_id: str | None) -> Erasable:
-        """Return what is to be erased: a person with all merged ids, or one session.
+        """Return the target of an erase: a person with all merged ids, or one session.
 
         Raises:
-            InvalidInput: not exactly one of them is given.
+            InvalidInput: not exactly one of the arguments is given.
         """
         if (session_id is None) == (user_id is None):
             raise InvalidInput("Name a session or a user to erase: either session_id or user_id.")
@@ -62,43 +62,43 @@ class Eraser:
         return Erasable(ids=await self._rows.same_person(user_id))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the sessions that are deleted whole."""
+        """Return the sessions that are deleted completely."""
         return await self._rows.sessions(wanted)
 
     async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
-        """Return the `seq` values of the person's messages in sessions of others, by session."""
+        """Return the `seq` values of the person's messages in other people's sessions, by session."""
         return await self._rows.shared(wanted)
 
     async def values(self, wanted: Erasable) -> list[tuple[str, str, str]]:
-        """Return the scope, name and value of each value that a front end or framework keeps for the person."""
+        """Return scope, name and value of each entry that a front end or framework stores for the person."""
         return await self._rows.values(wanted.ids)
 
     async def groups(self, wanted: Erasable) -> int:
-        """Return the number of groups in Graphiti that are of the person or the sessions."""
+        """Return the number of Graphiti groups of the person or the session."""
         return (await self._rows.counts(wanted))["chat_graph_groups"]
 
     async def groups_without_session(self) -> list[str]:
-        """Return the ids of the sessions that were deleted and have a group in Graphiti."""
+        """Return the ids of deleted sessions that still have a group in Graphiti."""
         return await self._rows.groups_without_session()
 
     async def forget_group(self, session_id: str) -> None:
-        """Delete the row of a session's group in Graphiti, which is gone there."""
+        """Delete the row of a session's Graphiti group after the group was deleted there."""
         await self._rows.forget_group(session_id)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts in scopes of others that rest on the person's sessions and runs."""
+        """Return the ids of facts in other scopes that are based on the person's sessions and runs."""
         return await self._rows.facts(wanted)
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
-        """Return the tool calls and results of earlier turns of a session."""
+        """Return the tool calls and results of a session's earlier turns."""
         return await self._rows.steps(session_id)
 
     async def keys(self, wanted: Erasable) -> list[dict[str, object]]:
-        """Return the keys of the HTTP service that speak for the person, without digests."""
+        """Return the keys of the HTTP service that act for the person, without digests."""
         return await self._rows.keys(wanted.ids)
 
     async def begin(self, wanted: Erasable) -> Erasable:
-        """Record the start of an erase; return its target with the ids and sessions of an interrupted call."""
+        """Record the start of an erase; return its target, with the ids and sessions of an interrupted call."""
         state, name = self._memory.channels.state, await self._subject(wanted)
         known = json.loads(await state.value(_SCOPE, name) or "{}")
         ids = tuple(dict.fromkeys([*wanted.ids, *known.get("ids", [])]))
@@ -111,13 +111,13 @@ class Eraser:
     async def erase(
         self, wanted: Erasable, *, dry_run: bool, vacuum: bool, groups: ErasedStore, remains: Sequence[str]
     ) -> EraseReceipt:
-        """Erase what `begin` has noted, and return the receipt.
+        """Erase the target that `begin` has recorded, and return the receipt.
 
         Args:
             wanted: the person or the session.
-            dry_run: count only.
+            dry_run: only count.
             vacuum: rewrite the file or the tables.
-            groups: the groups in Graphiti that were deleted before.
+            groups: the groups in Graphiti that were already deleted.
             remains: what could not be deleted there, in words.
         """
         digest = await self._digest()
@@ -128,7 +128,7 @@ class Eraser:
         not_reached = [*remains, *await self._elsewhere(wanted), *_ALWAYS]
         after = before
         if not dry_run:
-            # The first attempt's counts, if this one continues it.
+            # Use the counts of the first attempt, if this call continues it.
             state = self._memory.channels.state
             known = json.loads(await state.value(_SCOPE, subject) or "{}").get("found", {})
             before = {name: max(count, known.get(name, 0)) for name, count in found.items()}
@@ -169,7 +169,7 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Return what has words of the person or session and stays, because it is others' or has another id."""
+        """Describe data of the person or session that remains because it belongs to others or has another id."""
         found: list[str] = []
         if episodes := await self._rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
@@ -178,7 +178,7 @@ class Eraser:
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
-        """Return whether the signature is this database's, and whether the person or session is still gone."""
+        """Check that the receipt was signed by this database, and whether the person or session is still gone."""
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())
         if not hmac.compare_digest(signature.encode(), str(receipt.signature).encode("utf-8", "replace")):
@@ -193,7 +193,7 @@ class Eraser:
         return "there" if there or not receipt.complete else "gone"
 
     async def _names(self, kind: ErasedKind) -> set[str]:
-        """Return the ids of all persons, or of all sessions, in the tables, in pending turns and in conversations."""
+        """Return the ids of all persons or of all sessions in the tables, in pending turns and in conversations."""
         names = set(await self._rows.known(sessions=kind == "session"))
         for entry in await self.waiting():
             names |= {entry.turn.session_id} if kind == "session" else _people(entry.turn.user_id, entry.turn.messages)
@@ -207,7 +207,7 @@ class Eraser:
         return names
 
     async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
-        """Erase until nothing is read back; messages that arrive during the erase stay."""
+        """Erase until nothing is found any more; messages that arrive during the erase may remain."""
         after: dict[str, int] = {}
         for _ in range(_ROUNDS):
             sessions = await self._rows.sessions(wanted)
@@ -232,7 +232,7 @@ class Eraser:
         return after
 
     async def _find(self, wanted: Erasable) -> dict[str, int]:
-        """Return the number of rows, pending turns and items by store."""
+        """Count the rows, pending turns and items of each store."""
         sessions = await self._rows.sessions(wanted)
         counts = await self._rows.counts(wanted)
         counts[_PENDING] = sum(belongs(entry.turn, wanted, sessions) for entry in await self.waiting())
@@ -242,7 +242,7 @@ class Eraser:
         return counts
 
     async def waiting(self) -> list[PendingTurn]:
-        """Return the pending turns of this process and of all others, in the order of their ids."""
+        """Return the pending turns of this process and of all other processes, in the order of their ids."""
         entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)
@@ -255,7 +255,7 @@ class Eraser:
             await asyncio.to_thread(discard_waiting, folder, lambda turn: belongs(turn, wanted, sessions))
 
     async def _unreadable(self, wanted: Erasable) -> list[str]:
-        """Return the unreadable items, which may contain data of the person."""
+        """Describe the unreadable items, which may contain data of the person."""
         found: list[str] = []
         if lines := await self._memory.pending.damaged():
             found.append(f"{len(lines)} unreadable lines of pending files: threadkeep pending list")
@@ -264,7 +264,7 @@ class Eraser:
         return found
 
     async def conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
-        """Return the conversations in graph stores: those of the person, and those with the keys of the sessions."""
+        """Return conversations in graph stores that belong to the person or have the keys of the sessions."""
         found: list[tuple[Memory, str]] = []
         for other in await self._others():
             keys = [info.session_id for id_ in wanted.ids async for info in other.sessions(user_id=id_)]
@@ -274,7 +274,7 @@ class Eraser:
         return found
 
     async def shared_conversations(self, wanted: Erasable) -> list[tuple[Memory, str, list[Message]]]:
-        """Return the person's messages in conversations of others in graph stores; all conversations are read."""
+        """Return the person's messages in other people's conversations in graph stores; all are read."""
         found: list[tuple[Memory, str, list[Message]]] = []
         own = [self._memory] if self._memory.in_graph_store else []
         for memory in [*own, *await self._others()] if wanted.ids else []:
@@ -285,7 +285,7 @@ class Eraser:
         return found
 
     async def _others(self) -> list[Memory]:
-        """Return the memories of conversations that agents keep, each location once."""
+        """Return the memories of the conversations that agents store, each location once."""
         places = {
             (store, replace(layout, chunk_size=1)): other for store, layout, other in await self._memory.namespaces()
         }
@@ -308,7 +308,7 @@ class Eraser:
             await store.adelete(namespace, key)
 
     async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
-        """Return the items of the graph store in namespaces that name the person, and no other user."""
+        """Return the items of the graph store in namespaces that name the person and no other user."""
         found: dict[tuple[tuple[str, ...], str], None] = {}
         for namespace in await self._named(wanted, others=False):
             items = await _all_items(await self._memory.graph_store(), namespace)
@@ -316,9 +316,9 @@ class Eraser:
         return [(await self._memory.graph_store(), namespace, key) for namespace, key in found]
 
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
-        """Return the namespaces of the graph store that name the person: those with `others`, or those without.
+        """Return the graph store namespaces that name the person: with `others`, only those that also name other users.
 
-        A user whose id is also the name of something (`memories`) does not take along what belongs to other users.
+        A user's id may also be a common name (`memories`), so items that belong to other users are not deleted.
         Conversations are erased by their owners and senders, whatever their namespaces are called.
         """
         if not wanted.ids or not await self._memory.has_graph_store():
@@ -334,14 +334,14 @@ class Eraser:
         ]
 
     async def _subject(self, wanted: Erasable) -> str:
-        """Return the digest that stands for the person or the session in receipts."""
+        """Return the digest that identifies the person or the session in receipts."""
         return (await self._digest())(f"{_kind(wanted)}:{wanted.ids[0] if wanted.ids else wanted.session_id}")
 
     async def _digest(self) -> Callable[[str], str]:
         digest = await self._memory.text_digests.digest()
         if digest is None:
             raise StoreUnavailable(
-                "No receipt can be signed: the database is away, full or read-only; see `threadkeep doctor`."
+                "No receipt can be signed: the database is unavailable, full or read-only; see `threadkeep doctor`."
             )
         return digest
 
@@ -368,7 +368,7 @@ async def _all_items(store: BaseStore, namespace: tuple[str, ...]) -> list[Searc
 
 
 async def _sent_to(session: Session) -> list[Message]:
-    """Return the messages of people in a session; none if it is damaged."""
+    """Return the user messages in a session; none if the session is damaged."""
     found: list[Message] = []
     before: int | None = None
     with contextlib.suppress(SessionDamaged):
@@ -380,19 +380,19 @@ async def _sent_to(session: Session) -> list[Message]:
 
 
 def belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
-    """Return whether a pending turn is of the person, or of a session that is deleted."""
+    """Return True if a pending turn belongs to the person, or to a session that is deleted."""
     if turn.session_id in sessions or turn.session_id == wanted.session_id or turn.user_id in wanted.ids:
         return True
     return any(not _senders(message).isdisjoint(wanted.ids) for message in turn.messages)
 
 
 def _people(user_id: str | None, messages: Sequence[Message]) -> set[str]:
-    """Return the owner of a session, and the senders of its messages."""
+    """Return the owner of a session and the senders of its messages."""
     return {name for name in (user_id, *(name for one in messages for name in _senders(one))) if name is not None}
 
 
 def _senders(message: Message) -> set[str]:
-    """Return the author of a message, and the sender that a channel noted: a text or an integer."""
+    """Return the author of a message, and the sender id that a channel stored as a text or an integer."""
     sender = message.metadata.get("sender_id")
     named = (message.author, str(sender) if type(sender) in (str, int) else None)
     return {name for name in named if name is not None}

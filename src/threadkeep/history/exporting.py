@@ -22,7 +22,7 @@ PAGE_MESSAGES = 500
 
 
 class Exportable(NamedTuple):
-    """A session, its memory, and the layout of a conversation that an agent stores itself."""
+    """A session with its memory, and with the layout if it is a conversation that an agent stores itself."""
 
     info: SessionInfo
     memory: Memory
@@ -43,7 +43,7 @@ class Exported:
         self.damaged[error.session_id, error.item] = error
 
     def to_dict(self) -> dict[str, Json]:
-        """Return the counts as JSON values, with the damaged sessions if there are any."""
+        """Return the counts as JSON values; include the damaged sessions if there are any."""
         numbers: dict[str, Json] = {name: getattr(self, name) for name in ("sessions", "messages", "summaries")}
         damaged = sorted({session_id for session_id, _ in self.damaged})
         return {**numbers, **({"damaged": damaged} if damaged else {})}
@@ -52,8 +52,7 @@ class Exported:
 class _Numbering:
     """The numbers of messages in an export.
 
-    Without superseded messages, the positions are renumbered without gaps, in the same way as an import numbers
-    them.
+    Without superseded messages, positions are renumbered without gaps, as an import would number them.
     """
 
     def __init__(self, superseded: Sequence[tuple[int, int]]) -> None:
@@ -63,7 +62,7 @@ class _Numbering:
 
     @classmethod
     async def of(cls, session: Session, info: SessionInfo, view: View) -> _Numbering:
-        """Return the positions of a session's messages in a view."""
+        """Return the numbering of a session's messages in a view."""
         return cls(await session.superseded() if info.revision and view == "active" else ())
 
     def has(self, message: Message) -> bool:
@@ -72,7 +71,7 @@ class _Numbering:
         return self.of_seq(seq) > self.of_seq(seq - 1)
 
     def of_seq(self, seq: int) -> int:
-        """Return the exported position of a message, or of the last exported message before it."""
+        """Return the exported position of a message; for a message that is not exported, the position before it."""
         number = bisect_right(self._starts, seq)
         if number == 0:
             return seq
@@ -84,7 +83,7 @@ class _Numbering:
         return replace(info, reset_seq=self.of_seq(info.reset_seq), archived_seq=self.of_seq(info.archived_seq))
 
     def of_message(self, message: Message) -> Message:
-        """Return the exported form of a message; in the active view it is active, even if it was superseded since."""
+        """Return the exported form of a message; in the active view it is active, even if superseded since."""
         if not self._superseded:
             return message
         return message.with_fields(seq=self.of_seq(message.seq or 0), superseded_at=None, superseded_by=None)
@@ -103,7 +102,7 @@ async def export(
     *,
     view: View = "active",
 ) -> Exported:
-    """Write sessions to a stream; messages that arrive during the export are left out."""
+    """Write sessions to a stream; leave out messages that arrive during the export."""
     done = Exported()
     async for info, memory, layout in sessions:
         done.sessions += 1
@@ -120,7 +119,7 @@ async def export(
             report(done)
         if not begun:
             stream.write(session_line(numbering.of_info(_as_read(info, ())), layout).encode())
-        # Conversations have no summaries; summaries with this key belong to a session of that id.
+        # Conversations have no summaries; a summary with this key belongs to a session with the same id.
         for archived in await memory.summaries.for_export(info.session_id, view=view) if layout is None else ():
             # A newer summary may cover messages that arrived during the export.
             if archived.summary.last_seq <= info.last_seq:
@@ -131,10 +130,10 @@ async def export(
 
 
 async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: str | None) -> AsyncIterator[Exportable]:
-    """Yield everything stored under some ids.
+    """Yield everything that is stored with these ids.
 
     Raises:
-        SessionNotFound: an id has nothing; then nothing is yielded.
+        SessionNotFound: nothing is stored with one of the ids; nothing is yielded.
     """
     locations = await AllSessions(memory).locations()
     found = [each for session_id in dict.fromkeys(session_ids) for each in await _named(locations, session_id, user_id)]
@@ -145,8 +144,8 @@ async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: st
 async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[Exportable]:
     """Yield all current sessions of each location, newest activity first, each once.
 
-    A session that gets a message during the listing moves to the front and may be missed; therefore the list is read
-    again until it has nothing new.
+    A session that gets a message during the listing moves to the front and may be missed. So the list is read again
+    until it contains no new session.
     """
     started = memory.clock()
     for layout, home in await AllSessions(memory).locations():
@@ -190,9 +189,9 @@ async def _named(
 
 
 async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIterator[tuple[Message, ...]]:
-    """Yield all messages in order: `seq` has no gaps, so each page is at its position or was deleted meanwhile.
+    """Yield all messages in order. `seq` has no gaps, so a page is at its position, or was deleted in the meantime.
 
-    A page that cannot be read is left out and recorded, to save the other pages.
+    A page that cannot be read is recorded and left out, so that the others are exported.
     """
     for first in range(info.deleted_seq + 1, info.last_seq + 1, PAGE_MESSAGES):
         after = min(first + PAGE_MESSAGES, info.last_seq + 1)
@@ -206,6 +205,6 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
 
 
 def _as_read(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
-    """Return the session's metadata as of its first messages: retention may have deleted some since the lookup."""
+    """Return the metadata as of the first messages that were read; retention may have deleted some since the lookup."""
     deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
     return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

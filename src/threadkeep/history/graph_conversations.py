@@ -1,4 +1,4 @@
-"""Conversations that agents keep in a graph store: its location, and the objects that read and write them."""
+"""Conversations that agents store in a graph store: the location, and the objects that read and write them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STORE_ROWS = "dead rows of the graph store's PostgreSQL until VACUUM, and its W
 _STORE_LOG = "the WAL file of the graph store, which a reader keeps: stop other processes, and repeat"
 _OWN = "own"
 _NO_SESSION = "\x1f"
-"""The first character of names in the order of turns that are no session ids, which have no control characters."""
+"""The first character of names that are not session ids; session ids have no control characters."""
 
 
 class Opening(NamedTuple):
@@ -48,7 +48,7 @@ class Opening(NamedTuple):
 class GraphConversations:
     """The graph store of a memory, opened on first use, and the transcripts of conversations in any store.
 
-    `given` is the store, or the database that it is in; `layouts` are the layouts of the conversations there.
+    `given` is the store or its database; `layouts` are the layouts of the conversations there.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class GraphConversations:
             return self._store
 
     async def exists(self) -> bool:
-        """Return whether the store is open, or its table is in its database."""
+        """Return True if the store is open, or its table exists in its database."""
         address = self.given
         if self._store is not None or not isinstance(address, DatabaseAddress):
             return True
@@ -91,10 +91,10 @@ class GraphConversations:
         return any(table == "store" for table, _ in rows)
 
     async def overwrite(self, own: DatabaseAddress, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in the file of a graph store that has one of its own; return what remains, in words.
+        """Overwrite deleted items in the graph store's own file; return a description of what remains, or None.
 
-        With `vacuum` the file is written anew. Deleted rows of PostgreSQL, and a store that the application opened,
-        are left to their owners.
+        With `vacuum`, the file is rewritten. Deleted rows of PostgreSQL, and a store that the application opened, are
+        not overwritten; their owners do this.
         """
         address = self.given
         if not isinstance(address, DatabaseAddress):
@@ -120,7 +120,7 @@ class GraphConversations:
         return await stack.enter_async_context(open_own_store(address, options))
 
     def name_of(self, store: BaseStore) -> object:
-        """Return the identity of a store: all objects for the memory's own store share one name."""
+        """Return the identity of a store; all objects for the memory's own store have the same identity."""
         if store is self._store:
             return _OWN
         address = self.given if isinstance(self.given, DatabaseAddress) else None
@@ -128,15 +128,15 @@ class GraphConversations:
         return _OWN if same else store
 
     def is_own(self, store: BaseStore) -> bool:
-        """Return whether a store is the memory's own."""
+        """Return True if a store is the memory's own."""
         return self.name_of(store) == _OWN
 
     def is_unregistered(self, store: BaseStore, layout: GraphLayout) -> bool:
-        """Return whether other processes may not yet know this layout of conversations."""
+        """Return True if other processes may not yet know this layout of conversations."""
         return layout not in self._registered and self.is_own(store)
 
     async def register(self, layout: GraphLayout) -> None:
-        """Register a layout in the memory's own store for other processes; a failure is retried the next time."""
+        """Register a layout in the memory's own store for other processes; a failure is retried at the next call."""
         self._registered.add(layout)
         try:
             async with asyncio.timeout(_REGISTER_SECONDS):
@@ -158,18 +158,18 @@ class GraphConversations:
 
 
 def place_in(layout: GraphLayout, key: str) -> ConversationPlace:
-    """Return the location of a conversation, as records of model calls name it."""
+    """Return the location of a conversation in the form used in records of model calls."""
     return ConversationPlace(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
 
 
 def order_name(layout: GraphLayout, key: str) -> str:
-    """Return the name of a conversation in the order of turns; no session has it as its id."""
+    """Return the name of a conversation in the order of turns. No session can have this name as its id."""
     parts = [layout.namespace, layout.meta_key_suffix, layout.value_field, key]
     return _NO_SESSION + json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 
 
 def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
-    """Return the layout and the key of the conversation with a name of `order_name`; None if it is a session id."""
+    """Return the layout and the key of a conversation from its `order_name`; None if the name is a session id."""
     if not name.startswith(_NO_SESSION):
         return None
     try:
@@ -180,6 +180,6 @@ def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
 
 
 def folder_of(layout: GraphLayout) -> str:
-    """Return the folder name for turns that a store does not accept; each layout has its own folder."""
+    """Return the name of the folder for pending turns of a layout; each layout has its own folder."""
     name = "\0".join([*layout.namespace, layout.meta_key_suffix, layout.value_field])
     return f"store-{sha256(name.encode()).hexdigest()[:16]}"

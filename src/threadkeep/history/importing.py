@@ -1,4 +1,4 @@
-"""Import of lines into a memory, some hundred messages in one transaction."""
+"""Import of lines into a memory, several hundred messages per transaction."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ BATCH_MESSAGES = 500
 class Imported:
     """The result of an import so far.
 
-    `skipped` messages were left out because of their session: its line is invalid, or the session belongs to another
-    user. `summaries` were stored; `summaries_left_out` cover messages that differ here, or that already have a
+    `skipped` counts messages that were left out because the line of their session is invalid, or because the session
+    belongs to another user. `summaries_left_out` counts summaries of messages that are different here or already have a
     summary.
     """
 
@@ -43,7 +43,7 @@ class Imported:
     summaries_left_out: int = 0
 
     def add(self, restored: Restored) -> None:
-        """Add the counts of a part."""
+        """Add the counts of one part."""
         self.stored += restored.stored
         self.known += restored.known
         self.moved += restored.moved
@@ -63,7 +63,7 @@ class _Part:
 
 
 class Importer:
-    """An importer that stores lines in batches. `on_refusal` is called for each rejected line, with its position.
+    """An importer that stores lines in batches. It calls `on_refusal` for each rejected line, with its position.
 
     With `strict`, `take` returns False at the first invalid line; the lines before it are stored.
     """
@@ -81,7 +81,7 @@ class Importer:
         self._nameless: Counter[str] = Counter()
 
     async def take(self, number: int, line: bytes) -> bool:
-        """Take one line of a file; return False to stop."""
+        """Process one line of a file; return False to stop."""
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if not line.strip():
@@ -95,7 +95,7 @@ class Importer:
         return not (self._strict and self.done.bad_lines)
 
     async def accept(self, position: Position, parsed: SessionLine | MessageLine | SummaryLine) -> None:
-        """Take a parsed line."""
+        """Process a parsed line."""
         try:
             self._accept(position, parsed)
         except BadLine as error:
@@ -109,7 +109,7 @@ class Importer:
         self._on_refusal(position, sentence)
 
     async def store(self) -> None:
-        """Store the lines taken since the last call."""
+        """Store the lines that were accepted since the last call."""
         waiting, self._parts, self._waiting = self._parts, [], 0
         for layout in dict.fromkeys(part.line.layout for part in waiting):
             home = await self._everything.memory_of(layout)
@@ -152,7 +152,7 @@ class Importer:
     def _accept_summary(self, position: Position, parsed: SummaryLine) -> None:
         session = self._session
         if session is None or session.session_id != parsed.session_id:
-            raise BadLine("A summary stands behind the lines of its session.")
+            raise BadLine("A summary must follow the lines of its session.")
         if not self._parts or self._parts[-1].line is not session:
             self._parts.append(_Part(session, position))
         self._parts[-1].summaries.append(parsed.archived)
@@ -169,7 +169,7 @@ class Importer:
         return line
 
     def _identified(self, parsed: MessageLine) -> Message:
-        """Return the message with an id; a missing id is derived from its position and text, so it is stable."""
+        """Return the message with an id. A missing id is derived from position and text, so it is stable."""
         message = parsed.message
         if message.id is not None:
             return message
@@ -187,4 +187,4 @@ class Importer:
 
     def _refuse_session(self, position: Position, sentence: str, location: _Location) -> None:
         self._refused.add(location)
-        self.refuse(position, f"{sentence} The messages of this session are left out.")
+        self.refuse(position, f"{sentence} The messages of this session are skipped.")

@@ -34,11 +34,10 @@ KEY_CANDIDATES = (
     f"wecom_dm:{{{{{_DIRECT}.corp_id}}}}:{{{{{_DIRECT}.agent_id}}}}:{{{{{_DIRECT}.user}}}}",
     "{{thread_id}}",
 )
-"""The candidates for the key of a run's conversation; the first that can be filled in wins.
+"""The candidates for the key of a run's conversation; the first one with all values is used.
 
-In order: a given key, the key of the channel, the thread. The key of a channel has the bot or tenant, the chat and the
-topic; a chat without a topic has none in its key. A group of WeCom's bot is named by its chat, a single chat by its
-user.
+In order: an explicit key, the key of the channel, the thread. A channel's key has the bot or tenant, the chat, and the
+topic if the chat has topics. For WeCom's bot, a group is identified by its chat and a single chat by its user.
 """
 
 _KEY = re.compile(r"[A-Za-z0-9:_-]+")
@@ -52,18 +51,18 @@ _PATH = re.compile(r"[\w-]+(?:\.[\w-]+|\[[0-9]+\])*")
 _STEP = re.compile(r"[\w-]+")
 _RUN_IDS = ("thread_id", "configurable.thread_id")
 
-# Also shown by the HTTP API and commands, so they name no Python function.
+# HTTP responses and commands show these texts too, so they name no Python function.
 _SESSION_ID_CURES: Mapping[Reason, str] = {
-    "empty": "A session id has at least one character that is no blank; give the id of the chat or the person.",
-    "empty_part": "A session id that begins with a channel has no empty part; give every part a value: telegram:123.",
-    "unresolved_template": "A session id holds no {{…}} that was not filled in; put the value in its place.",
+    "empty": "A session id needs at least one character that is not blank; give the id of the chat or the person.",
+    "empty_part": "A session id that begins with a channel has no empty part; give each part a value: telegram:123.",
+    "unresolved_template": "A session id cannot contain an unresolved {{…}}; replace it with the value.",
     "too_long": f"A session id has at most {MAX_KEY_CHARACTERS} characters; use a shorter id or a hash of it.",
-    "invalid_chars": "A session id is text without control characters such as line breaks; take them out.",
+    "invalid_chars": "A session id is text without control characters such as line breaks; remove them.",
 }
 _KEY_CURES: Mapping[Reason, str] = {
     "empty": "A key has at least one character; give the id of the chat or the person.",
     "empty_part": "A key has no empty part between its colons; give every part a value, such as telegram:123.",
-    "unresolved_template": "A key holds no {{…}}; resolve the template with threadkeep.resolve_key first.",
+    "unresolved_template": "A key cannot contain {{…}}; resolve the template with threadkeep.resolve_key first.",
     "too_long": f"A key has at most {MAX_KEY_CHARACTERS} characters; use a shorter id or a hash of it.",
     "invalid_chars": "A key is text of A-Z, a-z, 0-9, colon, _ and -; escape other values with threadkeep.escape_key.",
 }
@@ -71,7 +70,7 @@ _KEY_CURES: Mapping[Reason, str] = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """A candidate, as its author wrote it, and the reason why it gave no key."""
+    """A candidate in its original form, and the reason why it gave no key."""
 
     candidate: str
     reason: Reason
@@ -79,10 +78,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class KeyResolution:
-    """The key, if there is one, and all refused templates in the order of trying.
+    """The key, if there is one, and all rejected templates in the order of the attempts.
 
-    `conversation_key` is the value of the winning candidate; `key` is the rendered key template. If the key template
-    was refused, it is the last in `refused` and `key` is None.
+    `conversation_key` is the value of the first valid candidate; `key` is the rendered key template. If the key
+    template was rejected, it is the last entry of `refused`, and `key` is None.
     """
 
     key: str | None
@@ -91,17 +90,17 @@ class KeyResolution:
 
     @property
     def reason(self) -> Reason | None:
-        """The reason of the last refusal if there is no key; None if there is one."""
+        """The reason of the last rejection if there is no key; None if there is one."""
         if self.key is not None:
             return None
         return self.refused[-1].reason if self.refused else "empty"
 
 
 def check_session_id(session_id: str) -> None:
-    """Refuse an id that cannot name a conversation; every other text is a valid session id.
+    """Reject an id that cannot identify a conversation; every other text is a valid session id.
 
     Raises:
-        InvalidKey: the error has the reason; its message does not repeat the id.
+        InvalidKey: the id is not valid. The error has the reason; its message does not repeat the id.
     """
     reason = _session_id_refusal(session_id)
     if reason is not None:
@@ -139,13 +138,13 @@ def refusal(value: object) -> Reason | None:
 
 
 def whole_refusal(value: str) -> Reason | None:
-    """Return the reason why an external key is no session id without empty parts; None if it is one."""
+    """Return the reason why an external key is not a session id without empty parts; None if it is valid."""
     reason = _session_id_refusal(value)
     return "empty_part" if reason is None and "" in value.split(":") else reason
 
 
 def check_key(key: str) -> None:
-    """Refuse an invalid key. This checks keys made from templates; a session id may be any text.
+    """Reject an invalid key. This checks keys made from templates; a session id may be any text.
 
     Raises:
         InvalidKey: the key is not valid; the message does not repeat it.
@@ -156,7 +155,7 @@ def check_key(key: str) -> None:
 
 
 def escape_key(text: str) -> str:
-    """Return the text as one part of a key: `li@corp` becomes `li_40corp`.
+    """Escape a text as one part of a key: `li@corp` becomes `li_40corp`.
 
     Each UTF-8 byte of a character other than A-Z, a-z, 0-9 and minus becomes `_` and two hex digits. Different texts
     never become the same part, and `unescape_key` restores the text.
@@ -167,8 +166,8 @@ def escape_key(text: str) -> str:
     try:
         return _UNSAFE.sub(lambda found: "".join(f"_{byte:02x}" for byte in found[0].encode()), text)
     except UnicodeEncodeError:
-        sentence = "An id with a lone surrogate stands for no text; repair where it is decoded."
-        # From None: the encoding error contains the whole text.
+        sentence = "An id with a lone surrogate is not valid text; correct the code that decodes it."
+        # Raise from None, because the encoding error contains the whole text.
         raise InvalidKey(sentence, reason="invalid_chars") from None
 
 
@@ -183,7 +182,7 @@ def unescape_key(part: str) -> str:
             text = _BYTE.sub(lambda found: bytes.fromhex(found[1].decode()), part.encode()).decode()
         except UnicodeDecodeError:
             text = ""
-        # `_41` would decode to A, which is escaped as A: only one spelling of a text is accepted.
+        # `_41` would decode to A, which is escaped as A; only the canonical spelling of a text is accepted.
         if escape_key(text) == part:
             return text
     sentence = "This is not an escaped part; pass what escape_key returned, which is one part and not a whole key."
@@ -191,7 +190,7 @@ def unescape_key(part: str) -> str:
 
 
 def channel_of(session_id: str, *, default: Channel = "other") -> Channel:
-    """Return the channel that the first part of a session id names, else the default."""
+    """Return the channel named by the first part of a session id, or the default."""
     first, colon, _ = session_id.partition(":")
     known = [channel for channel in CHANNELS if channel == first] if colon else []
     return known[0] if known else default
@@ -207,14 +206,14 @@ def resolve_key(
     """Return the key of the first valid candidate, rendered into the key template as `conversation_key`.
 
     A candidate is a literal or has `{{dotted.path}}` placeholders: names, and indexes of lists (`items.0.id` or
-    `items[0].id`); there are no expressions. It is rendered from `scope`, which is only read, and then checked.
+    `items[0].id`); there are no expressions. It is rendered from `scope`, which is not changed, and then checked.
     Candidates that are not strings are skipped; a single string counts as one candidate.
 
-    A text from the scope is escaped with `escape_key`; a whole number becomes its digits (12.0 is 12; another fraction
-    is escaped as text). A missing path, null, true, false, a list or an object is `unresolved_template`. An empty or
-    blank value is `empty`, or `empty_part` if the candidate has more than it. `{{thread_id}}` is missing unless the run
-    is `manual`, because otherwise it is new in each run. Separate placeholders with colons, the only character that no
-    value can contain: `{{a}}-{{b}}` gives two pairs of values the same key.
+    A text from the scope is escaped with `escape_key`. A whole number becomes its digits (12.0 is 12); any other number
+    is escaped as text. A missing path, null, true, false, a list or an object is `unresolved_template`. A blank value
+    is `empty`, or `empty_part` if the candidate has other parts. `{{thread_id}}` is missing unless the run is `manual`,
+    because otherwise each run has a new one. Separate placeholders with colons, the only character that no value can
+    contain: `{{a}}-{{b}}` could give two pairs of values the same key.
 
     `{{key:dotted.path}}` is a whole external key: any session id without empty parts, used unchanged. It must be the
     only content of its candidate.
@@ -253,7 +252,7 @@ class _Values:
         self._refusal = whole_refusal if whole else refusal
 
     def render(self, template: str) -> tuple[str, Reason | None]:
-        """Return the rendered template, and the reason why the result is no key."""
+        """Return the rendered template, and the reason if the result is not a key."""
         if len(template) > MAX_TEMPLATE_CHARACTERS:
             return "", "too_long"
         if (path := whole_path(template)) is not None:
@@ -263,9 +262,9 @@ class _Values:
         except InvalidKey:
             return "", "invalid_chars"
         texts = iter(values)
-        # A placeholder without a value stays unchanged, and is refused as an unresolved template.
+        # A placeholder without a value stays unchanged, and is rejected as an unresolved template.
         rendered = PLACEHOLDER.sub(lambda found: found[0] if (text := next(texts)) is None else text, template)
-        # `room-{{user}}` without a user would be one key for everybody, though no part of it is empty.
+        # Without a user, `room-{{user}}` would be one key for everybody, although the key has no empty part.
         return rendered, self._refusal(rendered) or ("empty_part" if "" in values else None)
 
     def _whole(self, template: str, path: str) -> tuple[str, Reason | None]:
@@ -283,19 +282,19 @@ class _Values:
 
 
 def whole_path(template: str) -> str | None:
-    """Return the path in `{{key:path}}`; None if the template is anything else."""
+    """Return the path in `{{key:path}}`; None for any other template."""
     found = PLACEHOLDER.fullmatch(template.strip())
     inner = found[1].strip() if found is not None else ""
     return inner.removeprefix(WHOLE).strip() if inner.startswith(WHOLE) else None
 
 
 def is_path(text: str) -> bool:
-    """Return whether a text is a dotted path, such as `results.parser.items[0].id`."""
+    """Return True if a text is a dotted path, such as `results.parser.items[0].id`."""
     return _PATH.fullmatch(text) is not None
 
 
 def look_up(scope: Mapping[str, object], path: str) -> object:
-    """Return the value at a dotted path, through mappings and sequences only; None if there is none."""
+    """Return the value at a dotted path, through mappings and sequences only; None if there is no value."""
     if not is_path(path):
         return None
     here: object = scope
@@ -303,7 +302,7 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
         if isinstance(here, Mapping):
             here = here.get(step)
         elif isinstance(here, Sequence) and not isinstance(here, str | bytes | bytearray):
-            # Nine digits: more are no index, and int() raises an error for thousands of them.
+            # At most nine digits: a longer number is not an index, and int() raises an error for thousands of digits.
             index = int(step) if step.isascii() and step.isdigit() and len(step) < 10 else len(here)
             here = here[index] if index < len(here) else None
         else:
@@ -316,9 +315,9 @@ def _text_of(value: object) -> str | None:
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        # A number beyond any float is longer than a key in any case, and str() refuses to print the largest.
+        # A number beyond the range of floats is longer than a key anyway, and str() refuses to print the largest.
         return f"{int(value):d}" if value.bit_length() <= 1024 else "9" * (MAX_KEY_CHARACTERS + 1)
     if isinstance(value, str):
-        # Escaping never shortens, so the rest cannot make the key valid again.
+        # Escaping never shortens a text, so the rest cannot make the key valid.
         return escape_key(value[: MAX_KEY_CHARACTERS + 1]) if value.strip() else ""
     return None

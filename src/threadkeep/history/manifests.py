@@ -1,7 +1,7 @@
-"""Records of model calls, written in the background: they never delay or fail an answer.
+"""Records of model calls, written in the background: they never delay an answer or make it fail.
 
-Records wait in memory and are written in groups. While the database is not available they wait longer, up to a limit;
-beyond it the oldest are dropped and counted. A conversation is complete without its manifests.
+Records wait in memory and are written in groups. While the database is not available they wait longer, up to a limit.
+Beyond it, the oldest are dropped and counted. A conversation is complete without its manifests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Manifests:
         self, rows: ManifestRows, *, observer: Observer, clock: Callable[[], datetime], retention_days: float | None
     ) -> None:
         if retention_days is not None and not retention_days >= 0:
-            raise InvalidInput("The retention of manifests is a number of days from 0, or None for good.")
+            raise InvalidInput("The retention of manifests is a number of days from 0, or None to keep them forever.")
         self._rows = rows
         self._observer = observer
         self._clock = clock
@@ -57,11 +57,11 @@ class Manifests:
         self._wake = asyncio.Event()
 
     def note(self, session_id: str | None, run_id: str, manifest: Mapping[str, Json], texts: Mapping[str, str]) -> None:
-        """Queue the record of one model call; return at once, also if the database is down.
+        """Queue the record of one model call and return at once, even if the database is down.
 
-        A record without a session is stored with its run. `texts` maps digests to texts that the call was sent and that
-        are in no transcript. They are written before their manifest can be read, and kept as long as a manifest of the
-        session (or the run) refers to them.
+        A record without a session is stored with its run. `texts` maps digests to texts that were sent in the call but
+        are in no transcript. They are written before their manifest becomes readable, and kept as long as a manifest of
+        the session (or the run) refers to them.
         """
         if (entry := self.entry(session_id, run_id, dict(manifest).copy, texts)) is not None:
             self.queue(entry)
@@ -73,9 +73,9 @@ class Manifests:
         manifest: Callable[[], Mapping[str, Json]],
         texts: Mapping[str, str],
     ) -> NotedManifest | None:
-        """Return the record of one model call as of now; None if records are not kept.
+        """Create the record of one model call with the current time; return None if records are not kept.
 
-        `manifest` returns the values of the manifest; it is called when the record is written.
+        `manifest` returns the values of the manifest. It is called when the record is written.
         """
         if self._retention_days == 0:
             return None
@@ -86,7 +86,7 @@ class Manifests:
         return self._rows.joined(entry)
 
     def has_earlier(self, entry: NotedManifest) -> bool:
-        """Return whether records of earlier calls of the run may still wait; they have to be stored first."""
+        """Return True if records of earlier calls of the run may still wait; they must be stored first."""
         return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
 
     def queue(self, entry: NotedManifest) -> None:
@@ -97,22 +97,22 @@ class Manifests:
         self._wake.set()
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the calls of a run in order; with a `user_id` only if the run or its session is that user's."""
+        """Return the calls of a run in order; with a `user_id`, only if the run or its session belongs to that user."""
         await self._flush_for_reader()
         found = await self._rows.of_run(run_id, user_id=user_id)
         return [replace(manifest, origin=self.origin) for manifest in found]
 
     async def of_runs(self, run_ids: Iterable[str]) -> list[StoredManifest]:
-        """Return the calls of several runs, in no order."""
+        """Return the calls of several runs, in any order."""
         await self._flush_for_reader()
         return [replace(manifest, origin=self.origin) for manifest in await self._rows.of_runs(run_ids)]
 
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return the calls of a session, the newest first; `before` is the `cursor` of the last call before."""
+        """Return the calls of a session, newest first; `before` is the `cursor` of the previous page's last call."""
         if limit < 1:
-            raise InvalidInput("A page of manifests has at least one.")
+            raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
         await self._flush_for_reader()
         found = await self._rows.of_session(session_id, user_id=user_id, limit=limit, before=before)
         return [replace(manifest, origin=self.origin) for manifest in found]
@@ -120,12 +120,12 @@ class Manifests:
     async def texts(
         self, session_id: str | None, digests: Iterable[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """Return the stored texts with these digests that calls were sent and that are in no transcript."""
+        """Return the texts with these digests, which were sent in calls but are in no transcript."""
         await self._flush_for_reader()
         return await self._rows.texts(session_id, digests, run_id=run_id)
 
     async def flush(self) -> bool:
-        """Write the waiting records now; return False if some still wait, which is reported to the observers."""
+        """Write the waiting records now; return False if some still wait, and report the failure to the observers."""
         async with self._writing:
             left = len(self._waiting)
             again: list[NotedManifest] = []
@@ -150,7 +150,7 @@ class Manifests:
         return self._clock() - timedelta(days=self._retention_days)
 
     async def purge(self) -> int:
-        """Delete records older than the retention; return the number of rows deleted."""
+        """Delete records that are older than the retention; return the number of deleted rows."""
         before = self.kept_since()
         if before is None:
             return 0
@@ -168,7 +168,7 @@ class Manifests:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(next_purge):
                     await self._wake.wait()
-                    # Records of one turn form one group, and the write does not compete with the turn itself.
+                    # The records of one turn form one group, and writing them does not compete with the turn.
                     await asyncio.sleep(_GATHERING_SECONDS)
             self._wake.clear()
             await self._write_until_done()
@@ -178,7 +178,7 @@ class Manifests:
                     await self.purge()
 
     async def close(self) -> None:
-        """Write the waiting records, if the database accepts them in time; the rest is dropped and counted."""
+        """Write the waiting records if the database accepts them in time; drop and count the rest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
                 await self.flush()
@@ -192,12 +192,12 @@ class Manifests:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
-        """Write a group, and remove the written records from the list; those of a locked session stay.
+        """Write a group and remove the written records from the list; records of a locked session stay in it.
 
         Raises:
-            StoreError, TimeoutError: the database is not available; the records in the list have to wait.
+            StoreError, TimeoutError: the database is not available; the records in the list must wait.
         """
-        # One refused row must not block the others, and each driver has its own errors.
+        # One rejected row must not block the others, and each driver has its own errors.
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(_WRITE_SECONDS):
                 stored = await self._rows.add(group)
@@ -216,7 +216,7 @@ class Manifests:
         group.clear()
 
     async def _write_one_by_one(self, group: list[NotedManifest]) -> None:
-        """Write the records one by one because one of them failed, so that it does not block the others."""
+        """Write the records one by one after a failure of the group, so that one record does not block the others."""
         locked: set[tuple[bool, str]] = set()
         for entry in tuple(group):
             if entry.place in locked:
@@ -229,7 +229,7 @@ class Manifests:
                 group.remove(entry)
 
     async def _flush_for_reader(self) -> None:
-        """Write the queue before a read, so that the reader finds all records, unless the database is down."""
+        """Write the queue before a read, so that the read returns all records unless the database is down."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READER_SECONDS):
                 await self.flush()
@@ -240,7 +240,7 @@ class Manifests:
         return group
 
     def _put_back(self, group: Sequence[NotedManifest]) -> None:
-        """Queue these again, before the others. They may be stored already: a write can fail after its commit."""
+        """Queue records again, before the others. They may be stored already: a write can fail after its commit."""
         self._waiting.extendleft(replace(entry, again=True) for entry in reversed(group))
         self._characters += sum(map(_weight, group))
         self._drop_the_oldest()
@@ -266,7 +266,7 @@ def _weight(entry: NotedManifest) -> int:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Return whether other writes would fail too. A locked row does not indicate an outage."""
+    """Return True if other writes would fail too. A locked row does not indicate an outage."""
     return isinstance(error, TimeoutError | StoreClosed) or (
         isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
     )

@@ -53,19 +53,19 @@ _identifying = threading.Lock()
 
 
 def identity_of(address: DatabaseAddress) -> Identity:
-    """Return the identity of a database; a forked child has identities of its own."""
+    """Return the identity of a database; a forked child has its own identities."""
     with _identifying:
         return _identities.setdefault((os.getpid(), address.fingerprint, address.memory_name), Identity())
 
 
 class LastWords(Protocol):
-    """A participant with data to store before the memory closes or the session continues."""
+    """A participant that must store data before the memory closes or the session continues."""
 
     async def settle_all(self) -> None:
         """Store all remaining data."""
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the partial answer of a run that is over; discard it if the run continues in another process."""
+        """Store the partial answer of a run that has ended; discard it if the run continues in another process."""
 
 
 class Memory:
@@ -126,16 +126,16 @@ class Memory:
         return self._backend.retention
 
     async def check_database(self) -> None:
-        """Check that the database answers, and that a SQLite file is still the one that was opened.
+        """Check that the database answers, and that a SQLite file is still the file that was opened.
 
         Raises:
-            StoreUnavailable: it does not; the error says what to do.
+            StoreUnavailable: the check failed; the error says what to do.
         """
         await self._driver.check_file()
-        await self.runs.run("readyz")  # any lookup by key: no run has this one
+        await self.runs.run("readyz")  # a lookup by key; no run has this id
 
     async def graph_store(self) -> BaseStore:
-        """Return the LangGraph store of the options' database, opened on first use; it closes with this memory.
+        """Return the LangGraph store of the options' database, opened on first use and closed with this memory.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -143,19 +143,19 @@ class Memory:
         return await self._conversations.store()
 
     async def has_graph_store(self) -> bool:
-        """Return whether the LangGraph store is open, or was ever created in its database."""
+        """Return True if the LangGraph store is open, or exists in its database."""
         return await self._conversations.exists()
 
     async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in a graph store with a file of its own; return what remains there, in words."""
+        """Overwrite deleted items in a graph store with its own file; describe what remains, or return None."""
         return await self._conversations.overwrite(self._address, vacuum=vacuum)
 
     async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
-        """Return the memory of the conversations that agents keep in a store; by default in `graph_store()`.
+        """Return the memory of conversations that agents store in a store; by default in `graph_store()`.
 
-        It is opened on first use and closes with this one. The tables have no rows for these conversations: there are
-        no anchors and no summaries, and steps of earlier turns are in the store. Turns that cannot be written wait in a
-        separate folder below this memory's.
+        It is opened on first use and closes with this memory. The tables have no rows for these conversations: there
+        are no anchors and no summaries, and steps of earlier turns are in the store. Turns that cannot be written wait
+        in a separate folder below this memory's folder.
         """
         given = store is not None
         store = await self.graph_store() if store is None else store
@@ -185,10 +185,10 @@ class Memory:
             return self._namespaces[key]
 
     async def namespaces(self) -> list[tuple[object, GraphLayout, Self]]:
-        """Return the memories of all known conversations of agents, with their stores and layouts.
+        """Return the memories of all known agent conversations, with their stores and layouts.
 
         Raises:
-            StoreUnavailable: the graph store's database does not answer, or this memory's.
+            StoreUnavailable: the database of the graph store or of this memory does not answer.
         """
         for layout in await self._conversations.layouts.all():
             if not self.has_namespace(await self.graph_store(), layout):
@@ -196,7 +196,7 @@ class Memory:
         return [(store, layout, memory) for (store, layout), memory in self._namespaces.items()]
 
     async def start(self) -> None:
-        """Take over pending turns of dead processes, here and in conversations of agents, and start delivery."""
+        """Take over pending turns of dead processes, also in agent conversations, and start delivery."""
         await self.pending.start()
         folder = self.pending.options.folder
         if folder is None or not folder.is_dir():
@@ -212,11 +212,11 @@ class Memory:
         return isinstance(self._backend.transcripts, GraphTranscripts)
 
     def has_namespace(self, store: BaseStore, layout: GraphLayout) -> bool:
-        """Return whether this memory's own sessions are the conversations of a layout in a store."""
+        """Return True if this memory's own sessions are the conversations of a layout in a store."""
         return self.in_graph_store and layout.lies_as(GraphLayout()) and self._conversations.is_own(store)
 
     async def empty_messages(self, session_id: str, seqs: Sequence[int]) -> None:
-        """Turn messages of a conversation in a graph store into empty ones, for an erase."""
+        """Empty messages of a conversation in a graph store, for an erase."""
         transcripts = self._backend.transcripts
         if isinstance(transcripts, GraphTranscripts):
             await transcripts.empty(session_id, seqs)
@@ -224,10 +224,10 @@ class Memory:
             self.session_cache.forget(session_id)
 
     async def memory_of(self, conversation: ConversationPlace) -> Self:
-        """Return the memory that has a conversation; an empty one if none has it.
+        """Return the memory that has a conversation, or an empty one if none has it.
 
         Raises:
-            StoreUnavailable: the graph store's database does not answer.
+            StoreUnavailable: the database of the graph store does not answer.
         """
         wanted = GraphLayout(conversation.namespace, conversation.meta_key_suffix, value_field=conversation.value_field)
         opened = [memory for (_, layout), memory in self._namespaces.items() if layout.lies_as(wanted)]
@@ -237,15 +237,15 @@ class Memory:
         return await self.namespace(wanted)
 
     def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged items of sessions that this process has found, of one user or of all.
+        """Return the damaged items of sessions that this process has found, of one user or of all users.
 
-        Listing reads the metadata of all sessions, and searching their texts. Sessions in tables are never damaged in
+        Listing sessions reads their metadata, and searching reads their texts. Sessions in tables are never damaged in
         this way.
         """
         return self._backend.damages.of(user_id)
 
     def _at(self, backend: Backend) -> Self:
-        """Return a memory of the sessions of another backend; this one opens and closes everything of it."""
+        """Return a memory of the sessions of another backend; this memory opens and closes its resources."""
         other = copy.copy(self)
         other._backend = backend  # noqa: SLF001 - it is a copy
         other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()
@@ -272,9 +272,9 @@ class Memory:
     async def finish[**P, T](
         self, work: Callable[P, Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Do work that is safe to repeat; if the caller is cancelled, it is done again without the caller.
+        """Run work that is safe to repeat; if the caller is cancelled, start it again in the background.
 
-        Closing the memory waits for it.
+        Closing the memory waits for the background work.
         """
         try:
             return await work(*arguments, **named)
@@ -294,19 +294,19 @@ class Memory:
             task.exception()  # retrieved, because a cancelled caller will not
 
     def leave_work_for_all(self) -> None:
-        """Stop the tasks that one process does for all: search indexing and retention. Another memory does them.
+        """Stop the tasks that only one process does for all: search indexing and retention; another memory does them.
 
-        On an event loop that is stopped by blocking calls, its transactions would lock rows that these calls wait for.
+        If blocking calls stop the event loop, transactions of these tasks would lock rows that the calls wait for.
         """
         for task in self.work_for_all:
             task.cancel()
 
     def before_closing(self, speaker: LastWords) -> None:
-        """Register a participant that stores its remaining data when the memory closes; it is referenced weakly."""
+        """Register a participant that stores its data when the memory closes. It is referenced weakly."""
         self._speakers.add(speaker)
 
     async def settle(self) -> None:
-        """Store remaining data and wait for unfinished work; raise the first error after all of it."""
+        """Store all remaining data and wait for unfinished work; then raise the first error, if any."""
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         while self._unfinished:
             await asyncio.wait(self._unfinished)
@@ -317,24 +317,24 @@ class Memory:
             raise error
 
     async def close(self) -> None:
-        """Store remaining data, and close the database; later calls do nothing."""
+        """Store remaining data and close the database; further calls do nothing."""
         await self.lifetime.aclose()
 
     async def settle_run(self, run_id: str, *, elsewhere: bool = False) -> None:
-        """Store the partial answer of a run that was cut off, before its session continues.
+        """Store the partial answer of an interrupted run before its session continues.
 
-        If the run continues `elsewhere`, the partial answer is discarded, because it is produced again there.
+        If the run continues `elsewhere`, discard the partial answer, because it is produced again there.
         """
         for speaker in list(self._speakers):
             await speaker.settle_run(run_id, elsewhere=elsewhere)
         if self._unfinished:
-            # A cancelled caller did not wait for the write that it had started.
+            # A cancelled caller did not wait for the write that it started.
             await asyncio.wait(self._unfinished)
 
     def session(self, session_id: str, *, user_id: str | None = None, workspace: str | None = None) -> Session:
         """Return the session with an id; nothing is read or written yet.
 
-        If a workspace is named, messages of the session belong to it.
+        With a workspace, messages of the session belong to that workspace.
 
         Raises:
             InvalidKey: the id is empty, longer than 256 characters, or has control characters.
@@ -355,7 +355,7 @@ class Memory:
     async def sessions(
         self, user_id: str | None = None, query: str | None = None, *, active: bool | None = None, page_size: int = 100
     ) -> AsyncIterator[SessionInfo]:
-        """Yield all sessions, newest activity first; of one user, or with a text in title, last message or id."""
+        """Yield sessions, newest activity first, optionally of one user or with a text in title, message or id."""
         wanted = SessionQuery(user_id, query, active, page_size)
         while True:
             found, cursor = await self.sessions_page(wanted)
@@ -374,8 +374,8 @@ class Memory:
     ) -> list[SearchHit]:
         """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`.
 
-        Messages stored before the call are found, unless indexing them takes longer than two seconds (after an import
-        or an upgrade): then it continues in the background. `search_result` reports that.
+        Messages that were stored before the call are found. If indexing them takes longer than two seconds (after an
+        import or an upgrade), it continues in the background; `search_result` reports this.
         """
         result = await self.search_result(query, user_id=user_id, limit=limit, session_id=session_id, after=after)
         return result.hits
@@ -383,20 +383,20 @@ class Memory:
     async def search_result(
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Return hits with the number of messages not indexed yet and the damaged sessions that were skipped."""
+        """Return the hits, the number of messages not yet indexed, and the damaged sessions that were skipped."""
         found = await self._backend.index.search(
             query, limit=limit, user_id=user_id, session_id=session_id, after=after
         )
         return replace(found, damaged=damaged_sessions(self.damaged(user_id)))
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store exported messages with their ids, times and tokens, in one transaction.
+        """Store exported messages with their ids, times and tokens in one transaction.
 
-        Existing messages are not stored again. A part of a session that belongs to another user is skipped, and its
-        result is the error. The results are in the order of the parts.
+        Existing messages are not stored again. If a session belongs to another user, its part is skipped, and the error
+        is its result. The results are in the order of the parts.
 
         Raises:
-            InvalidKey, InvalidInput: a session id or a user id cannot be used; nothing was stored.
+            InvalidKey, InvalidInput: a session id or a user id is not valid; nothing was stored.
             StoreUnavailable: the database is not available; a retry is safe for messages that have an id.
         """
         for part in parts:

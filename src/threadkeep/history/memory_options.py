@@ -27,13 +27,13 @@ class MemoryOptions:
     """Options of a memory, besides its database.
 
     `counter` counts the tokens of a message when it is stored. `manifest_retention_days` is the number of days to keep
-    records of model calls: None is forever, 0 is not at all. `context_cache_bytes` limits the messages of windows that
-    the process remembers; 0 remembers none. `retention` limits messages, `run_retention` runs that are over, and
-    `run_trace_limits` the stored trace of a run. `background` keeps the search index up to date, delivers pending
-    writes, writes manifests and applies retention while the memory is open; short-lived commands turn it off.
-    `transcripts` selects the store of messages: with `graph_store` it is the LangGraph store of a database, by default
-    this one, or a given store that stays open. With `graphiti` messages go to a Graphiti server, as far as the person
-    has consented.
+    records of model calls: None keeps them forever, 0 stores none. `context_cache_bytes` limits the cache of window
+    messages in this process; 0 turns it off. `retention` limits messages, `run_retention` limits finished runs, and
+    `run_trace_limits` limits the stored trace of a run. `background` keeps the search index up to date, delivers
+    pending writes, writes manifests and applies retention while the memory is open; short-lived commands turn it off.
+    `transcripts` selects the store of messages. With `graph_store` this is the LangGraph store of a database, by
+    default of this one, or a given store, which stays open. With `graphiti`, messages are sent to a Graphiti server,
+    with consent.
     """
 
     store: StoreOptions = StoreOptions()
@@ -51,16 +51,16 @@ class MemoryOptions:
     graphiti: GraphitiOptions | None = None
 
     def __post_init__(self) -> None:
-        """Refuse options that would fail at the first message.
+        """Reject options that would fail at the first message.
 
         Raises:
-            InvalidInput: the message names the option.
+            InvalidInput: an option is invalid; the error names it.
         """
         for name, function in (("counter", self.counter), ("clock", self.clock)):
             if not callable(function):
-                raise InvalidInput(f"The {name} of MemoryOptions is a function.")
+                raise InvalidInput(f"The {name} of MemoryOptions must be a function.")
         cache = self.context_cache_bytes
         if isinstance(cache, bool) or not isinstance(cache, int) or cache < 0:
-            raise InvalidInput("context_cache_bytes of MemoryOptions is a whole number from 0; 0 turns the cache off.")
+            raise InvalidInput("context_cache_bytes of MemoryOptions must be a whole number from 0; 0 turns it off.")
         if self.transcripts not in get_args(TranscriptLocation.__value__):
-            raise InvalidInput(f"transcripts is one of {', '.join(get_args(TranscriptLocation.__value__))}.")
+            raise InvalidInput(f"transcripts must be one of {', '.join(get_args(TranscriptLocation.__value__))}.")

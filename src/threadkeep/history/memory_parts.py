@@ -1,4 +1,4 @@
-"""The parts of a memory, which their creator opens and closes, and the values that it reads once."""
+"""The parts of a memory, which `open_sessions` opens and closes, and values that are read once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DIGITS: Final = 32
 class LearnedFactors:
     """The token factors of all models, read once and saved periodically by the memory.
 
-    Each process starts from the stored values. If several processes learn, the last one to save wins.
+    Each process starts from the stored values. If several processes learn, the last save replaces the others.
     """
 
     def __init__(self, rows: TokenFactors) -> None:
@@ -55,13 +55,13 @@ class LearnedFactors:
         self._reading = asyncio.Lock()
 
     async def of(self, model: str) -> TokenFactor:
-        """Return the factor of a model; 1 if nothing was learned or the database does not answer."""
+        """Return the factor of a model; 1 if nothing was learned, or if the database does not answer."""
         if self._factors is None:
             await self._read()
         return (self._factors or {}).get(model) or TokenFactor(model)
 
     def learn(self, model: str, estimated: int, reported: int) -> None:
-        """Learn from one call: the estimate without a factor, and the input tokens that the provider counted."""
+        """Learn from one call: its estimate without a factor, and the input tokens that the provider counted."""
         if self._factors is None:
             return
         before = self._factors.get(model) or TokenFactor(model)
@@ -71,10 +71,10 @@ class LearnedFactors:
             self._unsaved.add(model)
 
     async def save(self) -> None:
-        """Write the factors learned since the last save.
+        """Save the factors that were learned since the last save.
 
         Raises:
-            StoreError: the database does not answer; they are written by the next save.
+            StoreError: the database does not answer; the next save writes them.
         """
         for model in sorted(self._unsaved):
             factor = (self._factors or {})[model]
@@ -110,9 +110,9 @@ class LearnedFactors:
 
 
 class TextDigests:
-    """The digests of one database; its key is created on first use.
+    """The digests of one database. Its key is created on first use.
 
-    Without the key a digest does not reveal its text, even a short one.
+    Without the key, a digest does not reveal its text, even if the text is short.
     """
 
     def __init__(self, state: ChannelState) -> None:
@@ -132,7 +132,7 @@ class TextDigests:
     async def _read_key(self) -> bytes | None:
         found = await self._state.value(_SCOPE, _NAME)
         if found is None:
-            # Of several processes the first one's key counts.
+            # If several processes create a key, the first one is used.
             await self._state.keep_first(_SCOPE, _NAME, secrets.token_hex(32))
             found = await self._state.value(_SCOPE, _NAME)
         return None if found is None else bytes.fromhex(found)
@@ -146,7 +146,7 @@ _PAUSE_SECONDS = 5.0
 
 
 class MessageSearch:
-    """A search in messages that keeps its index up to date."""
+    """A message search that keeps its index up to date."""
 
     def __init__(self, index: Search, observer: Observer) -> None:
         self._index = index
@@ -155,10 +155,10 @@ class MessageSearch:
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Return messages that contain all words of a query, and the number of messages not indexed yet.
+        """Return messages that contain all words of a query, and the number of messages that are not yet indexed.
 
-        It waits only for unindexed messages of the searched session or user, so it is soon complete even if much of
-        other sessions waits.
+        The search waits only for unindexed messages of the given session or user, so a backlog of other sessions does
+        not delay it.
         """
         complete = False
         # A database that accepts no writes (full disk, locked file) can still be searched.
@@ -169,7 +169,7 @@ class MessageSearch:
         return SearchResult(hits, unindexed)
 
     async def keep_up(self) -> None:
-        """Keep the index up to date until cancelled; report when it is far behind; retry failures in the next round."""
+        """Keep the index up to date until cancelled; report a large backlog; retry failures in the next round."""
         behind, began = 0, 0.0
         while True:
             with contextlib.suppress(StoreError):

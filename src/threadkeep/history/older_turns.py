@@ -1,9 +1,9 @@
-"""Recall of older turns that matter for a new input, from the session or all sessions of its user.
+"""Recall of older turns that are relevant to a new input, from the session or from all sessions of its user.
 
-The index of a conversation is built from the transcript on the first query and extended by later queries; an append
-does not update it. That of a long session is stored, and read by the next process. If building takes longer than an
-answer should wait, it continues in the background, and the query uses the part that is indexed. Of a long conversation
-the newest messages are indexed first, in an index of their own.
+The first query of a conversation builds its index from the transcript, and later queries extend it; an append does not
+update it. The index of a long session is stored, so that the next process can load it. If building takes longer than an
+answer should wait, it continues in the background, and the query uses the part that is indexed. In a long conversation,
+the newest messages are indexed first, in a separate index.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ _MOST_INDEXES = 200
 _MOST_INDEXED = 200_000  # messages of all conversations, about two kilobytes each; long ones count as several
 _MOST_OF_USER = 50_000
 _NEWEST = (50, 500)
-"""The numbers of newest messages that are indexed first, if there are more than twice as many as the last."""
+"""The numbers of newest messages that are indexed first if a conversation has more than twice the last number."""
 _NEWEST_SECONDS = 1.0
 _MOST_SESSIONS = 100
 _LEAST_STORED = 1_000
-"""The number of turns from which on an index is stored; again with each eighth more."""
+"""An index is stored if it has at least this many turns, and again each time it has grown by an eighth."""
 _MOST_RANKED = 400
 _FRAME_TOKENS = 6
-"""The tokens of the speaker before each quoted turn, and of the end of its line."""
+"""The tokens of the speaker's name and of the line end of each quoted turn."""
 _DAY_TOKENS = 11
-"""The tokens that the first turn of a day has in addition."""
+"""The additional tokens of the first turn of a day."""
 _MORE = 16
-"""A sixteenth more is found than may fit, since the tokens of a block are only known when it is made."""
+"""A sixteenth more is selected than may fit, because the tokens of a block are only known when it is built."""
 _PASSAGE_TOKENS, _LONG_TOKENS = 160, 240
-"""The tokens that are quoted of a long turn, and of which size a turn is long."""
+"""The tokens quoted from a long turn, and the number of tokens above which a turn is long."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """A query for older turns, and where to search.
+    """A query for older turns, and the conversations to search.
 
     `recent` are the last turns before the query, oldest first, which resolve "it" and "that". `known` are the `seq`
-    values of the session that are in the prompt already. Messages from `before` on are not found either. `asker` is
-    the name of the person who asks; any user without one.
+    values of the session that are already in the prompt. Messages from `before` on are not found either. `asker` is the
+    name of the person who asks; None means any user.
     """
 
     session_id: str
@@ -82,9 +82,9 @@ class Search:
 
 @dataclass(frozen=True)
 class FoundTurn:
-    """A stored message that may matter, its session, and the passage to quote if it is long.
+    """A stored message that may be relevant, its session, and the passage to quote if the message is long.
 
-    For a summary of archived messages it is a message with the summary's text, and `summary_id` is given.
+    For a summary of archived messages, `message` has the summary's text, and `summary_id` is set.
     """
 
     session_id: str
@@ -94,7 +94,7 @@ class FoundTurn:
 
 
 class OlderTurns:
-    """A finder of older turns; it caches the indexes of recently queried conversations."""
+    """A search for older turns that caches the indexes of recently used conversations."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class OlderTurns:
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
-        """Return the turns that matter most, best first, for about this token budget by their stored counts.
+        """Return the most relevant turns, best first, up to about this many tokens by their stored counts.
 
         Raises:
             StoreError: the database does not answer.
@@ -126,7 +126,7 @@ class OlderTurns:
         index = await self._index_of(key, infos)
         await self._wait_for(key, lambda: self._catch_up(key, index, infos))
         if self._indexes.get(key) is not index:
-            return []  # another query found it outdated meanwhile
+            return []  # another query found it outdated in the meantime
         index, semantic = await self._searchable(key, index, infos), None
         if embedder is not None and self._indexes.get(key) is index:
             semantic = await self._vectors.similarities(index, search.query, embedder)
@@ -155,14 +155,14 @@ class OlderTurns:
         found = await self._read([entry.id for entry in chosen], index)
         long = [number for number, turn in enumerate(found) if (turn.message.tokens or 0) > _LONG_TOKENS]
         if long:
-            # Other tasks run meanwhile: a text may have tens of thousands of characters.
+            # In a thread, because a text may have tens of thousands of characters.
             parts = await asyncio.to_thread(_parts_of, [found[number].message for number in long], terms)
             for number, part in zip(long, parts, strict=True):
                 found[number] = replace(found[number], part=part)
         return found
 
     def index(self, scope: RecallScope, name: str) -> ConversationIndex | None:
-        """Return the current index of a session or of a user; None if there is none."""
+        """Return the current index of a session or a user; None if there is none."""
         return self._indexes.get((scope, name))
 
     def forget(self, session_id: str) -> None:
@@ -232,12 +232,12 @@ class OlderTurns:
             index.storing.add_done_callback(_retrieve_exception)
 
     async def _load(self, stored: RecallIndexRows, index: ConversationIndex, infos: dict[str, SessionInfo]) -> None:
-        """Take over the stored index of a session, if it is of the messages that are there."""
+        """Load the stored index of a session if it matches the messages that exist now."""
         [(session_id, info)] = infos.items()
         data = await stored.of_session(session_id, index_version(), info.last_seq)
         if data is None:
             return
-        # A row that cannot be read is as good as none: the index is made again, and replaces it.
+        # If a row cannot be read, the index is built again and replaces it.
         with contextlib.suppress(zlib.error, ValueError, TypeError, LookupError, AttributeError):
             found = ConversationIndex()
             usable = await found.load(await asyncio.to_thread(unpack, data), info, self._summaries)
@@ -245,7 +245,7 @@ class OlderTurns:
                 index.take_over(found)
 
     async def _store(self, stored: RecallIndexRows, index: ConversationIndex, session_id: str) -> None:
-        """Store the index of a session; after a failure it is stored when it has grown again."""
+        """Store the index of a session. After a failure, it is stored when it has grown again."""
         state = await index.dump()
         extent = index.extent_of(session_id)
         try:
@@ -256,7 +256,7 @@ class OlderTurns:
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
     ) -> ConversationIndex:
-        """Return the index with the newest messages, or of them alone while the others are indexed."""
+        """Return the whole index, or the index of the newest messages while the rest is still being indexed."""
         if key in self._tasks and index.newest is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_NEWEST_SECONDS):
@@ -265,12 +265,12 @@ class OlderTurns:
         if not most and index.newest is not None:
             index = index.newest
             most = _NEWEST[0] if index.read else 0
-        # Its task may have begun before the newest message was stored.
+        # The indexing task may have begun before the newest message was stored.
         await self._index_new(index, infos, most)
         return index
 
     async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> None:
-        """Index new messages of sessions, at most so many of the newest ones."""
+        """Index new messages of sessions, up to `most` of the newest ones."""
         for session_id, allowed in _allowed(infos, most).items():
             info = infos[session_id]
             if info.last_seq > index.read.get(session_id, 0):
@@ -278,10 +278,10 @@ class OlderTurns:
                     await index.catch_up(info, self._transcripts, self._summaries, allowed)
 
     async def _wait_for(self, key: tuple[RecallScope, str], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Update the index of a conversation, and wait a moment for it; each has one task at a time."""
+        """Update the index of a conversation in a task, and wait briefly; a conversation has one task at a time."""
         task = self._tasks.get(key)
         if task is None or task.done():
-            # A context of its own: otherwise the task would keep the first caller's run alive.
+            # The task has its own context; otherwise it would keep the first caller's run alive.
             task = asyncio.create_task(work(), context=Context(), name="threadkeep-older-turns")
             task.add_done_callback(_retrieve_exception)
             self._tasks[key] = task
@@ -293,7 +293,7 @@ class OlderTurns:
                 task.result()
 
     async def _read(self, turn_ids: Sequence[str], index: ConversationIndex) -> list[FoundTurn]:
-        """Return the messages that exist and are active, and the summaries, in the same order."""
+        """Return the active messages and the summaries that still exist, in the given order."""
         summaries = index.summaries
         found = {position_of(one): _summary_turn(summaries[one]) for one in turn_ids if one in summaries}
         every = [position_of(one) for one in turn_ids]
@@ -308,13 +308,13 @@ class OlderTurns:
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Retrieve the exception of a task without a waiter; the next query retries."""
+    """Retrieve the exception of a task that nobody awaits; the next query retries."""
     if not task.cancelled():
         task.exception()
 
 
 def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
-    """Return how many of the newest messages of each session to index, of all at most so many; oldest session first."""
+    """Return how many of the newest messages to index per session, `most` in total, oldest session first."""
     allowed: dict[str, int] = {}
     for session_id, info in reversed(list(infos.items())):
         if (count := min(messages_of(info), MOST_TURNS, most)) > 0:
@@ -328,13 +328,13 @@ def _quoted_tokens(tokens: int) -> int:
 
 
 def _parts_of(messages: Sequence[Message], terms: Mapping[str, float]) -> list[Passage]:
-    """Return the passages of long messages that matter most."""
+    """Return the most relevant passages of long messages."""
     lengths = [len(message.content) * _PASSAGE_TOKENS // (message.tokens or 1) for message in messages]
     return [passage_of(message.content, terms, length) for message, length in zip(messages, lengths, strict=True)]
 
 
 def _summary_turn(summary: Summary) -> FoundTurn:
-    """Return a summary as a message of its own."""
+    """Return a summary as a message."""
     text = " ".join(summary.text.split())
     author = f"summary of messages {summary.first_seq} to {summary.last_seq}"
     message = Message(
@@ -344,7 +344,7 @@ def _summary_turn(summary: Summary) -> FoundTurn:
 
 
 def _not_before(search: Search, index: ConversationIndex) -> set[str]:
-    """Return the turns that are not found: those from `before` on, and summaries of other sessions."""
+    """Return the turns to leave out: messages from `before` on, and summaries of other sessions."""
     home, end = search.session_id, index.read.get(search.session_id, 0) + 1
     later = range(end if search.before is None else search.before, end)
     others = {turn_id for turn_id in index.summaries if position_of(turn_id)[0] != home}

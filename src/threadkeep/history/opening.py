@@ -50,18 +50,18 @@ async def open_sessions[M: Memory](
     observers: Sequence[Observer],
     options: MemoryOptions,
 ) -> AsyncIterator[M]:
-    """Open a database, bring its schema up to date, and `make` the memory; see `threadkeep.open_memory`.
+    """Open a database, migrate its schema, and create the memory with `make`; see `threadkeep.open_memory`.
 
     Raises:
         StoreUnavailable: the database does not answer.
-        SchemaTooNew: a newer Threadkeep has been here.
+        SchemaTooNew: the schema was written by a newer version of Threadkeep.
     """
     if address.in_memory and address.memory_name is None:
         address = replace(address, memory_name=f"threadkeep-{uuid4().hex}")
     everyone, counts = Observers(*observers), RememberedCounts()
     async with AsyncExitStack() as stack:
         driver = await stack.enter_async_context(open_database(address, options.store))
-        # A separate stack: these resources close after all remaining data is stored.
+        # These resources are on a separate stack, because they close after all remaining data is stored.
         late = await stack.enter_async_context(AsyncExitStack())
         await migrate(driver, options.clock(), partitions=options.store.partitions)
         conversations = GraphConversations(
@@ -175,7 +175,7 @@ async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Drive
 
 
 def _waiting(address: DatabaseAddress, options: PendingOptions) -> PendingOptions:
-    """Return the options with the folder of this database for pending turns."""
+    """Return the options with this database's folder for pending turns."""
     if address.in_memory:
         return replace(options, folder=None)
     return replace(options, folder=folder_of(address, options.folder))
@@ -209,7 +209,7 @@ async def _backend(
     if graph_turns is not None:
         raise InvalidInput("Only turns in tables go to Graphiti: set THREADKEEP_TRANSCRIPTS=tables, or turn it off.")
     if not options.retention.rules.nothing:
-        raise InvalidInput(f"{NOT_AVAILABLE} Take the rules away, such as THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS.")
+        raise InvalidInput(f"{NOT_AVAILABLE} Remove the rules, such as THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS.")
     store = conversations.given
     if isinstance(store, DatabaseAddress) and store.in_memory:
         store = await conversations.store()
@@ -218,7 +218,7 @@ async def _backend(
 
 @asynccontextmanager
 async def _running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[asyncio.Task[T]]:
-    """Run a task for as long as the block."""
+    """Run a task while the block runs; cancel it at the end."""
     task = asyncio.create_task(work, name=name)
     try:
         yield task

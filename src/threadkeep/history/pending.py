@@ -1,9 +1,9 @@
-"""Pending writes: a turn that the database does not accept is stored on disk and retried until written or dropped.
+"""Pending writes: a turn that the database does not accept is stored on disk, and retried until written or dropped.
 
 `record` is the append for callers that must not stop for a broken database: the middleware and the service. One task
-delivers the pending turns, with growing, jittered pauses. Later turns of a session with a pending turn are queued
-behind it, so the turns of this process stay in order. Ids are assigned before the first try, so every turn is stored
-exactly once.
+delivers the pending turns, with growing pauses and jitter. Later turns of a session with a pending turn are queued
+behind it, so the turns of this process stay in order. Ids are assigned before the first attempt, so every turn is
+stored exactly once.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import Transcripts
 
 type Join = Callable[[Sequence[Message]], Joined | None]
-"""Returns the statements that belong to the messages of a turn as they will be stored; None if there are too many."""
+"""A function that returns the statements to store with the messages of a turn; None if there are too many."""
 
 
 def default_folder() -> Path:
-    """Return the default folder of pending turns; each database has its own folder below."""
+    """Return the default folder of pending turns; each database has its own subfolder."""
     return user_data_path("threadkeep") / "pending"
 
 
 def folder_of(address: DatabaseAddress, folder: Path | None = None) -> Path:
-    """Return the folder of a database's pending turns, below the given folder or the default."""
+    """Return the folder of a database's pending turns, below the given folder or the default folder."""
     return (folder or default_folder()) / address.fingerprint
 
 
 @dataclass(frozen=True)
 class PendingOptions:
-    """Options of pending turns. Without a folder they are kept in memory only, as for a database in memory."""
+    """Options of pending turns. Without a folder, as for an in-memory database, they are kept in memory only."""
 
     folder: Path | None = None
     write_timeout_seconds: float = 5.0
@@ -83,7 +83,7 @@ class PendingTurns:
         self._observer = observer
         self._clock = clock
         self.database_fails = False
-        """True if the newest call found no database; other calls then wait only briefly."""
+        """True if the newest call could not reach the database; other calls then wait only briefly."""
         self._turns: list[PendingTurn] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._withheld: set[str] = set()
@@ -96,14 +96,14 @@ class PendingTurns:
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds that a reply may wait for the database; fewer while the database is known to fail."""
+        """The seconds that a reply may wait for the database; fewer while the database is known to fail."""
         seconds = self.options.write_timeout_seconds
         return min(seconds, WAIT_SECONDS_IN_AN_OUTAGE) if self.database_fails else seconds
 
     def of_namespace(
         self, transcripts: Transcripts, options: PendingOptions, *, namespace: tuple[str, ...] = ()
     ) -> PendingTurns:
-        """Return the pending turns of a graph store namespace; they are listed and counted with these."""
+        """Return the pending turns of a graph store namespace, which are listed and counted together with these."""
         other = PendingTurns(transcripts, options, observer=self._observer, clock=self._clock)
         other._namespace = namespace
         self._all.append(other)
@@ -117,7 +117,7 @@ class PendingTurns:
 
     @property
     def own(self) -> tuple[PendingTurn, ...]:
-        """The pending turns of these transcripts alone, in their order."""
+        """The pending turns of only these transcripts, in order."""
         return tuple(self._turns)
 
     @property
@@ -134,7 +134,7 @@ class PendingTurns:
         """Take over the pending turns of dead processes, and start delivery.
 
         Raises:
-            PendingFolderUnusable: no turn could be kept on disk.
+            PendingFolderUnusable: turns could not be kept on disk.
         """
         for entry in await self._files.take_over():
             entry.namespace = self._namespace
@@ -144,10 +144,10 @@ class PendingTurns:
             self._ensure_delivery()
 
     async def adopt(self, session_id: str) -> None:
-        """Write the pending turns of a session that other processes on this machine, dead or alive, could not write.
+        """Write pending turns of a session that belong to other processes on this machine, dead or alive.
 
-        A process that takes over a run calls this first, because the answer may be there. The other process then finds
-        its turns written.
+        A process that takes over a run calls this first, because the answer may be among these turns. The other process
+        later finds its turns already written.
         """
         for turn in await self._files.of_others(session_id):
             with contextlib.suppress(StoreError, ThreadkeepError, TimeoutError):
@@ -155,15 +155,15 @@ class PendingTurns:
                     await self._transcripts.append(turn)
 
     async def record(self, turn: Turn) -> Receipt | None:
-        """Store a turn, or keep it pending: None means that it waits. Cancelling the caller does not interrupt this.
+        """Store a turn, or keep it pending and return None. Cancelling the caller does not interrupt this.
 
-        If another answer to the same question is pending here, that one is adopted, and this one is not kept.
+        If another answer to the same question is pending here, that answer is adopted, and this one is not kept.
 
         Raises:
             InvalidMessage: the turn can never be stored.
-            WrongUser: the session is another user's.
-            QuestionGone: the question that it answers was deleted.
-            TurnInMemoryOnly: neither the database nor the disk takes it; it is retried while this process lives.
+            WrongUser: the session belongs to another user.
+            QuestionGone: the question of the answer was deleted.
+            TurnInMemoryOnly: neither the database nor the disk accepts it; it is retried while this process lives.
         """
         task = asyncio.create_task(self._record(turn), name="threadkeep-record")
         self._unfinished.add(task)
@@ -171,9 +171,9 @@ class PendingTurns:
         return await asyncio.shield(task)
 
     async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store a turn and the statements of `join` in one transaction; None if that cannot be done now.
+        """Store a turn and the statements of `join` in one transaction; return None if that is not possible now.
 
-        Then nothing was stored, or the caller cannot know: storing the same turn again is safe.
+        After None, the turn may or may not be stored; storing the same turn again is safe.
         """
         transcripts = self._transcripts
         if not isinstance(transcripts, TableTranscripts) or self.database_fails or self._waits(turn.session_id):
@@ -208,12 +208,12 @@ class PendingTurns:
                 self._report_failure(turn, error)
         if earlier := self._answer_at(turn):
             return Receipt(0, 0, adopted=earlier.id)
-        # A waiting caller gets the answer now, although no database has it.
+        # A waiting caller gets the answer now, although it is not in the database.
         await self._keep(replace(turn, told_at=self._clock()) if turn.told else turn)
         return None
 
     def _answer_at(self, turn: Turn) -> Message | None:
-        """Return a pending answer to the same question with another id."""
+        """Return a pending answer to the same question that has another id."""
         if len(turn.messages) != 1 or (place := turn.messages[0].place) is None:
             return None
         entries = (each for each in self._turns if each.turn.session_id == turn.session_id and not each.refused)
@@ -229,10 +229,10 @@ class PendingTurns:
         return message
 
     async def ensure_kept(self, session_id: str, message_id: str) -> None:
-        """Check that a message which a caller is told is stored, or on disk; one that is not is written to disk now.
+        """Ensure that a message is stored or on disk before a caller is told so; write it to disk if necessary.
 
         Raises:
-            TurnInMemoryOnly: neither the database nor the disk takes it; a crash would lose it.
+            TurnInMemoryOnly: neither the database nor the disk accepts it; a crash would lose it.
         """
         for each in list(self._all):
             if each._in_memory_only(session_id, message_id):  # noqa: SLF001 - ours
@@ -249,11 +249,11 @@ class PendingTurns:
         )
 
     async def damaged(self) -> list[DamagedTurn]:
-        """Return the lines of pending files that cannot be read, kept until a person repairs or drops them."""
+        """Return the lines of pending files that cannot be read; they are kept until a person repairs or drops them."""
         return [turn for each in list(self._listed) for turn in await each._files.damaged()]  # noqa: SLF001 - ours
 
     async def drop(self, entry_id: str) -> bool:
-        """Drop a pending turn or a damaged line permanently; return False if it is not pending any more."""
+        """Permanently drop a pending turn or a damaged line; return False if it is no longer pending."""
         return any([await each._drop(entry_id) for each in list(self._listed)])  # noqa: SLF001 - ours
 
     async def _drop(self, entry_id: str) -> bool:
@@ -266,7 +266,7 @@ class PendingTurns:
         return True
 
     async def discard(self, matches: Callable[[Turn], bool]) -> None:
-        """Drop all matching turns permanently; their texts leave the disk."""
+        """Permanently drop all matching turns, and remove their texts from the disk."""
         for each in list(self._listed):
             going = [entry for entry in each.own if matches(entry.turn)]
             for entry in going:
@@ -277,8 +277,8 @@ class PendingTurns:
     async def delete(self, session_id: str) -> bool:
         """Delete a session with its pending turns; return False if it did not exist.
 
-        Its turns are not delivered meanwhile; a turn that begins meanwhile stays. Cancelling the caller, for example by
-        deleting its own run, does not interrupt this: pending turns would bring the session back.
+        During the deletion its turns are not delivered; a new turn stays. Cancelling the caller, for example by
+        deleting its own run, does not interrupt this, because pending turns would create the session again.
         """
         task = asyncio.create_task(self._delete(session_id), name="threadkeep-delete")
         self._unfinished.add(task)
@@ -298,7 +298,7 @@ class PendingTurns:
         return was_there
 
     async def deliver(self, session_id: str | None = None) -> bool:
-        """Try all pending turns once, or those of one session, in order; return True if none is left."""
+        """Try to write all pending turns, or those of one session, once and in order; return True if none is left."""
         listed = [self] if session_id is not None else list(self._listed)
         return all([await each._deliver_own(session_id) for each in listed])  # noqa: SLF001 - ours
 
@@ -319,7 +319,7 @@ class PendingTurns:
                 self.database_fails = self.database_fails and not delivered
                 continue
             await self._note_failure(entry, attempt.error)
-            # One session may be locked; if a second one fails as well, it is the database.
+            # One session may be locked; if a second one times out as well, the database is at fault.
             timeouts += isinstance(attempt.error, TimeoutError)
             if timeouts > 1 or _is_outage(attempt.error):
                 return False
@@ -330,7 +330,7 @@ class PendingTurns:
         return not any(session_id in (None, entry.turn.session_id) for entry in self._turns)
 
     def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> PendingTurn | None:
-        """Return the oldest turn that a pass has not tried, and that is not behind a failed one."""
+        """Return the oldest turn that was not tried in this pass and does not follow a failed turn of its session."""
         for entry in self._turns:
             wanted = session_id in (None, entry.turn.session_id)
             if wanted and entry.turn.session_id not in blocked and entry.entry_id not in tried:
@@ -338,7 +338,7 @@ class PendingTurns:
         return None
 
     async def _deliver(self, entry: PendingTurn) -> bool:
-        """Write one pending turn; return False if it no longer waits or must not be written now."""
+        """Write one pending turn; return False if it is no longer pending or must not be written now."""
         async with self._delivering:
             if entry not in self._turns or entry.turn.session_id in self._withheld:
                 return False
@@ -353,14 +353,14 @@ class PendingTurns:
         return True
 
     async def _append_told(self, turn: Turn) -> None:
-        """Write a turn whose answer was delivered during the write; it replaces an undelivered answer."""
+        """Write a turn again if its answer was delivered during the write; it replaces an undelivered answer."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:
                 await self._transcripts.tell(turn.session_id, message_id)
 
     async def _append(self, turn: Turn) -> bool:
-        """Write a turn; return False, and report it, if the question that it answers is gone."""
+        """Write a turn; if its question is gone, report this and return False."""
         try:
             await self._append_answer(turn, is_new=False)
         except QuestionGone:
@@ -369,9 +369,9 @@ class PendingTurns:
         return True
 
     async def _append_answer(self, turn: Turn, *, is_new: bool) -> Receipt:
-        """Append a turn; an answer whose id another message of the session has gets a new one.
+        """Append a turn; an answer gets a new id if another message of the session has its id.
 
-        Models may give an id again: LangChain's cache of answers does. A turn that is not new may be stored already.
+        Models may return the same id twice, as LangChain's cache does. A turn that is not new may already be stored.
         """
         receipt = await self._transcripts.append(turn)
         while (renamed := await self._renamed(turn, receipt, is_new=is_new)) is not None:
@@ -379,7 +379,7 @@ class PendingTurns:
         return receipt
 
     async def _renamed(self, turn: Turn, receipt: Receipt, *, is_new: bool) -> Turn | None:
-        """Return a turn with another id for its answer, the same one each time; None if its id was free."""
+        """Return the turn with another, stable id for its answer; None if the id was free."""
         answer = turn.messages[-1]
         if answer.answers is None or len(turn.messages) > 1 or answer.id not in receipt.duplicates:
             return None
@@ -404,13 +404,13 @@ class PendingTurns:
         await self._files.close()
 
     async def _deliver_last(self) -> None:
-        """Try again briefly before the memory closes; turns that are not written stay on disk."""
+        """Try again briefly before the memory closes. Turns that are not written stay on disk."""
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(self.wait_seconds):
                 await self._deliver_own()
 
     def _waits(self, session_id: str) -> bool:
-        """Return whether the session has pending turns that block later ones."""
+        """Return True if the session has pending turns that block later ones."""
         return any(entry.turn.session_id == session_id and not entry.refused for entry in self._turns)
 
     async def _keep(self, turn: Turn) -> None:
@@ -425,7 +425,7 @@ class PendingTurns:
             raise TurnInMemoryOnly(turn.session_id)
 
     async def _spool_the_rest(self) -> None:
-        """Write pending turns to disk. If that fails too, they wait in memory, and the failure is reported."""
+        """Write pending turns to disk. If this fails too, they wait in memory, and the failure is reported."""
         await self._files.keep(self._turns, self._report_failure)
 
     async def _note_failure(self, entry: PendingTurn, error: Exception) -> None:
@@ -446,7 +446,7 @@ class PendingTurns:
     def _ensure_delivery(self) -> None:
         self._wake.set()
         if self._task is None:
-            # A context of its own: otherwise the task would keep the first caller's whole run alive.
+            # The task has its own context; otherwise it would keep the first caller's whole run alive.
             self._task = asyncio.create_task(
                 self._deliver_until_closed(), context=Context(), name="threadkeep-pending-writes"
             )
@@ -460,12 +460,12 @@ class PendingTurns:
                 await self._pause(pause * random.uniform(0.5, 1.5))
                 self._wake.clear()
                 pause = min(pause * 2, self.options.longest_pause_seconds)
-                # The loop outlives a disk that fails; the turns wait.
+                # The loop continues if the disk fails; the turns wait.
                 with ErrorBoundary(self._report_failure_of_oldest):
                     await self._deliver_own()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for the next attempt; wait only briefly if another turn becomes pending."""
+        """Wait until the next attempt; wait only briefly if another turn becomes pending."""
         soon = min(seconds, _SOON_SECONDS)
         await asyncio.sleep(soon)
         with contextlib.suppress(TimeoutError):
@@ -489,15 +489,15 @@ class PendingTurns:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Return whether other turns would fail too. A locked row does not indicate an outage."""
+    """Return True if other turns would fail too. A locked row does not indicate an outage."""
     return isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
 
 
 def _check_turn(turn: Turn) -> None:
-    """Refuse a turn that the database would never accept.
+    """Reject a turn that the database would never accept.
 
     Raises:
-        InvalidMessage: the message names the invalid part.
+        InvalidMessage: the turn is invalid; the message names the invalid part.
     """
     if not turn.messages:
         raise InvalidMessage("A turn has at least one message.")
@@ -506,7 +506,7 @@ def _check_turn(turn: Turn) -> None:
 
 
 def _is_same(answer: Message, stored: Message) -> bool:
-    """Return whether a stored message is an answer to the same question, at the same place or with the same text."""
+    """Return True if a stored message answers the same question, in the same position or with the same text."""
     if (answer.answers, answer.status) != (stored.answers, stored.status):
         return False
     return (answer.author, answer.ordinal) == (stored.author, stored.ordinal) or answer.content == stored.content

@@ -1,6 +1,6 @@
-"""Pending turns on disk: in the file of this process, and in files of processes that died or still run.
+"""Pending turns on disk: in the file of this process, and in the files of other processes, dead or alive.
 
-Inspecting and dropping them needs no database, which may be down at that moment.
+They can be listed and dropped without the database, which may be down at that moment.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 def check_folder(folder: Path) -> None:
-    """Create a folder, and check that files can be written to it; a full disk passes. Blocking I/O.
+    """Create a folder, and check that files can be written to it; a full disk is not an error. Blocking I/O.
 
     Raises:
-        PendingFolderUnusable: names the folder and the cure.
+        PendingFolderUnusable: the folder cannot be used; the error names the folder and the cure.
     """
     try:
         make_private_folder(folder)
@@ -47,9 +47,9 @@ def check_folder(folder: Path) -> None:
 
 
 class PendingFiles:
-    """The spool files of this process in a folder; without a folder nothing is written.
+    """The spool files of this process in a folder; without a folder, nothing is written.
 
-    One write at a time: a turn may be dropped while it is being written to disk.
+    Only one write runs at a time, because a turn may be dropped while it is being written to disk.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -60,14 +60,14 @@ class PendingFiles:
 
     @property
     def on_disk(self) -> bool:
-        """True if pending turns are written to disk; False for a database in memory."""
+        """True if pending turns are written to disk; False for an in-memory database."""
         return self._folder is not None
 
     async def take_over(self) -> list[PendingTurn]:
-        """Return the pending turns of dead processes; this process owns them from now on.
+        """Take over the pending turns of dead processes, and return them.
 
         Raises:
-            PendingFolderUnusable: no turn could be kept in the folder, or a file in it cannot be opened.
+            PendingFolderUnusable: the folder cannot store turns, or a file in it cannot be opened.
         """
         if self._folder is None:
             return []
@@ -86,7 +86,7 @@ class PendingFiles:
                 self._adopted.append(file)
                 kept += file.entries()
         for path in damaged_files(folder):
-            # A person has repaired it, or this version is newer than the one that could not read it.
+            # A person has repaired the line, or this version can read it and an older one could not.
             if (entry := read_turn(path.read_bytes())) is not None:
                 self._own = self._own or SpoolFile.create(folder)
                 self._own.keep(entry)
@@ -95,11 +95,11 @@ class PendingFiles:
         return kept
 
     async def damaged(self) -> list[DamagedTurn]:
-        """Return the lines of pending files that cannot be read, oldest first."""
+        """Return the unreadable lines of pending files, oldest first."""
         return await asyncio.to_thread(damaged_turns, self._folder) if self._folder is not None else []
 
     async def drop_damaged(self, entry_id: str) -> bool:
-        """Drop a line that cannot be read; return False if it is not there."""
+        """Drop an unreadable line; return False if it does not exist."""
         return self._folder is not None and await asyncio.to_thread(drop_damaged, self._folder, entry_id)
 
     async def of_others(self, session_id: str) -> list[Turn]:
@@ -114,9 +114,9 @@ class PendingFiles:
         return [turn for turn in found if turn.session_id == session_id]
 
     async def keep(self, waiting: Sequence[PendingTurn], failed: Callable[[Turn, OSError], None]) -> None:
-        """Write pending turns to disk that are not there yet; a failure of the disk is reported once.
+        """Write those pending turns to disk that are not there yet; report a disk failure once.
 
-        Turns in a file that was removed or replaced meanwhile are written again, to a new one.
+        If a file was removed or replaced in the meantime, its turns are written to a new file.
         """
         if self._folder is None or not waiting:
             return
@@ -145,27 +145,27 @@ class PendingFiles:
         return [*self._adopted, *([self._own] if self._own else [])]
 
     async def note(self, entry: PendingTurn) -> None:
-        """Record the tries of a turn and the error, for inspection."""
+        """Record the number of attempts and the error of a turn, for inspection."""
         async with self.writing:
             if entry.file is not None:
                 with contextlib.suppress(OSError):  # the turn itself is safe
                     await asyncio.to_thread(entry.file.failed, entry)
 
     async def renew(self, entry: PendingTurn) -> None:
-        """Write a turn again, since it changed."""
+        """Write a turn again after it has changed."""
         async with self.writing:
             if entry.file is not None:
-                with contextlib.suppress(OSError):  # it is on disk as it was
+                with contextlib.suppress(OSError):  # the former version is on disk
                     await asyncio.to_thread(entry.file.renew, entry)
 
     async def done(self, entry: PendingTurn) -> None:
-        """Mark a turn as no longer pending; it may be written to disk at this moment."""
+        """Mark a turn as no longer pending, even if it is being written to disk at this moment."""
         async with self.writing:
             if entry.file is not None:
                 await asyncio.to_thread(entry.file.done, entry)
 
     async def compact(self, waiting: Sequence[PendingTurn]) -> None:
-        """Move the waiting turns to a new file, so that the texts of others leave the disk."""
+        """Move the pending turns to a new file, so that the texts of removed turns are no longer on disk."""
         async with self.writing:
             old = self._files()
             on_disk = [entry for entry in waiting if entry.file is not None]
@@ -186,7 +186,7 @@ class PendingFiles:
 
 @dataclass(frozen=True)
 class WaitingFile:
-    """The pending turns in one file. A `live` process delivers them; otherwise they wait for the next start."""
+    """The pending turns in one file. A `live` process delivers them; otherwise the next start does."""
 
     path: Path
     live: bool
@@ -198,16 +198,16 @@ class EntryInUse(ThreadkeepError):
 
 
 def waiting_files(folder: Path) -> list[WaitingFile]:
-    """Return all files of a database's folder with pending turns, oldest first. Blocking I/O.
+    """Return all files with pending turns in a database's folder, oldest first. Blocking I/O.
 
-    The files of agents' conversations are in folders below.
+    Files of agent conversations are in subfolders.
     """
     found = [(path, *_content(path)) for path in _paths(folder)]
     return [WaitingFile(path, live, tuple(content.turns)) for path, live, content in found if content.turns]
 
 
 def unreadable_turns(folder: Path) -> list[DamagedTurn]:
-    """Return the lines of a database's folder that cannot be read, in files of their own or still in place."""
+    """Return the unreadable lines in a database's folder, in separate files or still in their pending files."""
     found = {turn.entry_id: turn for each in _folders(folder) for turn in damaged_turns(each)}
     for path in _paths(folder):
         for turn in damaged_lines(path, _content(path)[1].unreadable):
@@ -225,13 +225,13 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether the file's process lives, and the content; a dead process no longer completes its last line."""
+    """Return whether the file's process is alive, and the content. A dead process no longer completes its last line."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 
 
 def drop_waiting(folder: Path, entry_id: str) -> PendingTurn | None:
-    """Drop a pending turn; return None if no file of the folder has it. Blocking I/O.
+    """Drop a pending turn and return it; return None if no file has it. Blocking I/O.
 
     Raises:
         EntryInUse: its process is alive and may still write it.
@@ -242,8 +242,8 @@ def drop_waiting(folder: Path, entry_id: str) -> PendingTurn | None:
         file = SpoolFile.take_over(waiting.path)
         if file is None:
             raise EntryInUse(
-                "The process that keeps this turn is running and still tries to write it: stop that process first, "
-                "or mend the database."
+                "The process of this turn is running and still tries to write it: stop that process first, "
+                "or repair the database."
             )
         try:
             for entry in file.entries():
@@ -256,7 +256,7 @@ def drop_waiting(folder: Path, entry_id: str) -> PendingTurn | None:
 
 
 def drop_unreadable(folder: Path, entry_id: str) -> bool:
-    """Drop an unreadable line permanently; return False if the folder has none of that id. Blocking I/O.
+    """Permanently drop an unreadable line; return False if the folder has no such line. Blocking I/O.
 
     Raises:
         EntryInUse: the line is in the file of a live process.
@@ -265,7 +265,7 @@ def drop_unreadable(folder: Path, entry_id: str) -> bool:
         if turn.entry_id != entry_id:
             continue
         if turn.path.stem != entry_id:
-            # Still in its pending file: the owner of the file moves its unreadable lines to files of their own.
+            # It is still in its pending file; the owner of that file moves unreadable lines to separate files.
             if (file := SpoolFile.take_over(turn.path)) is None:
                 raise EntryInUse("The process of this file is running: stop it first, or wait until it is done.")
             file.entries()
@@ -277,7 +277,7 @@ def drop_unreadable(folder: Path, entry_id: str) -> bool:
 def discard_waiting(folder: Path, matches: Callable[[Turn], bool]) -> None:
     """Drop matching turns from the files of dead processes. Blocking I/O.
 
-    Their texts leave the disk: remaining turns of a file move to a new one.
+    Their texts are removed from the disk; the remaining turns of a file move to a new one.
     """
     for waiting in waiting_files(folder):
         if not any(matches(entry.turn) for entry in waiting.entries):

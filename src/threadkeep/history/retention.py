@@ -1,6 +1,6 @@
-"""Retention of messages: limits for all sessions or for one, and the removal of messages beyond them.
+"""Retention of messages: limits for all sessions or for one, and the removal of messages beyond the limits.
 
-Removals start at the beginning of a session, so that the rest has no gaps.
+Messages are removed from the beginning of a session, so that the rest has no gaps.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from threadkeep.history.pending import PendingTurns
 
 type Retaining = RetentionRows | ConversationRetention
-"""The sessions of one location, as retention needs them; the guarantees are those of `RetentionRows`."""
+"""The sessions of one location for retention; see the guarantees of `RetentionRows`."""
 
-# A slow or busy database gets shorter steps, because appends wait for them.
+# With a slow or busy database the steps are smaller, because appends wait for them.
 _LONG_STEP_SECONDS = 0.03
 _LEAST_MESSAGES = 25
 
@@ -35,7 +35,7 @@ _PAGE_SESSIONS = 500
 
 @dataclass(frozen=True)
 class PlannedRemoval:
-    """Messages to remove now, both ends included; with `whole_session` the session itself is deleted too."""
+    """Messages to remove now, both ends included. With `whole_session`, the session itself is deleted too."""
 
     session_id: str
     action: Action
@@ -59,8 +59,8 @@ class Amount(Counts):
 class Pruned(Counts):
     """The result of a round, or of its plan.
 
-    `whole_sessions` of the deleted ones were deleted entirely. `busy` sessions were left for the next round: one of
-    their turns waits to be written, another transaction locks them, or an item of them is damaged.
+    `whole_sessions` is the number of sessions that were deleted entirely. `busy` sessions were left for the next round,
+    because one of their turns is pending, another transaction locks them, or an item is damaged.
     """
 
     archived: Amount = Amount()
@@ -82,7 +82,7 @@ class Pruned(Counts):
 
 
 class MessageRound:
-    """The removals of a round, session by session."""
+    """The removals of one round, session by session."""
 
     def __init__(self, rows: Retaining, work: Round[Pruned]) -> None:
         self._rows = rows
@@ -94,7 +94,7 @@ class MessageRound:
         self._work.done += Pruned(busy=1)
 
     async def remove(self, removals: Sequence[Removal]) -> None:
-        """Remove messages of a session, until it is locked or damaged."""
+        """Remove messages of a session; stop if the session is locked or damaged."""
         try:
             for removal in removals:
                 if not await self._remove(removal):
@@ -103,7 +103,7 @@ class MessageRound:
             self.skip()
 
     async def _remove(self, removal: Removal) -> bool:
-        """Remove in steps; return False if the session has changed or the round is stopped."""
+        """Remove messages in steps; return False if the session has changed or the round was stopped."""
         sessions, after = 1, removal.after_seq
         while after < removal.upto_seq:
             if not await self._work.begin_step():
@@ -130,9 +130,9 @@ class MessageRound:
 
 @dataclass(frozen=True)
 class RetentionOptions:
-    """Options for archiving and deleting while a memory is open: by default nothing.
+    """Options for archiving and deletion while a memory is open; by default nothing is removed.
 
-    The `rules` apply to every session without limits of its own. A round runs every `interval_seconds`, in one of the
+    The `rules` apply to every session without its own limits. A round runs every `interval_seconds`, in one of the
     processes that have the database open.
     """
 
@@ -140,17 +140,17 @@ class RetentionOptions:
     interval_seconds: float = 3600.0
 
     def __post_init__(self) -> None:
-        """Refuse an interval that is not positive and finite.
+        """Reject an interval that is not positive and finite.
 
         Raises:
-            InvalidInput: the message names it.
+            InvalidInput: the interval is not valid.
         """
         if not 0 < self.interval_seconds < float("inf"):
-            raise InvalidInput("interval_seconds is a number of seconds above 0.")
+            raise InvalidInput("interval_seconds must be a number of seconds above 0.")
 
 
 class Pruner:
-    """A service that applies the limits of retention; a memory's pruner has the rules of the memory's options."""
+    """A service that applies retention limits. A memory's pruner has the rules of the memory's options."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Pruner:
         """Return a session's own limits; None if the rules apply.
 
         Raises:
-            SessionNotFound: there is no such session, or not for this user.
+            SessionNotFound: the session does not exist, or belongs to another user.
         """
         there, retention = await self._rows.retention(session_id, user_id=user_id)
         if not there:
@@ -185,10 +185,10 @@ class Pruner:
     async def change(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> None:
         """Set a session's own limits, which replace all rules; None removes them.
 
-        `Retention()` has no limits: such a session keeps everything.
+        `Retention()` has no limits, so such a session keeps everything.
 
         Raises:
-            SessionNotFound: there is no such session, or not for this user.
+            SessionNotFound: the session does not exist, or belongs to another user.
         """
         if not await self._rows.set_retention(session_id, retention, user_id=user_id):
             raise SessionNotFound(session_id)
@@ -196,10 +196,10 @@ class Pruner:
     async def plan(
         self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
     ) -> AsyncIterator[PlannedRemoval]:
-        """Yield the removals that are due now, session by session; nothing is written.
+        """Yield the removals that are due now, session by session; write nothing.
 
         Args:
-            rules: replaces the rules that the memory was opened with.
+            rules: replaces the rules of the memory's options.
             session_ids: only these sessions; all if empty.
             user_id: only this user's sessions.
         """
@@ -228,10 +228,10 @@ class Pruner:
         report: Callable[[Pruned], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete messages beyond the limits. An interrupted call can simply be repeated.
+        """Archive and delete messages beyond the limits. An interrupted call can be repeated.
 
         Args:
-            rules: replaces the rules that the memory was opened with.
+            rules: replaces the rules of the memory's options.
             session_ids: only these sessions; all if empty.
             user_id: only this user's sessions.
             report: called after each step with the result so far.
@@ -254,7 +254,7 @@ class Pruner:
                     messages.skip()
                     continue
                 if any(removal.idle_before for removal in removals) and self._waits(session.session_id):
-                    messages.skip()  # a new message has arrived there
+                    messages.skip()  # a new message has arrived in the session
                 elif removals:
                     await messages.remove(removals)
         finally:
@@ -263,11 +263,11 @@ class Pruner:
         return work.done
 
     async def reclaim_space(self) -> bool:
-        """Shrink SQLite's file; no process can write meanwhile. Return False on PostgreSQL, which does it by itself."""
+        """Shrink the SQLite file; meanwhile writes wait. Return False on PostgreSQL, which does this itself."""
         return await self._rows.reclaim_space()
 
     async def has_work(self) -> bool:
-        """Return whether there are rules, or sessions with limits of their own."""
+        """Return True if there are rules, or sessions with their own limits."""
         return not self.rules.nothing or bool(await self._rows.sessions(after="", limit=1, with_own=True))
 
     async def _sessions(
@@ -308,13 +308,13 @@ class Pruner:
                 return Removal(session.session_id, action, after, session.last_seq, idle_before)
         upto = await self._end_of_old(session, action, limits, now)
         if limits.max_messages is not None:
-            # The newest user message and everything after it stay: their turn may be active.
+            # The newest user message and everything after it stay, because their turn may be active.
             newest_user = session.last_user_seq or session.last_seq + 1
             upto = max(upto, min(await self._end_of_surplus(session, limits.max_messages), newest_user - 1))
         return Removal(session.session_id, action, after, upto) if upto > after else None
 
     async def _end_of_surplus(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` beyond the number of messages that may stay; 0 or less if there are none."""
+        """Return the last `seq` beyond the allowed number of messages; 0 or less if there are none."""
         if session.has_superseded and messages:
             return await self._rows.end_before_newest(session, messages)
         return session.last_seq - messages

@@ -1,7 +1,7 @@
 """Rounds of retention in short steps, and their schedule.
 
-An equally long pause follows each step: a concurrent append waits for one step at most. An interrupted round has
-completed whole steps only, and the next round continues from there.
+Each step is followed by an equally long pause, so a concurrent append waits for one step at most. An interrupted round
+has completed only whole steps, and the next round continues from there.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ class Round[R: Counts]:
         return True
 
     async def end_step(self, removed: R) -> float:
-        """Count what a step has removed, and pause; return the seconds of the step."""
+        """Count the removals of a step, and pause; return the seconds that the step took."""
         seconds = time.perf_counter() - self._begun
         self.count(removed)
         await asyncio.sleep(min(seconds, _LONGEST_PAUSE_SECONDS))
         return seconds
 
     def count(self, removed: R) -> None:
-        """Add to the result, and report it."""
+        """Add a removal to the result, and report the result."""
         self.done += removed
         if self.report is not None:
             self.report(self.done)
 
 
 class Scheduled(Protocol):
-    """The rounds that a schedule makes."""
+    """The pruner that a schedule runs."""
 
     async def has_work(self) -> bool:
-        """Return whether there is anything to remove, now or later."""
+        """Return True if there is anything to remove, now or later."""
 
     async def prune(self, *, may_continue: Callable[[], Awaitable[bool]] | None = None) -> object:
-        """Make a round; `may_continue` is called before each step, and False stops the round."""
+        """Run one round; `may_continue` is called before each step, and False stops the round."""
 
 
 class RetentionSchedule:
-    """A schedule of pruning rounds; a failed round is reported and repeated at the next check."""
+    """A schedule of pruning rounds. A failed round is reported and repeated at the next check."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class RetentionSchedule:
                 await self.make_round()
 
     async def make_round(self) -> bool:
-        """Archive and delete if a round is due; return False if not, or if another process makes it.
+        """Run a round if it is due; return False if it is not due or if another process runs it.
 
         Raises:
             StoreError: the database is not available; completed steps stay done.
@@ -110,7 +110,7 @@ class RetentionSchedule:
             await self._pruner.prune(may_continue=self._keeps_claim)
             done = True
         finally:
-            # If this fails, the claim expires by itself.
+            # If the release fails, the claim expires by itself.
             with contextlib.suppress(StoreError):
                 await (self._duties.done if done else self._duties.release)(self.duty, self._owner)
         return True
@@ -122,5 +122,5 @@ class RetentionSchedule:
         )
 
     async def _keeps_claim(self) -> bool:
-        """Return whether this process still has the claim; renew it in time."""
+        """Return True if this process still has the claim; renew it in time."""
         return time.monotonic() - self._claimed < _CLAIM_SECONDS / 3 or await self._claim()

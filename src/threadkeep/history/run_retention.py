@@ -1,4 +1,4 @@
-"""Retention of runs that are over, with their traces: their messages are not part of it."""
+"""Retention of finished runs and their traces; messages have their own retention."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _STEP_ROWS = 500
 
 @dataclass(frozen=True)
 class RunRetention:
-    """The number of days to keep runs that are over; None keeps them forever.
+    """The number of days to keep finished runs; None keeps them forever.
 
-    Runs that are set aside wait for a person; they are deleted after `keep_set_aside_days`, if set.
+    Runs that are set aside wait for a person. They are deleted after `keep_set_aside_days`, if that is set.
     """
 
     keep_days: float | None = 30.0
     keep_set_aside_days: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse invalid or contradictory limits.
+        """Reject invalid or contradictory limits.
 
         Raises:
-            InvalidInput: the message names the limit.
+            InvalidInput: a limit is not valid; the error names it.
         """
         for name, days in asdict(self).items():
             if days is not None and not 0 <= days < float("inf"):
-                raise InvalidInput(f"{name} is a number of days from 0, or None.")
+                raise InvalidInput(f"{name} must be a number of days from 0, or None.")
         if self.keep_set_aside_days is not None and self.keep_set_aside_days < (self.keep_days or 0.0):
-            raise InvalidInput("keep_set_aside_days is not below keep_days: what waits for a person is kept longer.")
+            raise InvalidInput("keep_set_aside_days must not be below keep_days: runs set aside are kept longer.")
 
     def cutoffs(self, now: datetime) -> Cutoffs | None:
         """Return the times before which a run must have ended to be deleted now."""
@@ -48,7 +48,7 @@ class RunRetention:
 
 
 class RunPruner:
-    """A service that deletes expired runs, the oldest first; that of a memory has the rules of its options."""
+    """A service that deletes expired runs, oldest first. A memory's pruner has the rules of the memory's options."""
 
     def __init__(self, runs: Runs, rules: RunRetention, *, observer: Observer, clock: Callable[[], datetime]) -> None:
         self.rules = rules
@@ -57,11 +57,11 @@ class RunPruner:
         self._clock = clock
 
     async def has_work(self) -> bool:
-        """Return whether runs ever expire."""
+        """Return True if runs ever expire."""
         return self.rules.keep_days is not None
 
     async def plan(self, rules: RunRetention | None = None) -> AsyncIterator[FinishedTree]:
-        """Yield the trees that would be deleted now; nothing is written."""
+        """Yield the trees that would be deleted now; write nothing."""
         cutoffs = (rules or self.rules).cutoffs(self._clock())
         page = None if cutoffs is None else await self._page(cutoffs, None)
         while cutoffs is not None and page:
@@ -76,10 +76,10 @@ class RunPruner:
         report: Callable[[PrunedRuns], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> PrunedRuns:
-        """Delete expired runs. An interrupted call can simply be repeated.
+        """Delete expired runs. An interrupted call can be repeated.
 
         Args:
-            rules: replaces the rules that the memory was opened with.
+            rules: replaces the rules of the memory's options.
             report: called after each step with the result so far.
             may_continue: called before each step; False stops the round.
 
@@ -127,7 +127,7 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # The rest is in few rows: the events of a run that is over are in one.
+                    # The rest is in few rows, because the events of a finished run are in one row.
                     break
             group = [large]
         if not await work.begin_step():
@@ -144,7 +144,7 @@ class RunPruner:
 
 
 def _groups(trees: Sequence[FinishedTree]) -> list[list[FinishedTree]]:
-    """Return groups of trees that one step can delete; a large tree is alone in its group."""
+    """Group trees so that one step can delete each group; a large tree is alone in its group."""
     groups: list[list[FinishedTree]] = []
     rows = _STEP_ROWS
     for tree in trees:

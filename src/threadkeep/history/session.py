@@ -1,4 +1,4 @@
-"""Sessions: keyed conversations, as channels, API callers and agents read and write them."""
+"""Sessions: conversations with a key, which channels, API callers and agents read and write."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AgentInput(TypedDict):
 
 @dataclass(frozen=True)
 class BegunTurn:
-    """A question that was stored with the beginning of its run, the rows of those statements, and the past."""
+    """A question that was stored with its run's first statements, the rows of those statements, and the past."""
 
     question: tuple[Message, ...]
     receipt: Receipt
@@ -67,10 +67,10 @@ class BegunTurn:
 
 
 class Session:
-    """A session by its id; creating the object reads nothing.
+    """A session with an id; creating the object reads nothing.
 
-    With a `user_id` only that user's session is visible: reads of another user's session find nothing, and writes raise
-    `WrongUser`. The user of a session's first turn owns the session.
+    With a `user_id`, only that user's session is visible: reads of another user's session find nothing, and writes
+    raise `WrongUser`. The user of a session's first turn owns the session.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Session:
         if user_id is not None and (
             not isinstance(user_id, str) or not 0 < len(user_id) <= 512 or not user_id.isprintable()
         ):
-            raise InvalidInput("A user_id is text of 1 to 512 printable characters, or None.")
+            raise InvalidInput("A user_id must be text of 1 to 512 printable characters, or None.")
         self.session_id = session_id
         self.user_id = user_id
         self.workspace = workspace
@@ -101,7 +101,7 @@ class Session:
         self._observer = observer
         self._cache = cache
 
-    # Many sessions are named and never read, so their parts are made on use.
+    # These are created on use, because many sessions are named but never read.
     @cached_property
     def _windows(self) -> WindowReader:
         return WindowReader(self.session_id, self._transcripts, self._contexts, user_id=self.user_id, cache=self._cache)
@@ -118,13 +118,13 @@ class Session:
         return session_html(self.session_id, self.user_id, note="Read it with: await session.tail(10)")
 
     async def append(self, messages: Sequence[Message]) -> Receipt:
-        """Store the messages as one turn, atomically; it is durable when this returns.
+        """Store the messages as one turn, atomically; they are durable when this returns.
 
         Messages with an id that the session already has are skipped and named in the receipt.
 
         Raises:
             InvalidMessage: a message cannot be stored; nothing was stored.
-            WrongUser: the session is another user's.
+            WrongUser: the session belongs to another user.
             StoreUnavailable: the database is not available; a retry with the same ids is safe.
         """
         turn = self.turn(messages)
@@ -141,15 +141,15 @@ class Session:
     async def record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
     ) -> Receipt | None:
-        """Store the messages, or keep them on disk until the database is available: None means that they wait.
+        """Store the messages, or keep them on disk until the database is available and return None.
 
-        It is for callers that must not stop for a broken database; see `threadkeep.history.pending`. With `answers`
-        they are stored only while the session has the message with that id. `told`: a caller gets the answer when this
-        returns.
+        This is for callers that must not stop for a broken database; see `threadkeep.history.pending`. With `answers`,
+        the messages are stored only while the session has the message with that id. With `told`, a caller gets the
+        answer as soon as this returns.
 
         Raises:
             InvalidMessage, WrongUser: as for `append`; waiting would not help.
-            QuestionGone: the question was deleted, mostly with its session.
+            QuestionGone: the question was deleted, usually with its session.
         """
         started = time.perf_counter()
         try:
@@ -163,7 +163,7 @@ class Session:
     async def record_joined(
         self, messages: Sequence[Message], join: Join, *, answers: str | None = None, told: bool = False
     ) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store the messages and the statements of `join` in one transaction; None if that cannot be done now."""
+        """Store the messages and the statements of `join` in one transaction; return None if that is impossible now."""
         started = time.perf_counter()
         stored = await self._pending.record_joined(self.turn(messages, answers=answers, told=told), join)
         if stored is not None:
@@ -175,7 +175,7 @@ class Session:
     ) -> BegunTurn | None:
         """Store the messages and the statements, and read the past for a model call, in one transaction.
 
-        Return None if that cannot be done now. `profile` is as in `Past`; at most `limit` messages are read.
+        Return None if that is not possible now. `profile` is as in `Past`; at most `limit` messages are read.
         """
         tables = self._transcripts
         if not isinstance(tables, TableTranscripts):
@@ -201,11 +201,11 @@ class Session:
     async def page(self, before: int | None = None, limit: int = 50, *, view: View = "active") -> Page:
         """Return the newest `limit` messages with a `seq` below `before` (None: no bound), oldest first.
 
-        The `active` view has no superseded messages; the `history` view has all.
+        The `active` view leaves out superseded messages; the `history` view has all messages.
         """
         _check_view(view)
         if not 0 <= limit <= LONGEST_PAGE:
-            raise InvalidInput(f"A page has 0 to {LONGEST_PAGE} messages; ask for more with `before`.")
+            raise InvalidInput(f"A page has 0 to {LONGEST_PAGE} messages; use `before` to get more.")
         async with ReportedRead(self._events):
             end = END if before is None else before
             return await self._transcripts.newest(
@@ -213,7 +213,7 @@ class Session:
             )
 
     def waiting(self) -> tuple[Message, ...]:
-        """Return this process's pending messages in order; with a `user_id`, only those written as that user."""
+        """Return this process's pending messages in order; with a `user_id`, only the messages of that user."""
         turns = [entry.turn for entry in self._pending.own if not entry.refused]
         mine = [one for one in turns if one.session_id == self.session_id and self.user_id in (None, one.user_id)]
         return tuple([message for turn in mine for message in turn.messages])
@@ -224,23 +224,23 @@ class Session:
 
     @asynccontextmanager
     async def timeout(self, seconds: float = _TIMEOUT_SECONDS) -> AsyncIterator[None]:
-        """Limit the time to wait for the database; the limit is short while the database is known to fail.
+        """Limit the time to wait for the database. The limit is short while the database is known to fail.
 
         Raises:
-            TimeoutError: it did not answer in time. Later calls fail sooner.
+            TimeoutError: the database did not answer in time. Later calls fail sooner.
         """
         limit = min(seconds, self._pending.wait_seconds) if self._pending.database_fails else seconds
         try:
             async with asyncio.timeout(limit):
                 yield
         except SessionDamaged:
-            raise  # does not indicate an outage
+            raise  # this does not indicate an outage
         except (StoreError, TimeoutError):
             self._pending.database_fails = True
             raise
 
     async def find(self, message_id: str) -> Message | None:
-        """Return the message with an id, stored (superseded or not) or pending; None if there is none."""
+        """Return the message with an id, whether stored, superseded or pending; None if there is none."""
         for message in self.waiting():
             if message.id == message_id:
                 return message
@@ -257,14 +257,14 @@ class Session:
             return await self._transcripts.at(self.session_id, seqs)
 
     async def superseded(self) -> list[tuple[int, int]]:
-        """Return the ranges of `seq` of superseded messages, both ends included, in order."""
+        """Return the `seq` ranges of superseded messages, both ends included, in order."""
         if self.user_id is not None and await self._info() is None:
             return []
         async with ReportedRead(self._events):
             return await self._transcripts.superseded(self.session_id)
 
     async def answers_to(self, question: Message) -> list[Message]:
-        """Return the complete answers to a message, stored or pending, in order: one per speaker and ordinal."""
+        """Return the complete answers to a message, stored or pending, in order: one per author and ordinal."""
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None:
             return waiting
@@ -274,7 +274,7 @@ class Session:
         return [*stored, *(one for one in waiting if there.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
-        """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
+        """Mark an answer as delivered to a caller; return it, or the answer that has replaced it."""
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
             return await self._pending.tell(waiting)
@@ -306,13 +306,13 @@ class Session:
     async def recall(self, past: Past | None = None) -> Recollection:
         """Return the messages before a message, for a model call that must not fail.
 
-        If the database does not answer in time, the result has what this process still holds (the pending turns), and
-        the failure is reported.
+        If the database does not answer in time, the result has only the pending turns of this process, and the failure
+        is reported.
         """
         past = past or Past()
         if past.limits.nothing:
             return Recollection(())
-        # Taken before the read: a message written meanwhile is then in both, not in neither.
+        # Copy these before the read, so that a message written in the meantime is in both lists and not in neither.
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
         found = Recollection((), failed=True)
         try:
@@ -322,7 +322,7 @@ class Session:
         except StoreClosed:
             raise
         except StoreError:
-            pass  # reported where it was raised
+            pass  # already reported
         except TimeoutError as error:
             self._events.read_failed(error, "fallback")
         if not waiting:
@@ -359,7 +359,7 @@ class Session:
         """Return the info of the session.
 
         Raises:
-            SessionNotFound: there is no such session, or not for this user.
+            SessionNotFound: the session does not exist, or belongs to another user.
         """
         if info := await self._info():
             return info
@@ -376,22 +376,21 @@ class Session:
         """Change fields of the session; None leaves a field unchanged. Return the new info.
 
         Raises:
-            SessionNotFound: there is no such session, or not for this user.
+            SessionNotFound: the session does not exist, or belongs to another user.
         """
         await self.info()
         await self._transcripts.change(self.session_id, SessionChanges(title, tags, metadata, active))
         return await self.info()
 
     async def belong_to(self, parent: Session, agent: str | None) -> None:
-        """Make this an agent's own conversation below another session; it is deleted with that session."""
+        """Make this an agent's own conversation below another session, with which it is deleted."""
         changes = SessionChanges(parent_session_id=parent.session_id, agent=agent or "")
         await self._transcripts.change(self.session_id, changes)
 
     async def reset(self) -> None:
         """Start later windows after the existing messages; the transcript stays.
 
-        Pending turns are written first, so that they are before the reset. Resetting a session that does not exist does
-        nothing.
+        Pending turns are written first, so that they precede the reset. If the session does not exist, nothing happens.
         """
         await self.deliver()
         await self._transcripts.reset(self.session_id, user_id=self.user_id)
@@ -399,10 +398,10 @@ class Session:
     async def take_back(self, n: int = 1) -> list[Message]:
         """Supersede the newest `n` active messages and return them, oldest first.
 
-        They stay in the `history` view, with their `seq`. Concurrent calls return different messages.
+        They stay in the `history` view with their `seq`. Concurrent calls return different messages.
 
         Raises:
-            WrongUser: the session is another user's.
+            WrongUser: the session belongs to another user.
             StoreUnavailable: the database is not available; nothing was changed.
         """
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= LONGEST_PAGE:
@@ -412,10 +411,10 @@ class Session:
     async def take_back_turn(self, question_id: str) -> int:
         """Supersede a question and the messages that its run stored after it; return the number of messages.
 
-        Return 0 if the question does not exist or was superseded before.
+        Return 0 if the question does not exist or is already superseded.
 
         Raises:
-            WrongUser: the session is another user's.
+            WrongUser: the session belongs to another user.
             StoreUnavailable: the database is not available; nothing was changed.
         """
         superseding = Superseding(self.session_id, message_id=question_id, scope="run")
@@ -424,20 +423,20 @@ class Session:
         return 0
 
     async def edit(self, message_id: str, text: str, *, new_id: str | None = None) -> Message:
-        """Supersede an active message and all after it, store a new version of it, and return that.
+        """Supersede an active message and all messages after it; store and return a new version of the message.
 
-        The new version has the role, author, metadata and, for an answer, the question of the message. Its id is
-        `new_id`, or a new one. Repeating the call with the same `new_id` changes nothing.
+        The new version has the role, author and metadata of the message and, for an answer, the same question. Its id
+        is `new_id`, or a new one. Repeating the call with the same `new_id` changes nothing.
 
         Raises:
             MessageNotFound: the session has no such message.
-            MessageSuperseded: the message was superseded before.
-            InvalidMessage: the text cannot be stored, or `new_id` is another message's.
-            WrongUser: the session is another user's.
+            MessageSuperseded: the message is already superseded.
+            InvalidMessage: the text cannot be stored, or another message has the `new_id`.
+            WrongUser: the session belongs to another user.
             StoreUnavailable: the database is not available.
         """
         if not isinstance(text, str) or not text:
-            raise InvalidMessage("The new version of a message has a text; take the message back to leave it out.")
+            raise InvalidMessage("The new version of a message needs a text; take the message back to remove it.")
         await self._deliver_all()
         message = await self._transcripts.find(self.session_id, message_id)
         if message is None:
@@ -459,11 +458,11 @@ class Session:
         return new if stored is None else stored
 
     async def question(self, run: str | None = None) -> Message:
-        """Return the question that a run answered, or the question with this id; None is the newest question.
+        """Return the question that a run answered, or the question with this id; None means the newest question.
 
         Raises:
             MessageNotFound: the session has no such question.
-            WrongUser: the session is another user's.
+            WrongUser: the session belongs to another user.
             StoreUnavailable: the database does not answer.
         """
         await self._deliver_all()
@@ -479,16 +478,16 @@ class Session:
 
         Args:
             run: the id of a run that answered the question, or the question's own id; None for the newest question.
-            upto: the `seq` of the newest message that the caller has seen; later ones are not superseded. Of several
-                concurrent calls with it, one creates a new answer, and the others return the same.
+            upto: the `seq` of the newest message that the caller has seen; later ones are not superseded. If several
+                concurrent calls use it, one creates a new answer, and the others return the same input.
 
         Call the agent with the result: `await agent.ainvoke(await session.regenerate(run_id), config)`. The question
         keeps its id, and the new answer belongs to it.
 
         Raises:
             MessageNotFound: the session has no such question.
-            MessageSuperseded: the question itself was superseded.
-            WrongUser: the session is another user's.
+            MessageSuperseded: the question itself is superseded.
+            WrongUser: the session belongs to another user.
             StoreUnavailable: the database is not available; nothing was changed.
         """
         question = await self.question(run)
@@ -497,16 +496,16 @@ class Session:
         return {"messages": [{"role": question.role, "content": question.content, "id": str(question.id)}]}
 
     async def branch(self, at: int | None = None, *, session_id: str | None = None) -> Session:
-        """Create a session with copies of this one's messages up to the `seq` of `at` (None: all), and return it.
+        """Create a session with copies of this session's messages up to the `seq` `at` (None: all), and return it.
 
-        The copies keep their ids and times, and are numbered from 1. They are the active messages; at a superseded
-        message they are the messages that were active before it was superseded. Title, tags, metadata, the last reset,
-        retention limits and summaries are copied as well. Repeating the call with the same `session_id` changes
+        The copies keep their ids and times, and are numbered from 1. The active messages are copied; if `at` is a
+        superseded message, the messages that were active before it was superseded. Title, tags, metadata, the last
+        reset, retention limits and summaries are copied as well. Repeating the call with the same `session_id` changes
         nothing.
 
         Raises:
             SessionNotFound: there is no such session.
-            WrongUser: the session is another user's.
+            WrongUser: the session belongs to another user.
             InvalidInput: there is no message with this `seq`, or another session has the `session_id`.
             StoreUnavailable: the database is not available.
         """
@@ -548,11 +547,11 @@ class Session:
         """
         if self.waiting() and not await self.deliver() and self.waiting():
             raise StoreUnavailable(
-                "Earlier turns of this session wait to be written; try again when the database takes them."
+                "Earlier turns of this session are still pending; try again when the database accepts writes."
             )
 
     async def delete(self) -> bool:
-        """Delete the session with all its messages; return False if it did not exist (or is not this user's)."""
+        """Delete the session with all its messages; return False if it did not exist or belongs to another user."""
         if self.user_id is not None and not await self._is_there():
             return False
         was_there = await self._pending.delete(self.session_id)
@@ -561,7 +560,7 @@ class Session:
         return was_there
 
     async def _is_there(self) -> bool:
-        """Return whether the session exists, damaged or not."""
+        """Return True if the session exists, damaged or not."""
         try:
             return await self._info() is not None
         except SessionDamaged:
@@ -573,10 +572,10 @@ class Session:
 
 
 def _keys(message: Message) -> set[object]:
-    """Return the unique keys of a message: its id, and the question, author and number of a complete answer."""
+    """Return the unique keys of a message: its id and, for a complete answer, its question, author and ordinal."""
     return {message.id} if message.place is None else {message.id, message.place}
 
 
 def _check_view(view: str) -> None:
     if view not in ("active", "history"):
-        raise InvalidInput('A view is "active" (without superseded messages) or "history" (all of them).')
+        raise InvalidInput('A view is "active" (without superseded messages) or "history" (all messages).')

@@ -33,7 +33,7 @@ class _Labels(TypedDict):
 
 
 class SessionEvents:
-    """A reporter of a session's events to an observer; `started` is a `time.perf_counter()`."""
+    """A reporter of a session's events to an observer; `started` is a value of `time.perf_counter()`."""
 
     def __init__(self, observer: Observer, backend: Backend, session_id: str) -> None:
         self._observer = observer
@@ -87,7 +87,7 @@ class SessionEvents:
 
 
 class ReportedRead:
-    """A block with a read, which is timed and reported; a generator would cost a tenth of a short read."""
+    """A context manager that times and reports a read; a generator would add a tenth to the time of a short read."""
 
     def __init__(self, events: SessionEvents, on_failure: Outcome = "error") -> None:
         self._events = events

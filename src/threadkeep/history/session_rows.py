@@ -1,8 +1,8 @@
-"""Rows of sessions that a process has read: a cache of the log that transcripts are.
+"""A cache of the rows of sessions that a process has read.
 
-Appended messages never change, so rows that were read once stay valid while the marks of their session do. A read for a
-model call returns the marks, the newest known row and what came after it in one statement, so changes by other
-processes are seen at once.
+Stored messages never change, so rows stay valid while the marks of their session are unchanged. A read for a model call
+returns the marks, the newest known row and all later rows in one statement, so changes by other processes are noticed
+at once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from threadkeep.store.tables import marks_in
 from threadkeep.store.transcripts import Marks
 
 _SPARE_ROWS: Final = 200
-_MESSAGE_BYTES: Final = 3_000  # the objects of a message, besides its text
+_MESSAGE_BYTES: Final = 3_000  # the objects of a message, without its text
 
 
 @dataclass(frozen=True)
 class SessionRows:
     """The newest active messages of users and assistants in a session, oldest first.
 
-    None is missing from `first_seq` on; 0 means that all since the last reset and archive are there. As far as they
-    were read, `superseded` has a `seq` and the ranges of superseded messages after it, and `forgotten` the ids on the
-    newest page before the last reset. `derived` has objects that callers have made of these messages for a model call;
-    they are valid as long as the marks are.
+    They are complete from `first_seq` on; 0 means from the last reset and archive on. If they were read, `superseded`
+    has a `seq` and the ranges of superseded messages after it, and `forgotten` the ids on the newest page before the
+    last reset. `derived` has objects that callers computed from these messages for a model call; they are valid while
+    the marks are.
     """
 
     marks: Marks
@@ -48,13 +48,13 @@ class SessionRows:
         return self.messages[-1].seq or 0
 
     def between(self, begin: int, before: int) -> tuple[Message, ...]:
-        """Return the messages from a `seq` on and before another one."""
+        """Return the messages with a `seq` from `begin` up to, but not including, `before`."""
         return self.messages[_index(self.messages, begin) : _index(self.messages, before)]
 
     def counted(
         self, begin: int, before: int, most: int | None, counter: TokenCounter
     ) -> tuple[tuple[Message, ...], int] | None:
-        """Return the messages from a `seq` on and before another one, and their tokens; None if there are too many."""
+        """Return the messages with `seq` from `begin` to below `before`, and their tokens; None if too many."""
         start, end = _index(self.messages, begin), _index(self.messages, before)
         if most is not None and end - start > most:
             return None
@@ -74,7 +74,7 @@ class SessionRows:
         return [(max(first, after + 1), min(last, before - 1)) for first, last in inside]
 
     def newest(self, count: int) -> SessionRows:
-        """Return the newest messages alone."""
+        """Return only the newest messages."""
         if len(self.messages) <= count:
             return self
         kept = self.messages[-count:]
@@ -97,10 +97,10 @@ class _TokenSums:
 
 
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:
-    """Return the rows that the statement `recent` found, newest first, joined to the known ones.
+    """Return rows from the result of the statement `recent`, newest first, joined to the known rows.
 
-    With known rows, the statement began at their newest row. None: there are no rows, or the known ones have
-    changed.
+    With known rows, the statement began at the newest of them. Return None if there are no rows, or if the known ones
+    have changed.
     """
     if not found:
         return None
@@ -116,7 +116,7 @@ def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) 
 
 
 class SessionCache:
-    """The rows of the sessions that were used last, limited in bytes; `most_bytes` of 0 turns it off.
+    """The rows of the most recently used sessions, limited in bytes; `most_bytes` 0 turns the cache off.
 
     `bytes` is the estimated size of all entries.
     """
@@ -127,7 +127,7 @@ class SessionCache:
         self._entries: OrderedDict[str, tuple[SessionRows, int]] = OrderedDict()
 
     def get(self, session_id: str) -> SessionRows | None:
-        """Return the rows of a session that were read last."""
+        """Return the cached rows of a session, or None."""
         found = self._entries.get(session_id)
         if found is None:
             return None
@@ -135,7 +135,7 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Replace the rows of a session; drop the sessions that were not used for longest."""
+        """Replace the rows of a session; drop the least recently used sessions beyond the limit."""
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
         size = self._size(session_id, rows)
@@ -153,7 +153,7 @@ class SessionCache:
             self.bytes -= found[1]
 
     def _size(self, session_id: str, rows: SessionRows) -> int:
-        """Return the size of rows; only of those after the known ones, if nothing else has changed."""
+        """Return the size of rows; if they extend the known rows, only the new rows are measured."""
         known = self._entries.get(session_id)
         count = 0 if known is None else len(known[0].messages)
         if known is not None and len(rows.messages) >= count and rows.messages[0] is known[0].messages[0]:
@@ -162,7 +162,7 @@ class SessionCache:
 
 
 def _index(messages: Sequence[Message], seq: int) -> int:
-    """Return the index of the first message from a `seq` on, which is mostly at one of the ends."""
+    """Return the index of the first message with at least this `seq`; it is usually at one of the ends."""
     if not messages or seq <= (messages[0].seq or 0):
         return 0
     if seq >= (last := messages[-1].seq or 0):
@@ -171,7 +171,7 @@ def _index(messages: Sequence[Message], seq: int) -> int:
 
 
 def _size_of(message: Message) -> int:
-    """Estimate the bytes of a message with the objects that are made of it for a model call."""
+    """Estimate the bytes of a message, including objects that are derived from it for a model call."""
     size = _MESSAGE_BYTES + sys.getsizeof(message.content)
     for extra in (message.original, message.metadata):
         size += 4 * len(dump_json(extra)) if extra else 0

@@ -1,4 +1,4 @@
-"""The writer of a session's summaries: a model summarises the ranges that are due, and merges older summaries."""
+"""The writer of a session's summaries: a model summarises due ranges and merges older summaries."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from threadkeep.store.codec import clean_text
 from threadkeep.store.summaries import Summaries, Uncovered
 
 _SHORTER = 3
-"""The divisor of the length when a summary that was too long is requested once more."""
+"""If a summary was too long, a second one is requested with the length divided by this."""
 
 PURPOSE = "compression"
 CLAIM_SECONDS = 300.0
-"""Seconds that a summarizer may take for one answer, and that others wait for a process that died."""
+"""The seconds that a summarizer may take for one answer, and that others wait for a process that died."""
 _LEAST_ASKED = 30
 _MOST_STEPS = 8
 _MOST_PARTS = 50
 """The maximum number of merged summaries that are searched for parts to read again."""
 _READ_AGAIN = 4
-"""Parts are read again until they have this many times the tokens of all active summaries."""
+"""Parts are read again up to this many times the tokens of all active summaries."""
 
 
 class SummaryWriter:
@@ -63,13 +63,13 @@ class SummaryWriter:
         self._counter = counter
         self._owner = str(uuid4())
         self.rest: CompressionRequest | None = None
-        """The rest of the work, if there is more than may be done for one session at once."""
+        """The remaining work if a session has more than is done at once."""
 
     async def compress(self) -> Summary | None:
-        """Summarise what is due; return the newest new summary, None if nothing is due or another process does it.
+        """Summarise what is due; return the newest new summary, or None if nothing is due or another process does it.
 
         Raises:
-            CompressionFailed: earlier summaries stay; nothing else has changed.
+            CompressionFailed: the summary could not be written; earlier summaries stay.
             StoreError: the database does not answer.
         """
         session_id = self._request.session_id
@@ -86,13 +86,13 @@ class SummaryWriter:
         return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
 
     async def _due(self, uncovered: Uncovered) -> tuple[int, int]:
-        """Return the `seq` after which to summarise if there is no summary yet, and the last `seq`."""
+        """Return the `seq` after which to start if there is no summary yet, and the last `seq` to summarise."""
         session_id = self._request.session_id
         if self._request.upto_seq:
             return self._request.upto_seq, self._request.upto_seq
         active = await self._summaries.active(session_id)
         if active and active[-1].last_seq != uncovered.after_seq:
-            # Another process did it before the claim. Counting takes time, so it is repeated only then.
+            # Another process has done it before the claim. Counting takes time, so it is repeated only in this case.
             uncovered = await self._summaries.uncovered(session_id)
         return uncovered.after_seq, await self._reader.upto(self._request, uncovered)
 
@@ -120,7 +120,7 @@ class SummaryWriter:
         return summary
 
     async def _merge(self, summaries: Sequence[Summary]) -> Summary:
-        """Store a summary of summaries: their facts as they are, and one prose of theirs."""
+        """Store a summary of summaries: their facts unchanged, and one new prose text."""
         started = time.perf_counter()
         carried = merged_facts(SummaryText.read(summary.text) for summary in summaries)
         facts = fitting_facts(carried, self._room.facts, self._counter)
@@ -146,9 +146,9 @@ class SummaryWriter:
     async def _write(
         self, records: Sequence[str], task: SummaryTask, earlier: str | None, facts: tuple[str, ...] = ()
     ) -> SummaryText:
-        """Return one text for all records: each is read together with the prose for the records before it.
+        """Return one text for all records; each record is read together with the prose for the records before it.
 
-        The facts are carried; those that a model finds in summaries again are left out.
+        The given facts are kept; facts that a model finds again in summaries are left out.
         """
         text = SummaryText("", facts)
         room = self._room.one - self._counter(text.render())
@@ -160,7 +160,7 @@ class SummaryWriter:
         return text
 
     async def _ask(self, record: str, earlier: str | None, task: SummaryTask, room: int) -> SummaryText:
-        """Return the text for a record, of at most `room` tokens; if it is too long, ask once for a shorter one."""
+        """Return the text for a record, at most `room` tokens; if it is too long, request a shorter one once."""
         known = self._counter(earlier) if earlier and task == "continuation" else 0
         most = self._room.asked * room // self._room.one
         asked = max(min(most, (self._counter(record) + known) // 2), _LEAST_ASKED)
@@ -169,13 +169,13 @@ class SummaryWriter:
             try:
                 text = await self._answer(record, earlier, task, length)
             except CompressionFailed as error:
-                # A model without tokens left returns no text that could be cut.
+                # A model that runs out of tokens returns no text that could be cut.
                 if error.reason != "too_long" or length != asked:
                     raise
                 continue
             if self._counter(text) <= room:
                 break
-        # It is cut if it is too long again. Otherwise the messages would be in no context until a later attempt.
+        # If it is still too long, it is cut. Otherwise the messages would be in no context until a later attempt.
         return SummaryText.read(text).within(room, self._room.facts, self._counter)
 
     async def _answer(self, record: str, earlier: str | None, task: SummaryTask, length: int) -> str:
@@ -192,10 +192,10 @@ class SummaryWriter:
         except asyncio.CancelledError:
             if _is_stopped():
                 raise
-            # A cancellation by the model itself, which would end the work on all sessions.
+            # The model itself cancelled the call; this must not end the work on all sessions.
             raise CompressionFailed("model", "CancelledError") from None
         if call.error is not None:
-            # Not raised from it: the error of a model may quote the record.
+            # Not chained, because the error of a model may quote the record.
             raise CompressionFailed("model", type(call.error).__name__)
         if not (text := clean_text(answer).strip()):
             raise CompressionFailed("empty")
@@ -242,6 +242,6 @@ class SummaryWriter:
 
 
 def _is_stopped() -> bool:
-    """Return whether the current task was cancelled."""
+    """Return True if the current task was cancelled."""
     running = asyncio.current_task()
     return running is None or running.cancelling() > 0
