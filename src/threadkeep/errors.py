@@ -251,7 +251,7 @@ class BudgetSpent(ThreadkeepError):
     def __init__(self, run_id: str, *, limit: str, used: float, allowed: float, estimated: bool = False) -> None:
         about = "about " if estimated else ""
         super().__init__(
-            f"Run {run_id!r} has used {about}{used:g} of {allowed:g} ({limit}) and may not call a model again:  "
+            f"Run {run_id!r} has used {about}{used:g} of {allowed:g} ({limit}) and may not call a model again: "
             f"retry the run with a larger {limit}."
         )
         self.run_id = run_id

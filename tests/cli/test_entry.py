@@ -90,7 +90,7 @@ def test_a_failure_is_one_sentence_and_exits_with_1(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize(
     ("url", "sentence"),
-    [("sqlite://relative.db", "relative path"), ("mysql://host/db", "not known here"), ("nothing", "database URL")],
+    [("sqlite://relative.db", "relative path"), ("mysql://host/db", "not supported"), ("nothing", "database URL")],
 )
 def test_settings_that_cannot_be_used_name_their_variable(cli: CommandLine, url: str, sentence: str) -> None:
     """The same sentence as everywhere."""

@@ -70,7 +70,7 @@ async def fill(memory: Memory, name: str) -> list[str]:
             taken.append(f"{name}{len(taken)}")
         except StoreUnavailable as error:
             refused = str(error)
-    assert re.search("disk .*full; make room|check the disk and the free space", refused)
+    assert re.search("disk .*full; free some space|check the disk and the free space", refused)
     return taken
 
 

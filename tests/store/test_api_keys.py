@@ -47,7 +47,7 @@ async def test_a_rotated_key_is_valid_for_the_time_of_the_overlap(keys: ApiKeys,
     )
     clock.advance(3600)
     assert (old.is_valid(clock()), new.is_valid(clock())) == (False, True)
-    with pytest.raises(InvalidInput, match="valid key has this name"):
+    with pytest.raises(InvalidInput, match="valid key already has this name"):
         await keys.add("web")
     assert await keys.revoke("web") == 2
     for again in (keys.revoke("web"), keys.rotate("web", overlap=timedelta())):

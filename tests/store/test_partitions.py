@@ -309,7 +309,7 @@ async def test_views_stop_it_before_anything_is_copied_and_grants_are_kept(postg
     execute(postgres_url, "DO $$ BEGIN CREATE ROLE analyst; EXCEPTION WHEN duplicate_object THEN END $$")
     execute(postgres_url, "GRANT SELECT, INSERT ON chat_messages TO analyst")
     async with driver_of(postgres_url) as driver:
-        with pytest.raises(InvalidInput, match="in use by mine; drop"):
+        with pytest.raises(InvalidInput, match="use the tables: mine; drop"):
             await partition(driver, 4, report=nothing)
         assert not (await partition_state(driver)).is_begun
         execute(postgres_url, "DROP VIEW mine")

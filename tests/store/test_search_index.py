@@ -230,7 +230,7 @@ async def test_searches_that_do_not_end_stop_nobody(shared_url: str, monkeypatch
         with monkeypatch.context() as hurried:
             hurried.setattr("threadkeep.store.search._SEARCH_SECONDS", 0.1)
             for _ in range(3):
-                with pytest.raises(StoreUnavailable, match="ask for a longer"):
+                with pytest.raises(StoreUnavailable, match="use a longer"):
                     await index.search("a", limit=5)
         assert await SearchIndex(driver).search("a", limit=5) == []
 

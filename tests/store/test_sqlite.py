@@ -198,7 +198,7 @@ async def test_a_file_that_is_no_database_is_told(
 
 async def test_a_folder_in_the_files_place_is_told(tmp_path: Path, memory_options: MemoryOptions) -> None:
     """It cannot be opened, and the sentence says what to check."""
-    with pytest.raises(StoreUnavailable, match="that the path is no folder itself"):
+    with pytest.raises(StoreUnavailable, match="that the path is not a folder"):
         async with open_memory(f"sqlite:///{tmp_path}", options=memory_options):
             pass
 
@@ -331,7 +331,7 @@ async def test_only_their_user_may_read_the_files(
         assert {"data/threadkeep.db", "data/threadkeep.db-wal"} <= modes.keys()
         assert {mode for name, mode in modes.items() if "threadkeep.db" in name} == {0o600}
     assert (modes["."], modes["data"]) == (0o755, 0o700)
-    assert ("open to other users" in caplog.text) == existing
+    assert ("Other users of this machine" in caplog.text) == existing
 
 
 def modes_below(folder: Path) -> dict[str, int]:

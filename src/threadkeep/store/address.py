@@ -1,4 +1,4 @@
-"""Addresses of databases: the URL that users write, validated and parsed."""
+"""Addresses of databases: parsing and validation of the URLs that users write."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
     if scheme in ("postgresql", "postgres"):
         address = DatabaseAddress("postgres", dsn=f"postgresql://{rest}")
         if not all(_is_host(host) for host in _parts(f"postgresql://{rest}")["hosts"].split(",")):
-            # Without the port: it may be half of a password.
+            # Do not quote the port, because it may be half of a password.
             raise InvalidSettings(
                 f"{variable} has a port that is not a number (in a password write # / : as %23 %2F %3A). {_FORMS}",
                 variable=variable,
@@ -87,21 +87,21 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
         return address
     if scheme != "sqlite":
         raise InvalidSettings(
-            f"{variable} starts with {scheme}://, which is not known here. {_FORMS}", variable=variable
+            f"{variable} starts with {scheme}://, which is not supported. {_FORMS}", variable=variable
         )
     if rest in ("", "/", "/:memory:"):
         return DatabaseAddress("sqlite")
     path = Path(unquote(rest[1:]))
     if not rest.startswith("/") or not path.is_absolute() or (path.parts[1:2] and path.parts[1].startswith("~")):
         raise InvalidSettings(
-            f"{variable} names a relative path (or one with ~); SQLite needs an absolute one, four slashes. {_FORMS}",
+            f"{variable} has a relative path (or one with ~); SQLite needs an absolute path, so four slashes. {_FORMS}",
             variable=variable,
         )
     return DatabaseAddress("sqlite", path=path)
 
 
 def _parts(dsn: str) -> dict[str, str]:
-    """Return the parts of a DSN unchanged; `hosts` may be several, as libpq accepts them."""
+    """Return the parts of a DSN unchanged; `hosts` may be a list, as in libpq."""
     match = _DSN.fullmatch(dsn)
     return match.groupdict(default="") if match else {"account": "", "hosts": "", "name": "", "query": ""}
 
@@ -112,7 +112,7 @@ def _is_host(text: str) -> bool:
 
 
 def _identity(dsn: str) -> list[tuple[str, str]]:
-    """Return the identity of the database that libpq finds by a DSN, with its defaults and without any secret."""
+    """Return the identity of the database to which libpq connects by a DSN, with defaults and without secrets."""
     parts = _parts(dsn)
     given = dict(parse_qsl(parts["query"]))
     written = [match for text in parts["hosts"].split(",") if (match := _HOST.fullmatch(text))]

@@ -23,7 +23,7 @@ KEY_SCOPES: tuple[KeyScope, ...] = ("read", "write", "admin")
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key as the database knows it. With a `user_id` it speaks for that user only."""
+    """A key as stored in the database. With a `user_id` it is only valid for requests of that user."""
 
     key_id: str
     name: str
@@ -36,7 +36,7 @@ class ApiKey:
     last_used_at: datetime | None = None
 
     def is_valid(self, now: datetime) -> bool:
-        """Return whether requests with the key are served."""
+        """Return whether requests with the key are accepted."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
@@ -58,7 +58,7 @@ _MAX_USER: Final = 512
 
 
 def digest_of(secret: bytes) -> str:
-    """Return the digest of a key. The keys are random, so that it needs neither salt nor many rounds."""
+    """Return the digest of a key. The keys are random, so the digest needs neither salt nor many rounds."""
     return hashlib.sha256(secret).hexdigest()
 
 
@@ -83,12 +83,12 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         key = _new(name, scope, user_id, None if valid_for is None else now + valid_for)
         async with self._driver.writing() as connection:
             if await connection.fetch(self._sql["active"], {"name": name, "now": time_text(now)}):
-                raise InvalidInput("A valid key has this name; choose another one, rotate that key, or revoke it.")
+                raise InvalidInput("A valid key already has this name; use another one, rotate that key, or revoke it.")
             await self._insert(connection, key, now)
         return key
 
     async def rotate(self, name: str, *, overlap: timedelta) -> NewKey:
-        """Create a key in the place of another, which stays valid for the time of the overlap.
+        """Create a key that replaces another one, which stays valid for the time of the overlap.
 
         Raises:
             ApiKeyNotFound: no valid key has the name.
@@ -139,7 +139,7 @@ def _new(name: str, scope: KeyScope, user_id: str | None, expires_at: datetime |
 
 def _check(name: str, scope: KeyScope, user_id: str | None) -> None:
     if not name.isprintable() or not 0 < len(name.strip()) <= _MAX_NAME:
-        raise InvalidInput(f"The name of a key has 1 to {_MAX_NAME} printable characters.")
+        raise InvalidInput(f"The name of a key must have 1 to {_MAX_NAME} printable characters.")
     if scope not in KEY_SCOPES:
         raise InvalidInput(f"The scope of a key is one of {', '.join(KEY_SCOPES)}.")
     if user_id is not None and (not user_id.isprintable() or not 0 < len(user_id) <= _MAX_USER):

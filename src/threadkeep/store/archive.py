@@ -1,4 +1,4 @@
-"""Restoring of summaries with their messages."""
+"""Restoring exported sessions, with their messages and summaries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from threadkeep.store.superseding import SupersedingWriter
 class SummaryArchive:
     """A restorer of exported summaries.
 
-    A summary is stored only if it covers the same adjacent messages here, and follows the active summaries here.
+    A summary is stored only if this database has the messages that it covers, and if it follows the active summaries.
     """
 
     def __init__(self, backend: Backend, *, clock: Callable[[], datetime]) -> None:
@@ -55,7 +55,7 @@ class SummaryArchive:
         return stored, left_out
 
     async def _here(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
-        """Return the summary with the range of its messages here; None if they are incomplete or not adjacent."""
+        """Return the summary with its range in this database; None if its messages are incomplete or not adjacent."""
         summary = item.summary
         gone_upto = summary.last_seq - item.messages
         last_seq = await self._seq(connection, session_id, item.last_id, summary.last_seq)
@@ -70,12 +70,12 @@ class SummaryArchive:
         )
         place = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
         [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], place)
-        # Messages missing there must be missing here too; otherwise other messages have their `seq`.
+        # Messages that the export lacks must be missing here too; otherwise other messages have their `seq`.
         gone_here = gone_upto < summary.first_seq or gone_upto + moved_by <= int(deleted_seq)
         return here if gone_here and int(messages) == item.messages else None
 
     async def _seq(self, connection: Connection, session_id: str, message_id: str | None, otherwise: int) -> int | None:
-        """Return the `seq` of a message here; the given one if no message was named."""
+        """Return the `seq` of a message in this database; return `otherwise` if the id is None."""
         if message_id is None:
             return otherwise
         rows = await connection.fetch(self._sql["seq_of"], {"session_id": session_id, "id": message_id})
@@ -99,7 +99,7 @@ class Restored:
     """The result of restoring a part.
 
     `stored` messages are new, `known` ones existed already. Of the stored messages, `moved` have another `seq` than
-    before, and `cleaned` had characters that no database keeps. `summaries` were stored too; `summaries_left_out` were
+    before, and `cleaned` had characters that databases reject. `summaries` were stored too; `summaries_left_out` were
     not, because the messages that they cover have changed or another summary covers them.
     """
 
@@ -122,7 +122,7 @@ class Archive:
     """A restorer of exported sessions into the tables.
 
     A message keeps its id, times, tokens and status, and stays superseded. A message whose id exists already is not
-    stored again. An existing session keeps its own title, tags and metadata, and new messages follow its own. The reset
+    stored again. An existing session keeps its title, tags and metadata, and new messages follow its own. The reset
     stays after the same message, unless there is a later reset. Archived messages are archived again if they keep their
     `seq`. The parts of one call are stored atomically, except parts of sessions that belong to another user.
     """
@@ -138,7 +138,7 @@ class Archive:
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store the parts in one transaction; return the results in their order."""
         outcomes: dict[int, Restored | WrongUser] = {}
-        # The same order everywhere prevents deadlocks between processes.
+        # Lock in the same order everywhere, which prevents deadlocks between processes.
         places = sorted(range(len(parts)), key=lambda place: parts[place].info.session_id)
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["note_restored"], {"value": str(uuid7())})
@@ -206,7 +206,7 @@ class Archive:
             place = {"session_id": info.session_id, "reset_seq": seqs[str(last_before.id)]}
             await connection.execute(self._sql["restore_reset"], place)
         last_archived = next((m for m in messages if info.archived_seq and m.seq == info.archived_seq), None)
-        # After messages that existed before, it would archive those as well.
+        # If it followed messages that existed before, it would archive these as well.
         if last_archived is not None and seqs[str(last_archived.id)] == last_archived.seq:
             border = {"session_id": info.session_id, "archived_seq": last_archived.seq}
             await connection.execute(self._sql["restore_archived"], border)

@@ -1,4 +1,4 @@
-"""A backend of transcripts: the stores of one location, and its implementation on our tables."""
+"""A backend of transcripts: the stores of one location, and its implementation in tables."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]]
     "tables": ("any_indexed", "graph_store", "a graph store"),
     "graph_store": ("any_kept_here", "tables", "its tables"),
 }
-"""By the place that is wanted: the statement that finds sessions in the other one, its name, and what it is."""
+"""For each wanted location: the statement that finds sessions in the other one, its name, and its description."""
 
 
 class DamageRegister:
-    """The known damaged items of one location; an item that was repaired or removed is dropped."""
+    """The known damaged items of one location; an item that was repaired or removed is dropped when it is read."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str], SessionDamaged] = {}
 
     @contextmanager
     def noting(self, session_id: str, item: str) -> Iterator[None]:
-        """Record whether an item that is read in the block is damaged."""
+        """Record whether the item that is read in the block is damaged."""
         try:
             yield
         except SessionDamaged as error:
@@ -71,7 +71,7 @@ class TranscriptBackend:
 
 @dataclass(frozen=True)
 class BackendDependencies:
-    """The dependencies of a transcripts backend: our tables, token counter, clock, and error callback.
+    """The dependencies of a transcripts backend: the tables, token counter, clock, and error callback.
 
     `troubled` is called for a session whose conversation another writer changed during a write (`ConversationChanged`,
     once per attempt), and for a session whose rows could not be updated.
@@ -86,7 +86,7 @@ class BackendDependencies:
 
 @asynccontextmanager
 async def open_table_backend(dependencies: BackendDependencies) -> AsyncIterator[TranscriptBackend]:
-    """Open transcripts in our tables.
+    """Open transcripts in the tables.
 
     Raises:
         InvalidSettings: the transcripts of this database are in a graph store.
@@ -107,10 +107,10 @@ async def open_table_backend(dependencies: BackendDependencies) -> AsyncIterator
 
 
 async def check_location(driver: Driver, wanted: TranscriptLocation) -> None:
-    """Check that the messages of a database's sessions are kept where they are looked for.
+    """Check that a database has no sessions with messages in another location than the wanted one.
 
     Raises:
-        InvalidSettings: they are kept in the other place.
+        InvalidSettings: it has; the message names the setting.
     """
     statement, other, place = _ELSEWHERE[wanted]
     if await driver.fetch(load_statements("graph_index.sql")[statement], {}):

@@ -1,4 +1,4 @@
-"""Backups: a consistent copy of a database that others write, and its restoration. Every function does blocking I/O."""
+"""Backups: consistent copies of databases in use, and their restoration. Every function does blocking I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadkeep.store.private_files import is_read_only, make_private_database
 from threadkeep.store.sqlite_connection import connect, export_plain, read_only_uri, sqlite_errors
 
 type Report = Callable[[int, int], object]
-"""A callback after each part: the number of copied pages, and of all pages."""
+"""A callback after each part that gets the number of copied pages and the total number."""
 
 _LOGS = ("-wal", "-shm")
 _PAGES = 2048
@@ -30,17 +30,17 @@ def copy_sqlite(
 ) -> None:
     """Copy a database as it is at this moment. Other processes may read and write it meanwhile.
 
-    The copy has its name when it is complete and on the disk. With the `key` of the database it is encrypted too.
+    The copy gets its name when it is complete and on disk. With the `key` of the database it is encrypted as well.
 
     Raises:
-        StoreUnavailable: the database cannot be read, or the copy not be written.
+        StoreUnavailable: the database cannot be read, or the copy cannot be written.
     """
     partial = target.with_name(target.name + ".partial")
     partial.unlink(missing_ok=True)
     make_private_database(partial)
     try:
         with _translated(), closing(_opened(source, key)) as database, closing(connect(partial, key)) as copy:
-            # One read transaction over all parts: otherwise each write of another process would begin the copy anew.
+            # One read transaction for all parts; without it, each write of another process would restart the copy.
             database.execute("BEGIN")
             database.execute("SELECT count(*) FROM sqlite_master").fetchall()
             database.backup(copy, pages=_PAGES, progress=lambda _, left, total: report(total - left, total))
@@ -56,7 +56,7 @@ def backup_version(file: Path, key: str | None = None) -> int:
     """Return the schema version of a backup.
 
     Raises:
-        InvalidInput: the file is no sound copy of a Threadkeep database.
+        InvalidInput: the file is not an intact copy of a Threadkeep database.
     """
     try:
         with closing(_opened(file, key, immutable=True)) as copy:
@@ -67,7 +67,7 @@ def backup_version(file: Path, key: str | None = None) -> int:
         known, sound, version = 0, "", 0
     if not known or sound != "ok":
         raise InvalidInput(
-            "The file is no sound copy of a Threadkeep database; name one that `threadkeep backup` wrote."
+            "The file is not an intact copy of a Threadkeep database; name a file that `threadkeep backup` wrote."
         )
     return version
 
@@ -81,10 +81,10 @@ def is_plain(file: Path) -> bool:
 def restore_sqlite(
     source: Path, target: Path, report: Report = lambda done, total: None, *, key: str | None = None
 ) -> None:
-    """Put a copy in the place of a database that no process has open. An interrupted call leaves the old one.
+    """Replace a database that no process has open with a copy. An interrupted call leaves the old database.
 
-    A link stays, and the file that it leads to is replaced. With a `key` the database is encrypted, whether the copy is
-    or not.
+    If the path is a link, its target is replaced. With a `key` the database is encrypted, even if the copy
+    is not.
 
     Raises:
         StoreUnavailable: another process has the database open, or a file cannot be written.
@@ -101,7 +101,7 @@ def restore_sqlite(
         if target.exists():
             _empty_log(target, key)
         partial.replace(file)
-        # The engine's notes of runs are about the old rows; it makes new ones from the table of runs.
+        # The engine's records belong to the old rows; it creates new ones from the table of runs.
         for ending in ("", *_LOGS):
             target.with_name(f"{target.name}.runs{ending}").unlink(missing_ok=True)
     finally:
@@ -109,7 +109,7 @@ def restore_sqlite(
 
 
 def _remove(partial: Path) -> None:
-    """Remove a file that is not complete, with what SQLite keeps beside it."""
+    """Remove an incomplete file, with the files that SQLite creates next to it."""
     for ending in ("", "-journal", *_LOGS):
         partial.with_name(partial.name + ending).unlink(missing_ok=True)
 
@@ -130,10 +130,10 @@ def dump_postgres(dsn: str, target: Path) -> None:
 
 
 def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
-    """Bring a copy of `pg_dump` back into a database, as one transaction.
+    """Restore a copy of `pg_dump` into a database, in one transaction.
 
     Raises:
-        StoreUnavailable: there is no `pg_restore`, or it failed; the database is as it was.
+        StoreUnavailable: there is no `pg_restore`, or it failed; the database is unchanged.
     """
     options = ["--clean", "--if-exists"] if replace else []
     name = _environment(dsn).get("PGDATABASE", "")
@@ -151,13 +151,13 @@ def _run(command: Sequence[str], dsn: str) -> None:
         command, env={**os.environ, **_environment(dsn)}, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        # Its first line names the trouble; later lines may quote rows.
+        # Its first line names the problem; later lines may quote rows.
         reason = done.stderr.strip().partition("\n")[0]
         raise StoreUnavailable(f"{command[0]} failed ({reason}); nothing was changed.")
 
 
 def _environment(dsn: str) -> Mapping[str, str]:
-    """Return the variables by which libpq finds a database."""
+    """Return the environment variables with which libpq connects to a database."""
     from psycopg import pq
 
     options = pq.Conninfo.parse(dsn.encode())
@@ -180,9 +180,9 @@ def _encrypt(source: Path, target: Path, key: str) -> None:
 
 
 def _empty_log(path: Path, key: str | None) -> None:
-    """Move a database's WAL into its file, so that SQLite does not apply it to the file that replaces it."""
+    """Move a database's WAL into its file, so that SQLite does not apply the WAL to the file that replaces it."""
     with _translated(), closing(_opened(path, None if is_plain(path) else key)) as database:
-        # A lock that another process has now, it has for as long as it lives.
+        # Wait briefly only: a process that has the file open keeps its lock until it ends.
         database.execute("PRAGMA busy_timeout = 500").fetchall()
         database.execute("PRAGMA journal_mode = DELETE").fetchall()
     for ending in _LOGS:

@@ -1,4 +1,4 @@
-"""Opening of LangGraph's checkpointers: our own, and those of other systems. Importing this imports LangGraph."""
+"""Opening LangGraph's checkpointers, of Threadkeep and of other systems. Importing this imports LangGraph."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def open_checkpointer(
 ) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
     """Open a LangGraph checkpointer for `graph.compile(checkpointer=…)`. Open one per application.
 
-    While graphs run it raises the store's errors: `StoreUnavailable` if the database does not answer. From a row it
-    creates LangGraph's own list of safe types, such as messages, and `types`; values of other types stay plain data.
+    While graphs run, it raises the store's errors, such as `StoreUnavailable`. From rows it creates only objects of
+    LangGraph's list of safe types, such as messages, and of `types`; values of other types stay plain data.
     """
-    # LangGraph's default would import and call any function that a row names, unless the environment says otherwise.
+    # By default, LangGraph would import and call any function that a row names, unless the environment forbids it.
     return _opened(address, options, JsonPlusSerializer(allowed_msgpack_modules=list(types) or None))
 
 
 def open_foreign_checkpoints(
     address: DatabaseAddress, columns: Mapping[str, frozenset[str]]
 ) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
-    """Open the checkpoints of a database of another system for reading. `columns` has the columns of each table."""
+    """Open the checkpoints of another system's database for reading. `columns` has the columns of each table."""
     return _opened(address, FOREIGN_OPTIONS, StrictSerializer(), foreign=columns)
 
 
@@ -62,7 +62,7 @@ async def _opened(
         return
     if foreign is None:
         make_folder(address.path)
-    # The saver commits by itself and relies on implicit transactions.
+    # The saver commits itself and relies on implicit transactions.
     async with open_sqlite(address.path, options, autocommit=foreign is not None, read_only=foreign is not None) as raw:
         saver = SqliteCheckpointer(raw, serde=serde)
         if foreign is None:
@@ -72,19 +72,19 @@ async def _opened(
         else:
             # `setup` would write.
             saver.is_setup = True
-            saver._has_task_path = "task_path" in foreign["writes"]  # noqa: SLF001 - `setup` would have found it out
+            saver._has_task_path = "task_path" in foreign["writes"]  # noqa: SLF001 - `setup` would have detected it
         yield saver
 
 
 class StrictSerializer:
-    """A serializer of checkpoints that creates messages and plain values, and no object by its import path.
+    """A serializer of checkpoints that creates only messages and plain values, never objects by import path.
 
-    Objects of other classes stay the values from which they would be created.
+    Instead of objects of other classes, it returns the values from which they would be created.
     """
 
     def __init__(self) -> None:
         self._revive = Reviver(allowed_objects="messages")
-        # None allows LangGraph's own list of safe types, whatever the environment says.
+        # None allows LangGraph's own list of safe types, regardless of the environment.
         self._strict = JsonPlusSerializer(allowed_msgpack_modules=None)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
@@ -95,7 +95,7 @@ class StrictSerializer:
         """Return the value of bytes in a format.
 
         Raises:
-            NotImplementedError: the format is unknown, such as that of encrypted checkpoints.
+            NotImplementedError: the format is unknown, such as the format of encrypted checkpoints.
         """
         kind, raw = data
         return json.loads(raw, object_hook=self._from_json) if kind == "json" else self._strict.loads_typed(data)

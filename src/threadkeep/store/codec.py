@@ -62,7 +62,7 @@ type Counter = Callable[[str], int]
 
 _ERASED_KEY = "threadkeep:erased"
 ERASED = '{"threadkeep:erased":true}'
-"""The metadata of an erased message: an empty row, out of every window, whose `seq` and `id` stay."""
+"""The metadata of an erased message: an empty row that keeps its `seq` and `id` and is in no window."""
 
 
 def shorten(text: str, characters: int) -> str:
@@ -71,7 +71,7 @@ def shorten(text: str, characters: int) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return the text with U+FFFD for characters that databases cannot keep (NUL, lone surrogates)."""
+    """Return the text with U+FFFD for characters that databases cannot store (NUL, lone surrogates)."""
     return text if text.isascii() and "\x00" not in text else _UNKEEPABLE.sub(_REPLACEMENT, text)
 
 
@@ -81,13 +81,13 @@ def clean_json(value: Json) -> Json:
         return clean_text(value)
     if not _UNKEEPABLE_JSON.search(dump_json(value)):
         return value
-    # The match may be a text that only looks like an escape.
+    # The match may be text that only looks like an escape.
     cleaned = _clean_inside(value)
     return value if cleaned == value else cleaned
 
 
 def json_text(value: Json) -> str:
-    """Return a value as JSON text, without characters that databases cannot keep."""
+    """Return a value as JSON text, without characters that databases cannot store."""
     text = dump_json(value)
     return dump_json(_clean_inside(value)) if _UNKEEPABLE_JSON.search(text) else text
 
@@ -120,7 +120,7 @@ def clean_message(message: Message) -> Message:
 
 
 def identified(message: Message) -> Message:
-    """Return the message with its id or a new one. Its fields were validated when it was created."""
+    """Return the message with its id, or with a new one if it has none. Its fields were validated at its creation."""
     if message.id is not None:
         return message
     from langchain_core.utils.uuid import uuid7  # it imports pydantic, which reading does not need
@@ -169,7 +169,7 @@ def marks_of(message: Message) -> dict[str, object]:
 def message_of(row: Row) -> Message:
     """Return the message in a row with the columns that every message statement selects.
 
-    Rows were validated when they were written, so this does not validate again: windows are read at every model call.
+    Rows were validated when they were written. They are not validated again, because every model call reads them.
     """
     (
         seq, id_, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at,
@@ -185,7 +185,7 @@ def message_of(row: Row) -> Message:
             "id": id_,
             "seq": seq,
             "sent_at": None if sent_at is None else time_of(sent_at),
-            # A call less: this line runs for every message of every window.
+            # This saves a call, because the line runs for every message of every window.
             "created_at": _from_text(created_at) if created_at.__class__ is str else time_of(created_at),
             "tokens": tokens,
             "status": status,
@@ -243,7 +243,7 @@ def session_of(row: Row) -> SessionInfo:
 
 
 def retention_of(text: str | None) -> Retention | None:
-    """Return the limits in a session's row, None if it has no limits of its own."""
+    """Return the limits in a session's row; None if it has no limits of its own."""
     return None if text is None else Retention.from_dict(json.loads(text))
 
 
@@ -286,13 +286,13 @@ def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
 
 
 def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Callable[[Message], str]) -> Prepared:
-    """Return the messages of a turn, ready to be stored; `stored_at` is their time, or returns that of each.
+    """Return the messages of a turn, ready to be stored; `stored_at` is their time, or a function of the message.
 
     Raises:
         InvalidMessage: there are none, or one of them cannot be stored.
     """
     if not messages:
-        raise InvalidMessage("A turn has at least one message.")
+        raise InvalidMessage("A turn needs at least one message.")
     kept: list[Message] = []
     cleaned: list[str] = []
     for given in messages:
@@ -308,9 +308,9 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Cal
 
 @dataclass(frozen=True)
 class GraphTurns:
-    """The selection of turns for Graphiti: turns with a complete answer, if they may be sent to the endpoint.
+    """A filter of turns for Graphiti: turns with a complete answer that may be sent to the endpoint.
 
-    The statement that stores the row checks the permission. `workspace` applies to turns that name none.
+    The statement that stores the row checks the permission. `workspace` is the default for turns without one.
     """
 
     endpoint: str

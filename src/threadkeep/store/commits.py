@@ -18,17 +18,17 @@ type _Outcome = Receipt | StoreError | WrongUser | QuestionGone
 _GROUP_TURNS = 512
 # Each session that waits for a lock occupies a connection.
 _WAITING_SESSIONS = 2
-# If so many sessions of a group are locked, the table is locked; the rest would fail too.
+# If this many sessions of a group are locked, the whole table is locked, and the rest would fail too.
 _MOST_LOCKED = 4
-_REFUSED = "The turn and what belongs to it cannot be stored together; store one after the other."
+_REFUSED = "The turn cannot be stored together with its other statements; store one after the other."
 
 
 class GroupCommit:
-    """The only writer of a process. `append` returns when the turn is durable.
+    """A writer that stores the turns of a process in groups. `append` returns when the turn is durable.
 
     Most turns are new, so a group is first passed to the driver as a whole, without checking its ids. If a message
-    exists already, a turn's question does not exist, or two users claim one session, nothing of the group is stored.
-    Then it is written again in one transaction, turn by turn, with a check of each id.
+    exists already, a turn's question does not exist, or two users use one session, nothing of the group is stored.
+    Then the group is written again in one transaction, turn by turn, with a check of each id.
 
     A session whose row is locked by another transaction gets a task that waits for the lock. Its later turns are queued
     behind it, and turns of all other sessions are stored meanwhile.
@@ -51,7 +51,7 @@ class GroupCommit:
             raise StoreClosed("The memory was closed; append inside its `async with open_memory(...)` block.")
         self._queue.append(prepared)
         if self._task is None:
-            # A context of its own: otherwise the task would keep the first caller's whole run alive.
+            # Use a new context, because otherwise the task would keep the first caller's whole run in memory.
             self._task = asyncio.create_task(self._write_groups(), context=Context(), name="threadkeep-group-commit")
         return await prepared.stored
 
@@ -125,7 +125,7 @@ class GroupCommit:
             try:
                 while begun < len(turns):
                     group, begun = turns[begun:], len(turns)
-                    # Closing the memory must not wait for one lock after the other.
+                    # Closing the memory must not wait for one lock after another.
                     seconds = GROUP_LOCK_SECONDS if self._closed else None
                     _settle(group, await self._store_each(group, lock_timeout_seconds=seconds))
             except StoreUnavailable as error:
@@ -143,12 +143,12 @@ class GroupCommit:
         except StoreUnavailable as error:
             if not error.interrupted:
                 raise
-            # The commit may have happened before the connection broke: check each id.
+            # The commit may have happened before the connection broke, so check each id.
             receipts = await self._store_apart(group)
         _settle(group, receipts)
 
     async def _store_apart(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a group that was refused: turns with statements alone, the others with a check of each id."""
+        """Store a group that the database rejected: joined turns separately, the others with a check of each id."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])
@@ -157,7 +157,7 @@ class GroupCommit:
         return [receipts.get(id(prepared)) or TurnRefused(_REFUSED) for prepared in group]
 
     async def _write_alone(self, group: list[PreparedTurn], error: Exception) -> None:
-        """Write each turn separately after the database refused the group, so that only the refused turn fails."""
+        """Write each turn separately after the database rejected the group, so that only the invalid turn fails."""
         if len(group) == 1:
             _fail(group[0], error)
             return
@@ -229,7 +229,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _noted(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the turn's row for Graphiti, if any; `left` messages of its session begin with it."""
+    """Return the turn's row for Graphiti, if any; `left` is the number of its session's messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     places = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **places}]

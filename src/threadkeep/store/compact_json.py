@@ -1,6 +1,6 @@
 """Compact JSON text: deflated with a vocabulary of common words; ids and hashes are stored as bytes.
 
-The first byte names the vocabulary, so that others can be added. A text that begins like JSON is stored unchanged.
+The first byte names the vocabulary, so that others can be added. Plain JSON text is read unchanged.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from threadkeep.records import Json
 
 _JSON_AS_IT_IS = frozenset(b'{["-0123456789tfn')
 _RAW_DEFLATE = -15
-# Records are short: clearing deflate's default tables takes longer than all the rest.
+# Records are short, so clearing deflate's default tables would take longer than everything else.
 _MEMORY_LEVEL = 5
 _HEX = "[0-9a-f]"
-# JSON text never contains control characters, because it escapes them. So these mark extracted hashes (two units) and
+# JSON text escapes control characters, so it never contains these, which mark extracted hashes (two units) and
 # ids (one unit).
 _HASH, _ID = "\x01", "\x02"
 _UNITS: Mapping[str, int] = {_HASH: 2, _ID: 1}
@@ -30,9 +30,9 @@ _MOST_UNITS = 255
 _NAMES = re.compile(rf"\b(?:(?P<hash>{_HEX}{{64}})|{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}})\b", re.ASCII)
 _MARKS = re.compile(f"[{_HASH}{_ID}]")
 
-# The vocabulary for deflate; the most frequent words are at the end. A vocabulary never changes, because it is needed
-# to read what was written with it. A better one gets another number and a migration (empty, if nothing else changes):
-# an older Threadkeep then refuses to open a database that it could not read.
+# The vocabulary for deflate; frequent words are at its end. Never change a vocabulary, because records need it.
+# Add a better one under a new number, with a migration (which may be empty), so that an older Threadkeep refuses to
+# open a database that it could not read.
 _VOCABULARIES: Final[Mapping[int, bytes]] = {
     1: (
         b'"summary","summaries":["facts","snippets":["selected","steps","turns":[{"session_id":"system","source":"text",'
@@ -90,7 +90,7 @@ def expanded(stored: bytes) -> str:
         return stored.decode()
     if (vocabulary := _VOCABULARIES.get(stored[0])) is None:
         raise StoreError(
-            f"A newer Threadkeep wrote a record with vocabulary {stored[0]}, and this one knows those up to {_NEWEST}: "
+            f"A newer Threadkeep wrote a record with vocabulary {stored[0]}; this one knows those up to {_NEWEST}: "
             "upgrade Threadkeep on this machine, and start its processes again."
         )
     begin = 2 + stored[1] * _UNIT_BYTES
@@ -125,7 +125,7 @@ def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str
 
 
 def unpacked(short: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return the manifest that was packed; an unpacked one is returned unchanged."""
+    """Return the manifest that was packed; return an unpacked one unchanged."""
     parts = short.get(_PACKED)
     if "entries" in short or not isinstance(parts, list):
         return dict(short)
@@ -136,12 +136,12 @@ def unpacked(short: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str,
 
 
 def places_of_ids(manifest: Mapping[str, Json]) -> set[int]:
-    """Return the `seq` values of transcript messages in a manifest, with their ids or without."""
+    """Return the `seq` values of the transcript messages in a manifest, with or without ids."""
     return {seq for entry in _entries(manifest) if (seq := _place(entry)) is not None}
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without the ids of messages that the transcript has under the same `seq`: all, or these."""
+    """Return a manifest without ids that the transcript has under the same `seq`: all ids, or those in `ids`."""
 
     def shorter(entry: Json) -> Json:
         place = _place(entry)
@@ -190,12 +190,12 @@ def _together(group: Sequence[Mapping[str, Json]]) -> Iterable[Json]:
     each: dict[str, Json] = {name: [one[name] for one in group] for name in group[0]}
     alike = {name: values[0] for name, values in each.items() if isinstance(values, list) and _same(values)}
     each = {name: values for name, values in each.items() if name not in alike}
-    # The fields keep the order of the entries, which their text shows.
+    # The fields keep the order of the entries, so that the text stays the same.
     yield {_EACH: each, _ALL: alike, _FIELDS: list(group[0]), _COUNT: len(group)}
 
 
 def _same(values: list[Json]) -> bool:
-    """Return whether all values have the same JSON: 1 and True are equal in Python, but not in JSON."""
+    """Return whether all values have the same JSON; 1 and True are equal in Python, but not in JSON."""
     first = values[0]
     return (
         values.count(first) == len(values) and len(set(map(type, values))) == 1 and not isinstance(first, list | dict)

@@ -1,4 +1,4 @@
-"""The condition of a database: its schema, locks and sizes, and damage in it."""
+"""The condition of a database: its schema, locks, sizes and damage."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.statements import load_statements
 
 _LONG_SECONDS = 10.0
-# Less free space is not worth blocking other writers.
+# It is not worth blocking other writers for less free space.
 _MUCH_FREE_BYTES = 10 * 1024 * 1024
 _MUCH_FREE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class LockHolder:
-    """A process that may block others. `pid` is None if unknown; PostgreSQL's pids are the server's."""
+    """A process that may block others. `pid` is None if unknown; on PostgreSQL it is a process of the server."""
 
     pid: int | None
     name: str
@@ -31,10 +31,10 @@ class LockHolder:
 
 @dataclass(frozen=True)
 class Condition:
-    """The condition of a database that answers.
+    """The condition of a database that responds.
 
     `schema` is its newest migration, `newest` the newest that this code knows. `engine` has the engine's own values,
-    under its own names. The counts are None if there are no tables yet that this code knows; `unindexed` messages
+    under its own names. The counts are None if the database has no tables that this code knows; `unindexed` messages
     cannot be found by a search until the index has caught up. `free_bytes` of `file_bytes` are available for later
     messages; 0 on PostgreSQL, which frees space by itself.
     """
@@ -56,7 +56,7 @@ class Condition:
 
 
 async def read_condition(driver: Driver) -> Condition:
-    """Read the condition of a database, without changing anything.
+    """Return the condition of a database, without changing anything.
 
     Raises:
         StoreUnavailable: it does not answer.
@@ -157,8 +157,8 @@ class SessionGap:
 class Integrity:
     """The result of a check.
 
-    `damage` has the engine's messages, which quote no rows; at most 20 of each kind. `indexes` is the number of
-    PostgreSQL's indexes that amcheck has checked; None if it is not installed, or not for this user.
+    `damage` has at most 20 messages of the engine of each kind; they quote no rows. `indexes` is the number of
+    PostgreSQL indexes that amcheck has checked; None if amcheck is not installed or this user may not use it.
     """
 
     damage: tuple[str, ...] = ()

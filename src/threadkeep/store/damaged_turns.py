@@ -1,4 +1,4 @@
-"""Lines of pending files that cannot be read, each kept in a file of its own until a person repairs or drops it."""
+"""Unreadable lines of pending files; each is kept in a separate file until a person repairs or drops it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SUFFIX = ".line"
 
 @dataclass(frozen=True)
 class DamagedTurn:
-    """A line that cannot be read, with its size in bytes; `path` is its own file, or its pending file before a start.
+    """An unreadable line with its size in bytes. `path` is its own file, or the pending file that still contains it.
 
-    `entry_id` is made from its bytes: the same line has the same id wherever it is.
+    `entry_id` is a digest of its bytes, so the same line has the same id in any file.
     """
 
     entry_id: str
@@ -32,7 +32,7 @@ def damaged_id(line: bytes) -> str:
 
 
 def set_aside(folder: Path, line: bytes) -> str:
-    """Write an unreadable line to a file of its own, durable when this returns; return its id. Blocking I/O."""
+    """Write an unreadable line durably to a separate file, and return its id. Blocking I/O."""
     name = damaged_id(line)
     path = folder / f"{name}{_SUFFIX}"
     unnamed = path.with_suffix(f".{os.getpid()}.new")
@@ -52,20 +52,20 @@ def damaged_files(folder: Path) -> list[Path]:
 
 
 def damaged_turns(folder: Path) -> list[DamagedTurn]:
-    """Return the unreadable lines of a folder that have files of their own, oldest first. Blocking I/O."""
+    """Return the unreadable lines in separate files of a folder, oldest first. Blocking I/O."""
     found = [(path, path.stat()) for path in damaged_files(folder)]
     turns = [DamagedTurn(path.stem, path, stat.st_size, _time(stat.st_mtime)) for path, stat in found]
     return sorted(turns, key=lambda turn: turn.found_at)
 
 
 def damaged_lines(path: Path, lines: Iterable[bytes]) -> list[DamagedTurn]:
-    """Return the unreadable lines of a pending file that is still in place."""
+    """Return the unreadable lines of a pending file that was not taken over yet."""
     changed_at = _time(path.stat().st_mtime)
     return [DamagedTurn(damaged_id(line), path, len(line), changed_at) for line in lines]
 
 
 def drop_damaged(folder: Path, entry_id: str) -> bool:
-    """Drop an unreadable line for good; return False if the folder has no file of it. Blocking I/O."""
+    """Drop an unreadable line for good; return False if the folder has no file for it. Blocking I/O."""
     for path in damaged_files(folder):
         if path.stem == entry_id:
             path.unlink(missing_ok=True)
@@ -75,7 +75,7 @@ def drop_damaged(folder: Path, entry_id: str) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make new and removed names of a folder durable."""
+    """Make the creation and removal of files in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -28,10 +28,10 @@ _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 @contextmanager
 def waiting_until(moment: float | None) -> Iterator[None]:
-    """Limit the wait of all calls in the block for connections and locks, by a monotonic time.
+    """Limit the time that calls in the block wait for connections and locks; `moment` is a monotonic time.
 
     A call that does not get them by then raises `StoreUnavailable` and has written nothing. A statement that has begun
-    is not interrupted. Tasks created in the block have the same limit. None means only the limit of each call.
+    is not interrupted. Tasks created in the block have the same limit. With None, each call has only its own limit.
     """
     token = _deadline.set(moment)
     try:
@@ -47,11 +47,11 @@ def seconds_left() -> float | None:
 
 
 class TurnRefused(StoreError):
-    """A turn cannot be stored together with the statements that belong to it; nothing of it was stored."""
+    """A turn cannot be stored together with the statements that belong to it; nothing was stored."""
 
 
 class DuplicateRow(StoreError):
-    """A unique constraint refused a row; the transaction is rolled back."""
+    """A row violates a unique constraint; the transaction is rolled back."""
 
 
 class RowLocked(StoreUnavailable):
@@ -59,7 +59,7 @@ class RowLocked(StoreUnavailable):
 
 
 class Appended(NamedTuple):
-    """The new `last_seq` of each session, and the rows of the statements before and after the messages."""
+    """The new `last_seq` of each session, and the rows that the statements before and after the messages returned."""
 
     last_seqs: Mapping[str, int]
     before: Sequence[list[Row]] = ()
@@ -67,9 +67,9 @@ class Appended(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Statements of the transaction that stores a turn, `before` its messages and `after` them.
+    """Statements for the transaction that stores a turn, executed `before` and `after` its messages.
 
-    With `supersedes_after` it first supersedes the active messages of the session after this `seq`.
+    With `supersedes_after`, the transaction first supersedes the session's active messages after this `seq`.
     """
 
     before: Sequence[Statement] = ()
@@ -79,10 +79,10 @@ class Joined(NamedTuple):
 
 @dataclass
 class PreparedTurn:
-    """A turn ready to be stored: its messages cleaned, with ids, and their columns.
+    """A turn that is ready to be stored: its cleaned messages with ids, and their columns.
 
-    A turn that `is_joined` is stored whole, in one transaction with the statements `before` and `after`, or it is
-    refused; `rows` receives the rows of the statements.
+    If `is_joined`, it is stored in one transaction with the statements `before` and `after`, or not at all; `rows`
+    receives the rows of the statements.
     """
 
     turn: Turn
@@ -97,7 +97,7 @@ class PreparedTurn:
     is_joined: bool = False
 
     def receipt(self, first_seq: int, count: int) -> Receipt:
-        """Return the receipt of the turn, whose messages are stored from a `seq` on."""
+        """Return the receipt of the turn; its first message has `first_seq`."""
         return Receipt(
             first_seq=first_seq,
             last_seq=first_seq + count - 1,
@@ -107,7 +107,7 @@ class PreparedTurn:
 
 
 class Connection(Protocol):
-    """A connection, valid inside the block that lent it. Statements name their parameters `:name`.
+    """A connection that is valid inside the block that lent it. Parameters of statements are written `:name`.
 
     Raises `StoreUnavailable` if the database does not answer, is locked beyond its timeout, full or read-only, and
     `DuplicateRow` if a unique constraint is violated.
@@ -140,7 +140,7 @@ class Driver(Protocol):
         """The name of the engine."""
 
     async def check_file(self) -> None:
-        """Check that the file of a SQLite database is still the one that was opened.
+        """Check that the path of a SQLite database still names the file that was opened.
 
         Raises:
             DatabaseFileReplaced: it was removed or replaced.
@@ -170,10 +170,10 @@ class Driver(Protocol):
         """Store a group of new turns in one write transaction, with as few round trips as possible.
 
         Args:
-            sessions: the parameters of the statement `reserve`, in ascending order of `session_id`, each one once.
-            messages: those of `insert_message`, but with `behind` instead of `seq`: the number of later messages of its
-                session in this group; and with `question`, the id of the message that its turn answers, or None.
-            graph_turns: those of `add_graph_turn`, but with `first_behind` and `last_behind` instead of `seq` values.
+            sessions: parameters of the statement `reserve`, in ascending order of `session_id`, each session once.
+            messages: parameters of `insert_message`, with `behind` instead of `seq`: the number of later messages of
+                the session in this group; and with `question`, the id of the message that its turn answers, or None.
+            graph_turns: parameters of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
             before: statements that are executed first, in the same transaction.
             after: statements that are executed last, in the same transaction.
 
@@ -208,5 +208,5 @@ class StoreOptions:
     key: str | None = field(default=None, repr=False)
 
     def for_rare_use(self) -> StoreOptions:
-        """Return the options of a pool that holds no connection while nobody uses it."""
+        """Return the options of a pool that holds no connections while it is not used."""
         return replace(self, pool_min_size=0, pool_max_idle_seconds=min(self.pool_max_idle_seconds, _RARE_IDLE_SECONDS))

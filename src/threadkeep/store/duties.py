@@ -1,4 +1,4 @@
-"""Tables with which processes share work: duties that one process at a time does, and the state of channels."""
+"""Tables by which processes share work: duties that one process does at a time, and the state of channels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from threadkeep.store.statements import ClockedTables
 
 
 class Duties(ClockedTables, sql=("duties.sql",)):
-    """The table `chat_duties`: the owner of each duty and when it was last done, by the owners' clocks.
+    """The table `chat_duties`: the owner of each duty, and when it was last done by the owner's clock.
 
-    Its writes go to the database in one call each. A transaction of several would stay open while a blocking call stops
-    the event loop, and that call may need the lock of the file.
+    Each write is a single call to the database. A transaction of several calls would stay open while a blocking call
+    stops the event loop, and that call may need the lock of the file.
     """
 
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
@@ -35,14 +35,14 @@ class Duties(ClockedTables, sql=("duties.sql",)):
             "due": time_text(now - timedelta(seconds=every_seconds)),
         }
         async with self._driver.reading() as connection:
-            # A check that fails takes no lock.
+            # Check first, because a claim that would fail must not take a lock.
             if await connection.fetch(self._sql["taken"], parameters):
                 return False
         [claimed] = await self._driver.write([(self._sql["claim"], parameters)])
         return bool(claimed)
 
     async def done(self, duty: str, owner: str) -> None:
-        """Record that a duty was done just now; do nothing if another process has it."""
+        """Record that a duty was done now; do nothing if another process has it."""
         await self._end("done", duty, owner)
 
     async def release(self, duty: str, owner: str) -> None:
@@ -57,7 +57,7 @@ class Duties(ClockedTables, sql=("duties.sql",)):
 class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.sql")):
     """The table `chat_channel_state`: offsets, cursors, tokens and earlier chat ids, shared by all processes.
 
-    A value has a name within a `scope`; the scope is a bot, whatever the name of its channel.
+    A value has a name within a `scope`, which identifies the bot independently of its channel's name.
     """
 
     async def value(self, scope: str, name: str) -> str | None:
@@ -67,7 +67,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return str(rows[0][0]) if rows else None
 
     async def values_of(self, scope: str, prefix: str) -> dict[str, str]:
-        """Return the values of a scope whose names begin with a prefix, by name."""
+        """Return the values of a scope by name, for names that begin with a prefix."""
         parameters = {"scope": scope, "prefix": prefix, "now": time_text(self._clock())}
         rows = await self._driver.fetch(self._sql["values_of"], parameters)
         return {str(name): str(value) for name, value in rows}
@@ -82,12 +82,12 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return self._sql["keep"], {"scope": scope, "name": name, "value": value, "expires_at": expiry}
 
     async def keep_first(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> bool:
-        """Store a value unless there is one that has not expired; return False if there is."""
+        """Store a value, unless there is one that has not expired; return False in that case."""
         _, parameters = self.keep_statement(scope, name, value, expires_at=expires_at)
         return await self._keep((self._sql["keep_first"], {**parameters, "now": time_text(self._clock())}))
 
     async def _keep(self, statement: Statement) -> bool:
-        # The value comes first: who waits for its row holds no other, and the deletion waits for none.
+        # Store the value first: a transaction that waits for its row then holds no other, which prevents deadlocks.
         statements, parameters = [statement], statement[1]
         if parameters["expires_at"] is not None:
             forgotten = {"scope": parameters["scope"], "now": time_text(self._clock())}
@@ -100,7 +100,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return await self._execute("keep_for_duty", {"scope": scope, "name": name, "value": value, **held}) > 0
 
     async def replace(self, scope: str, name: str, old: str, value: str, *, expires_at: datetime) -> bool:
-        """Replace a value; return False if it is another one, or gone."""
+        """Replace the value `old`; return False if the stored value differs or is missing."""
         given = {"scope": scope, "name": name, "old": old, "value": value, "expires_at": time_text(expires_at)}
         return await self._execute("replace", given) > 0
 

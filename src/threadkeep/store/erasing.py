@@ -1,4 +1,4 @@
-"""Erasing of a person's rows, and of a session's, from all tables of a database."""
+"""Erasing the rows of a person or a session from all tables of a database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from threadkeep.store.partitions import index_statements
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.superseding import SupersedingWriter
 
-# LangGraph's tables on the two engines; each names the run, or the caller's own thread, in `thread_id`.
+# LangGraph's tables on the two engines; `thread_id` is the run's id, or the caller's own thread.
 _CHECKPOINTS = ("checkpoints", "writes", "checkpoint_writes", "checkpoint_blobs")
 _TABLES = load_statements("foreign.sql")
 _KEY_FIELDS = ("key_id", "user_id", "name", "scope", "created_at", "expires_at", "revoked_at", "last_used_at")
@@ -31,13 +31,13 @@ _LOG_WAIT_MILLISECONDS = 50
 
 
 async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
-    """Empty the WAL of a SQLite file, and write the file anew with `vacuum`; return False if a reader keeps the WAL."""
+    """Empty the WAL of a SQLite file, with `vacuum` also rewrite the file; return False if a reader keeps the WAL."""
     sql = load_statements("sqlite/retention.sql")
     async with driver.reading() as connection:
         if vacuum:
             await connection.execute(sql["vacuum"], {})
         [(usual,)] = await connection.fetch("PRAGMA busy_timeout", {})
-        # While a try waits for a reader, nobody can write.
+        # While an attempt waits for a reader, no process can write.
         await connection.execute(f"PRAGMA busy_timeout = {_LOG_WAIT_MILLISECONDS}", {})
         try:
             for _ in range(_LOG_TRIES):
@@ -51,9 +51,9 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
 
 @dataclass(frozen=True)
 class Erasable:
-    """The ids of a person, or a session; the other is empty.
+    """The subject of an erase: the ids of a person, or a session; the other field is empty.
 
-    `noted` is the scope in which the sessions of an erase are noted until it is complete.
+    `noted` is the scope under which the sessions of an erase are noted until the erase is complete.
     """
 
     ids: tuple[str, ...] = ()
@@ -78,12 +78,12 @@ class TableErasing:
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the sessions that are deleted whole, and those that an interrupted erase has deleted."""
+        """Return the sessions to delete as a whole, and those that an interrupted erase has deleted already."""
         async with self._driver.reading() as connection:
             return [str(row[0]) for row in await self._fetch(connection, "own_sessions_of", wanted)]
 
     async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
-        """Note the sessions of an erase, so that a repeat finds what belongs to them when their rows are gone."""
+        """Note the sessions of an erase, so that a repeated erase still finds their data when their rows are gone."""
         async with self._driver.writing() as connection:
             rows = [{"noted": wanted.noted, "session_id": session_id} for session_id in session_ids]
             await connection.execute_many(self._sql["note_session"], rows)
@@ -93,7 +93,7 @@ class TableErasing:
         await self._driver.write([(self._sql["forget_notes"], {"noted": wanted.noted})])
 
     async def counts(self, wanted: Erasable) -> dict[str, int]:
-        """Return the number of rows by table, and of checkpoints of the sessions and runs."""
+        """Return the number of rows by table, including checkpoints of the sessions and runs."""
         threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
             found = {str(name): int(count) for name, count in await self._fetch(connection, "counts", wanted)}
@@ -118,9 +118,9 @@ class TableErasing:
         return dict(found)
 
     async def empty(self, session_id: str, seqs: Sequence[int]) -> None:
-        """Turn messages of a session into empty rows, and drop what was made of them.
+        """Turn messages of a session into empty rows, and delete the data that was derived from them.
 
-        The checkpoints of the session's graphs go as a whole: their states have the messages, too.
+        The checkpoints of the session's graphs are deleted entirely, because their states contain the messages.
         """
         async with self._driver.writing() as connection:
             for table in await self._checkpoint_tables(connection):
@@ -134,7 +134,7 @@ class TableErasing:
                 if await connection.execute(self._sql["mark_erased"], {**place, "now": time_text(self._clock())}):
                     marked.append(seq)
             if marked:
-                # Refresh before the texts are emptied: the title is compared with them.
+                # Refresh before the texts are emptied, because the title is compared with them.
                 await self._superseding.refresh(connection, session_id, marked)
             else:
                 await connection.execute(self._sql["note_change"], {"session_id": session_id})
@@ -165,17 +165,17 @@ class TableErasing:
                     await connection.execute(self._sql[name], {"id": id_, "named": address_of(id_)})
 
     async def values(self, ids: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return the scope, name and value of each value that a front end or framework keeps for a person, sorted."""
+        """Return the values that front ends and frameworks store for a person: scope, name and value, sorted."""
         rows = [row for id_ in ids for row in await self._driver.fetch(self._sql["values_of_person"], {"id": id_})]
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts in scopes of others that rest on the person's sessions and runs."""
+        """Return the ids of facts in scopes of others that have evidence in the person's sessions and runs."""
         async with self._driver.reading() as connection:
             return [str(row[0]) for row in await self._fetch(connection, "facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
-        """Return the steps of a session's turns: the agent, the `seq` of the question, and the calls and results."""
+        """Return the steps of a session's turns: the agent, the question's `seq`, and the tool calls with results."""
         rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
             {"author": author, "seq": seq, "ordinal": ordinal, "steps": json.loads(expanded(body))}
@@ -188,9 +188,9 @@ class TableErasing:
         return [dict(zip(_KEY_FIELDS, row, strict=True)) for row in sorted(rows, key=lambda row: str(row[0]))]
 
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
-        """Delete facts that rest on deleted sessions, the sessions' groups in Graphiti's queue, and created threads.
+        """Delete facts with evidence in deleted sessions, the sessions' groups in the Graphiti queue, and threads.
 
-        The episodes of facts that are gone are given up, or deleted in Graphiti by the worker of their group.
+        Episodes of deleted facts are no longer sent, or are deleted in Graphiti by the worker of their group.
         """
         async with self._driver.writing() as connection:
             rows = [{"session_id": session_id} for session_id in session_ids]
@@ -200,7 +200,7 @@ class TableErasing:
             await connection.execute(self._sql["retract_lost_facts"], {})
 
     async def groups_without_session(self) -> list[str]:
-        """Return the ids of the sessions that were deleted and have a group in Graphiti."""
+        """Return the ids of deleted sessions that still have a group in Graphiti."""
         return [str(row[0]) for row in await self._driver.fetch(self._sql["groups_without_session"], {})]
 
     async def forget_group(self, session_id: str) -> None:
@@ -209,12 +209,12 @@ class TableErasing:
             await connection.execute(self._sql["delete_group_of_session"], {"session_id": session_id})
 
     async def episodes_elsewhere(self, wanted: Erasable) -> int:
-        """Return the number of episodes that stay in groups of Graphiti that others use too, such as a workspace's."""
+        """Return the number of episodes that stay in Graphiti groups which others use too, such as a workspace's."""
         async with self._driver.reading() as connection:
             return int((await self._fetch(connection, "episodes_elsewhere", wanted))[0][0])
 
     async def branches(self, session_id: str) -> int:
-        """Return the number of sessions that were branched off a session, with copies of its messages."""
+        """Return the number of branches of a session, which have copies of its messages."""
         return int((await self._driver.fetch(self._sql["branches"], {"session_id": session_id}))[0][0])
 
     async def retractions(self) -> int:
@@ -222,11 +222,11 @@ class TableErasing:
         return int((await self._driver.fetch(self._sql["retractions"], {}))[0][0])
 
     async def forget_runs(self, wanted: Erasable) -> None:
-        """Delete facts of all scopes that rest on runs of the person or session; call it while the runs are there."""
+        """Delete facts of all scopes with evidence in runs of the person or session; call it before deleting these."""
         await self._driver.write([self._selecting("drop_facts_of_runs", wanted)])
 
     async def delete_checkpoints(self, wanted: Erasable) -> None:
-        """Delete the checkpoints of the sessions, of the runs, and of all runs that were deleted."""
+        """Delete the checkpoints of the sessions, of their runs, and of all runs that were deleted."""
         threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
             tables = await self._checkpoint_tables(connection)
@@ -241,7 +241,7 @@ class TableErasing:
         return sorted({str(row[0]) for row in rows}.intersection(_CHECKPOINTS))
 
     async def known(self, *, sessions: bool) -> list[str]:
-        """Return the ids of all sessions and threads of checkpoints, or of all users."""
+        """Return the ids of all sessions and checkpoint threads, or else of all users."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["known_sessions" if sessions else "known_users"], {})
             for table in await self._checkpoint_tables(connection) if sessions else ():
@@ -252,7 +252,7 @@ class TableErasing:
         """Overwrite deleted texts in the search index and the WAL; return False if a reader keeps the WAL.
 
         On PostgreSQL dead rows stay until VACUUM. With `vacuum` all tables of the schema are rewritten, which
-        blocks everybody, and the planner's statistics too, because they contain values of rows.
+        blocks all access, and also the planner's statistics, because they contain values of rows.
         """
         if self._driver.backend == "postgres":
             if vacuum:
@@ -265,7 +265,7 @@ class TableErasing:
         async with self._driver.reading() as connection:
             for (table,) in await connection.fetch(self._sql["tables"], {}):
                 await connection.execute(f"VACUUM (FULL, ANALYZE) {table}", {})
-            # Who may not do these gets a warning, or leaves it to the server's next checkpoint.
+            # Without the permission, PostgreSQL only warns, or the server's next checkpoint has the same effect.
             await connection.execute("VACUUM FULL pg_catalog.pg_statistic", {})
             with contextlib.suppress(StoreError):
                 await connection.execute("CHECKPOINT", {})
@@ -274,7 +274,7 @@ class TableErasing:
         return await connection.fetch(*self._selecting(name, wanted))
 
     def _selecting(self, name: str, wanted: Erasable) -> Statement:
-        # No user has the empty id: the statements have at least one row of values.
+        # The statements need at least one row of values; no user has the empty id.
         ids = [{"id": id_} for id_ in wanted.ids] or [{"id": ""}]
         parameters = {**row_parameters(ids), "session_id": wanted.session_id, "noted": wanted.noted}
         return for_rows(self._sql[name], len(ids)), parameters

@@ -1,4 +1,4 @@
-"""Records of model calls: the parts of each context, and its texts that are in no transcript."""
+"""Records of model calls (manifests): the parts of each context, and texts that are not in the transcript."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ type _Noted = tuple[NotedManifest, dict[str, Json]]
 _TRIES = 5
 _LAST: Cursor = (datetime.max.replace(tzinfo=UTC), "~", 2**31 - 1)
 _ROWS_AT_ONCE = 500
-# The age of `used_at` at which a use renews it, so that not every call writes to every text.
+# A use renews `used_at` only at this age, so that not every call writes to every text.
 _RENEWAL = timedelta(hours=1)
-# The difference between the clocks of two processes that is allowed for.
+# The largest expected difference between the clocks of two processes.
 _CLOCKS_DIFFER = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
 class NotedManifest:
-    """The record of one model call before it is stored, with its session or, if there is none, with its run.
+    """The record of a model call that is not stored yet; it is stored with its session or, without one, with its run.
 
+    `manifest` returns its values when the record is written. `texts` maps digests to texts of the context that are in
     `manifest` returns its values when the record is written. `texts` maps digests to texts of the context that are in
     no transcript. `again` means that an earlier attempt may have stored it.
     """
@@ -52,7 +53,7 @@ class NotedManifest:
 
     @property
     def place(self) -> tuple[bool, str]:
-        """The row that its write locks: its session, or its run; sessions sort first."""
+        """The row that its write locks: its session or its run. Sessions sort first."""
         return self.session_id is None, self.session_id or self.run_id
 
 
@@ -60,7 +61,7 @@ class NotedManifest:
 class StoredManifest:
     """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the memory that it was read from.
 
-    `session_id` is the session that it is stored with; None if it is stored with its run.
+    `session_id` is the session with which it is stored; None if it is stored with its run.
     """
 
     session_id: str | None
@@ -96,37 +97,37 @@ class _Keeper:
 class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql")):
     """The tables `chat_manifests` and `chat_context_texts`, and their counterparts for runs without a session.
 
-    A text is stored once per session (or run), under its digest, as long as calls use it. Both are deleted with their
+    A text is stored once per session (or run) under its digest, as long as calls use it. Both are deleted with their
     session or run.
     """
 
     async def add(self, entries: Iterable[NotedManifest]) -> int:
-        """Store a group in one transaction; return how many of its records are stored now.
+        """Store a group of records in one transaction; return how many of them are stored now.
 
         Records of a deleted session are skipped, and so are records older than their session, which belong to an
-        earlier session of the same name. If the run of a record exists, the session has only not begun: then the record
-        is stored with the run.
+        earlier session with the same id. If the session does not exist yet, but the run does, the record is stored with
+        the run.
 
         Raises:
             InvalidMessage: a manifest is not JSON; nothing was stored.
             RowLocked: another transaction has locked one of the sessions; nothing was stored.
         """
         rows = [(entry, _clean_manifest(entry)) for entry in entries]
-        # The same order everywhere prevents deadlocks between processes.
+        # Lock in the same order everywhere, which prevents deadlocks between processes.
         rows.sort(key=lambda row: row[0].place)
         for tries_left in reversed(range(_TRIES)):
             try:
                 return await self._add(rows)
             except DuplicateRow:
-                # Two processes numbered a call of one run at the same time.
+                # Two processes assigned the same number to calls of one run.
                 if not tries_left:
                     raise
         return 0
 
     def joined(self, entry: NotedManifest) -> list[Statement]:
-        """Return the statements that store a record in a transaction that knows its session and its messages.
+        """Return the statements that store a record in the transaction that stores its session's messages.
 
-        Every id in the manifest must be the transcript's under the `seq` of its entry.
+        Every id in the manifest must be the id that the transcript has under the `seq` of that entry.
         """
         session_id = str(entry.session_id)
         short = packed(without_ids(entry.manifest()), _columns(session_id, entry.run_id))
@@ -143,13 +144,13 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         ]
 
     def _dropping(self, session_id: str, entries: Iterable[NotedManifest]) -> Statement:
-        """Return the statement that drops the texts of calls during which messages of the session were erased."""
+        """Return the statement that drops texts of calls, if messages of the session were erased during the calls."""
         begun = min(entry.created_at for entry in entries) - _CLOCKS_DIFFER
         key = {"session_id": session_id, "marker": erase_marker(session_id), "begun": time_text(begun)}
         return self._sql["drop_texts_after_erase"], key
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the calls of a run in order, if the run or its session is this user's."""
+        """Return the calls of a run in order, if the run or its session belongs to this user."""
         found = await self._fetch("of_run", {"run_id": run_id, "user_id": user_id})
         return sorted(found, key=lambda stored: (stored.session_id or "", stored.call))
 
@@ -254,12 +255,12 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Return whether the same record is stored, here or with its run: its session may have begun since."""
+        """Return whether the same record is stored already, with the session or (before it existed) with the run."""
         keepers = dict.fromkeys((keeper, _Keeper("run_id", noted[0].run_id)))
         return any([await self._was_noted(connection, each, key, noted) for each in keepers])
 
     async def _was_noted(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Return whether the owner has an equal record. Read forms are compared: packing depends on the transcript."""
+        """Return whether the owner has an equal record; unpacked, because packing depends on the transcript."""
         entry, manifest = noted
         rows = await connection.fetch(self._sql[keeper.statement("noted_then")], key)
         found = [_manifest_of((keeper.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
@@ -283,7 +284,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
 
 
 def erase_marker(session_id: str) -> str:
-    """Return the name under which an erase of messages in a session is noted; it does not show the session's id."""
+    """Return the name under which an erase of messages in a session is noted; it does not reveal the session's id."""
     return sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -297,7 +298,7 @@ def _clean_manifest(entry: NotedManifest) -> dict[str, Json]:
 
 
 def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
-    """Return the fields of a manifest that its row has, in the order of reading."""
+    """Return the fields of a manifest that its row has as columns, in the order in which they are read."""
     return ({} if session_id is None else {"session_id": session_id}) | {"run_id": run_id}
 
 

@@ -1,6 +1,6 @@
-"""Numbered migrations: each is applied once, by one process at a time; a newer database is refused.
+"""Numbered migrations. Each is applied once, by one process at a time; a database with newer ones is rejected.
 
-The first one creates the whole schema of version 0.1.0; its number is that of the last migration before that version.
+The first one creates the whole schema of version 0.1.0; it has the number of the last migration before that version.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from threadkeep.store.partitions import check_partitions, make_partitions
 from threadkeep.store.statements import load_script
 
 type ToldOfMigration = Callable[[int, int, str], object]
-"""A callback before each migration: the number done, the total number, and the file name."""
+"""A callback before each migration that gets the number of finished ones, the total number, and the file name."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
 )"""
 _APPLIED = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
-# Any fixed number: it identifies this lock among the advisory locks of a PostgreSQL database.
+# Any fixed number identifies this lock among the advisory locks of a PostgreSQL database.
 _LOCK = "SELECT pg_advisory_xact_lock(7310865112)"
 _IS_THERE: dict[Backend, str] = {
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'",
@@ -48,13 +48,13 @@ async def migrate(
 ) -> list[int]:
     """Bring a database to the newest schema; return the versions that were applied now.
 
-    Concurrent processes take turns, and later ones find nothing left to do. A database that is up to date is only read.
+    Concurrent processes take turns, and the later ones find nothing to do. A database that is up to date is only read.
     A new PostgreSQL database gets `partitions` of its messages by session; a database that exists stays as it is.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.
-        StoreError: the database is from before the first migration; nothing was changed.
-        InvalidSettings: partitions of a SQLite database.
+        StoreError: the database is older than the first migration; nothing was changed.
+        InvalidSettings: partitions were requested for a SQLite database.
     """
     check_partitions(driver.backend, partitions)
     known = known_migrations(driver.backend)
@@ -64,12 +64,12 @@ async def migrate(
         raise SchemaTooNew(found=found, known=newest)
     if 0 < found < first:
         raise StoreError(
-            f"The database is at schema {found}, and this Threadkeep upgrades databases from schema {first} on: "
+            f"The database is at schema {found}, but this Threadkeep can only upgrade from schema {first} on: "
             "open it once with Threadkeep 0.1.0."
         )
     if found == newest:
         return []
-    # A large database takes long, and processes that start meanwhile wait for it.
+    # Migrating a large database takes long, and processes that start meanwhile wait for it.
     async with driver.writing(lock_timeout_seconds=0) as connection:
         if driver.backend == "postgres":
             await connection.fetch(_LOCK, {})

@@ -1,4 +1,4 @@
-"""Opening of databases by address; an engine's library is imported only when it is used."""
+"""Opening databases by address; an engine's library is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def open_database(
 ) -> AsyncIterator[Driver]:
     """Open a database without migrating its schema.
 
-    With `read_only` nothing can be written, and a SQLite file has to exist.
+    With `read_only` nothing can be written, and a SQLite file must exist.
 
     Raises:
         StoreUnavailable: the database does not answer.
@@ -57,7 +57,7 @@ async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_
 def make_folder(path: Path | None) -> None:
     """Create the folder of a SQLite file, for this user only."""
     if path is not None:
-        with contextlib.suppress(OSError):  # opening the file reports the error, with the cure
+        with contextlib.suppress(OSError):  # opening the file will report the error with its cure
             make_private_folder(path.parent)
 
 
@@ -72,7 +72,7 @@ async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
         deadline = time.monotonic() + SETUP_SECONDS
         while not _locked(descriptor):
             if time.monotonic() > deadline:
-                raise StoreUnavailable("Another process has been setting this database up for long; see who it is.")
+                raise StoreUnavailable("Another process has been setting up this database for too long; end it.")
             await asyncio.sleep(_POLL_SECONDS)
         yield
     finally:
@@ -108,7 +108,7 @@ async def open_foreign(address: DatabaseAddress) -> AsyncIterator[ForeignDatabas
     """Open a database of another system.
 
     Raises:
-        StoreUnavailable: the database does not answer, or the file is no database.
+        StoreUnavailable: the database does not answer, or the file is not a database.
     """
     async with open_database(address, FOREIGN_OPTIONS, read_only=True) as driver:
         rows = await driver.fetch(load_statements("foreign.sql")[f"columns_{driver.backend}"], {})

@@ -1,4 +1,4 @@
-"""The outbox: answers are stored before their runs begin, and each is sent by one process."""
+"""The outbox: answers are recorded before their runs begin, and each answer is sent by one process."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _OF_A_REPLY = ("message_id", "callback_query_id")
 
 
 def address_of(user_id: str) -> str:
-    """Return the part of a stored address that names its person."""
+    """Return the JSON text by which a stored address names its person."""
     return json_text({_USER: user_id})[1:-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
-    """A message to send: the answer of a run to `message_id`, or a `content` that is in no transcript.
+    """A message to send: the answer of a run to `message_id`, or a `content` that is not in a transcript.
 
-    `parts_sent` of its parts have arrived. `uncertain` is true if a process died, or lost its connection, while it sent
+    `parts_sent` parts have arrived. `uncertain` is true if a process died, or lost its connection, while it sent
     a part that may have arrived. `partial` is the text of a growing answer so far.
     """
 
@@ -62,7 +62,7 @@ class Recipient:
 
 @dataclass(frozen=True)
 class LeftMessage:
-    """A message without a run: its row in the outbox, its address, and what was added with it."""
+    """A message without a run: its row in the outbox, its address, and the `message` that was added with it."""
 
     number: int
     channel: str
@@ -76,9 +76,9 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     Guarantees:
 
     - A message is added once, however often its platform delivers it.
-    - An answer becomes `ready` when its run is over, whichever process adds, runs and sends it.
+    - An answer becomes `ready` when its run is over; different processes may add, execute and send it.
     - One owner at a time sends a message, and the messages of a session go out in the order in which they were added.
-    - An owner that lost a message changes nothing: each of its writes names the owner.
+    - An owner that has lost its claim cannot change a message, because each write checks the owner.
     - Messages are deleted with their session.
     """
 
@@ -100,10 +100,10 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         """Add the answer to a message; return False if it exists already.
 
         Without a `content` it is the answer of the run. If it `waits`, it is ready when the run is over, else at once.
-        It is not sent before the time `after`, within which the platform may fetch it. With `remember` its address
-        becomes the one of the session's person, with the `user_id` of the session, which may not be stored yet. `about`
-        is the person who gets the answer, also in a group: it is erased with them. `message` is what is needed to take
-        the message again; it is dropped when the answer is ready.
+        It is not sent until `after` has passed, because the platform may fetch it before. With `remember`, its address
+        becomes the address of the session's person, with the `user_id` of the session, which may not be stored yet.
+        `about` is the person who gets the answer, also in a group; the answer is erased with this person. `message` has
+        the data needed to process the message again; it is dropped when the answer is ready.
         """
         now = self._now()
         person = {**address, _USER: user_id} if user_id is not None else address
@@ -125,7 +125,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def send(self, session_id: str, message_id: str, content: str) -> bool:
         """Add an unsolicited text; return False if it exists already, or the session has no known address.
 
-        It is no reply to the person's last message.
+        It is not sent as a reply to the person's last message.
         """
         recipient = await self.recipient(session_id)
         if recipient is None:
@@ -145,14 +145,14 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             return bool(await connection.fetch(self._sql["add"], row))
 
     async def own(self, channel: str, session_id: str, user_id: str) -> bool:
-        """Make a session without an owner the one of its person; return False if a person has said something in it.
+        """Assign a session without an owner to its person; return False if a person has written in it.
 
-        Earlier versions stored what the bot's side said first without an owner, so that the person was refused.
+        Earlier versions stored a first message of the bot without an owner, and the person was rejected afterwards.
         """
         return await self._execute("own", {"channel": channel, "session_id": session_id, "user_id": user_id}) > 0
 
     async def recipient(self, session_id: str) -> Recipient | None:
-        """Return the person of a session; None if no channel has a message of it."""
+        """Return the person of a session; None if no channel has received a message in it."""
         rows = await self._driver.fetch(self._sql["recipient"], {"session_id": session_id})
         if not rows:
             return None
@@ -161,7 +161,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return Recipient(rows[0][0], address, user_id if isinstance(user_id, str) else None)
 
     async def answer(self, channel: str, session_id: str, message_id: str, content: str) -> bool:
-        """Answer a message without a run with a text; return False if its answer is not waiting."""
+        """Answer a message with a text instead of a run; return False if its answer is not waiting."""
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             parameters = {**key, "content": clean_text(content), "now": self._now()}
@@ -177,11 +177,11 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._find(channel, session_id=session_id, message_id=message_id)
 
     async def entry(self, channel: str, number: int) -> Outgoing | None:
-        """Return the answer with a number, if it is the channel's."""
+        """Return the answer with a number, if it belongs to the channel."""
         return await self._find(channel, number=number)
 
     async def note_partial(self, number: int, text: str) -> bool:
-        """Store the text of a growing answer so far; return False if it no longer waits for its run."""
+        """Store the partial text of a growing answer; return False if the answer no longer waits for its run."""
         return await self._execute("note_partial", {"number": number, "partial": clean_text(text)}) > 0
 
     async def note_fetched(self, number: int, *, is_all: bool) -> bool:
@@ -196,25 +196,25 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return str(rows[0][0]) if rows else None
 
     async def make_ready(self, session_id: str | None = None) -> int:
-        """Mark the answers as ready whose runs are over, of one session or of all; return their number."""
+        """Mark answers as ready if their runs are over, in one session or in all; return their number."""
         parameters = {"session_id": session_id, "now": self._now()}
         async with self._driver.writing() as connection:
             return await self._let_go(connection, await connection.fetch(self._sql["make_ready"], parameters))
 
     async def left(self, *, older_than: timedelta) -> list[LeftMessage]:
-        """Return the messages that have no run after a time, because their process died."""
+        """Return the messages that are older than a time and still have no run, because their process died."""
         rows = await self._driver.fetch(self._sql["left"], {"before": time_text(self._clock() - older_than)})
         found = [(number, channel, _address(address)) for number, channel, address in rows]
         return [LeftMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]
 
     async def end_unasked(self, *, older_than: timedelta) -> int:
-        """End the answers that have no run after a time; return their number."""
+        """End the answers that are older than a time and have no run; return their number."""
         now = self._clock()
         parameters = {"now": time_text(now), "before": time_text(now - older_than)}
         return await self._execute("end_unasked", parameters)
 
     async def due(self, channel: str, *, limit: int) -> list[int]:
-        """Return the numbers of a channel's messages that may be sent now, the longest wait first."""
+        """Return the numbers of a channel's messages that may be sent now, longest wait first."""
         parameters = {"channel": channel, "now": self._now(), "limit": limit}
         rows = await self._driver.fetch(self._sql["due"], parameters)
         return [number for (number,) in rows]
@@ -252,7 +252,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def fail(self, number: int, owner: str, error: str) -> bool:
         """Mark a message as failed, for a person to handle; return False if the claim was lost.
 
-        `error` names a kind, and quotes nothing.
+        `error` is the name of a kind and must not quote anything.
         """
         return await self._change("fail", number, owner, error=error, now=self._now())
 
@@ -264,7 +264,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def fail_sent(self, number: int, error: str, *, parts: int, address: Address) -> bool:
         """Mark an answer as failed after `parts` of its parts, to be retried at an address; return False if it is over.
 
-        The text of an answer that is not a run's is gone by then, so that a retry sends nothing.
+        A text that is not a run's answer has been deleted by then, so a retry sends nothing.
         """
         values = {"number": number, "error": error, "parts": parts, "address": json_text(address), "now": self._now()}
         return await self._execute("fail_sent", values) > 0
@@ -290,7 +290,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return {(channel, status): count for channel, status, count in rows}
 
     async def times(self) -> dict[str, tuple[datetime | None, datetime | None]]:
-        """Return by channel when the oldest open answer was added, and when a person wrote last."""
+        """Return, by channel, the times when the oldest open answer was added and when a person last wrote."""
         rows = await self._driver.fetch(self._sql["times"], {})
         return {
             channel: (None if oldest is None else time_of(oldest), None if heard is None else time_of(heard))
@@ -298,7 +298,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         }
 
     async def remove_ended(self, *, older_than: timedelta) -> int:
-        """Delete messages that ended some time ago; a failed one stays until a person has handled it."""
+        """Delete messages that ended longer ago than a time; a failed one stays until a person has handled it."""
         return await self._execute("remove_ended", {"before": time_text(self._clock() - older_than)})
 
     async def _find(
@@ -314,7 +314,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _let_go(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Drop the messages of rows that are not taken again; return the number of rows."""
+        """Drop the stored messages of rows that are not processed again; return the number of rows."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:

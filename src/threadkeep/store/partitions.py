@@ -14,15 +14,15 @@ from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Dri
 from threadkeep.store.statements import load_statements
 
 type Progress = Callable[[int, int, int], object]
-"""A callback after each step: the ranges of messages done, their total number, and the messages copied."""
+"""A callback after each step that gets the number of finished ranges, of all ranges, and of copied messages."""
 
 _RANGES = 200
-# Readers wait behind who waits for a table. And others never get the error of a deadlock, which PostgreSQL finds later.
+# Short, because readers queue behind a waiter, and shorter than PostgreSQL's deadlock check, which may fail others.
 _LOCK_SECONDS = GROUP_LOCK_SECONDS
 _PAUSE_SECONDS = 1.0
 _MOST_TRIES = 100
 _SQL = load_statements("postgres/partitions.sql")
-# A block of several statements is indented.
+# Blocks of several statements are indented.
 _STATEMENT_END = re.compile(r";\n(?=\S)")
 
 
@@ -35,14 +35,14 @@ def check_partitions(backend: Backend, partitions: int | None) -> None:
     if partitions is not None and backend == "sqlite":
         variable = "THREADKEEP_PARTITIONS"
         raise InvalidSettings(
-            f"{variable} is for PostgreSQL, and SQLite has no partitions; take it away, or name a PostgreSQL in "
+            f"{variable} needs PostgreSQL, because SQLite has no partitions; remove it, or name a PostgreSQL in "
             "THREADKEEP_DATABASE_URL.",
             variable=variable,
         )
 
 
 async def index_statements(connection: Connection, sql: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the statements with those on the search index as it is now: another process may partition it."""
+    """Return the statements for the current form of the search index, because another process may partition it."""
     if "is_partitioned" not in sql:
         return sql
     [(is_partitioned,)] = await connection.fetch(sql["is_partitioned"], {})
@@ -57,9 +57,9 @@ async def make_partitions(connection: Connection, partitions: int) -> None:
 
 
 class PartitionState(NamedTuple):
-    """The number of partitions of the tables, and of an unfinished copy of them.
+    """The number of partitions of the tables, and of an unfinished copy.
 
-    `owner` and `views` are reasons why the tables cannot be replaced.
+    `owner` and `views` are set if they prevent the tables from being replaced.
     """
 
     partitions: int
@@ -71,19 +71,19 @@ class PartitionState(NamedTuple):
     def refusal(self, wanted: int) -> str | None:
         """Return why the tables cannot get the wanted number of partitions, with the cure; None if they can."""
         if self.partitions not in (0, wanted):
-            cure = "for another number export the sessions, and import them into a new database."
+            cure = "to change the number, export the sessions and import them into a new database."
             return f"This database has {self.partitions} partitions; {cure}"
         if self.copied_into not in (0, wanted):
-            return f"{self.copied_into} partitions were begun; say {self.copied_into} to go on, or --abandon."
+            return f"{self.copied_into} partitions were begun; request {self.copied_into}, or use --abandon."
         if self.owner is not None:
-            return f"The tables belong to {self.owner}; do this as that user of PostgreSQL."
+            return f"The tables belong to {self.owner}; connect as that PostgreSQL user."
         if self.views is not None:
-            return f"The tables are in use by {self.views}; drop these before, and create them again afterwards."
+            return f"These views use the tables: {self.views}; drop them first, and create them again afterwards."
         return None
 
 
 async def partition_state(driver: Driver) -> PartitionState:
-    """Return the state of the tables; of SQLite's, that they have no partitions."""
+    """Return the state of the tables; on SQLite they have no partitions."""
     if driver.backend == "sqlite":
         return PartitionState(0, 0, is_begun=False, owner=None, views=None)
     async with driver.reading() as connection:
@@ -91,7 +91,7 @@ async def partition_state(driver: Driver) -> PartitionState:
 
 
 async def partition(driver: Driver, partitions: int, *, report: Progress) -> bool:
-    """Turn the tables of a database into partitioned ones while others write; return False if they are already.
+    """Turn the tables of a database in use into partitioned ones; return False if they are partitioned already.
 
     After an interruption the next call continues. Several callers share the work.
 
@@ -159,7 +159,7 @@ async def _step(connection: Connection) -> tuple[int, int]:
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy the oldest ranges that are noted; return the numbers of ranges and messages."""
+    """Copy the oldest noted ranges; return the numbers of ranges and messages."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}
@@ -170,7 +170,7 @@ async def _copy(connection: Connection) -> tuple[int, int]:
 
 
 async def _swap(connection: Connection) -> None:
-    """Copy what has changed since, and replace the tables, while nobody reads or writes them."""
+    """Copy the remaining changes, and replace the tables while they are locked against reading and writing."""
     if not await _lock(connection):
         return
     await _run(connection, "hold")
@@ -180,7 +180,7 @@ async def _swap(connection: Connection) -> None:
 
 
 async def _briefly[T](driver: Driver, work: Callable[[Connection], Awaitable[T]]) -> T:
-    """Do work that locks tables in one transaction; try again if others keep them locked."""
+    """Do work that locks tables in one transaction; retry it if others keep them locked."""
     for _ in range(_MOST_TRIES - 1):
         try:
             async with driver.writing(lock_timeout_seconds=_LOCK_SECONDS) as connection:

@@ -32,14 +32,14 @@ from threadkeep.store.statements import load_statements
 
 type DictConnection = psycopg.AsyncConnection[DictRow]
 
-# Longer than the pause between the questions of an idle worker: otherwise each one would be two round trips.
+# Longer than the pause between two queries of an idle worker, or else each would need two round trips.
 _TRUSTED_SECONDS = 2.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
-# The pool's pauses between tries double up to this value; then the next caller starts again. So a server that returns
-# after a long time is found within seconds.
+# The pool's pauses between attempts double up to this value; then the next caller starts again. So a server that
+# returns after a long time is found within seconds.
 _RECONNECT_SECONDS = 5
-# Any fixed number identifies this lock among the advisory locks of a database. It is no parameter: a statement with one
+# Any fixed number identifies this lock among a database's advisory locks. It is not a parameter: a statement with one
 # keeps its snapshot until the next statement, and CREATE INDEX CONCURRENTLY waits for old snapshots.
 _TRY_SETUP_LOCK = "SELECT pg_try_advisory_xact_lock(7310865113)"
 
@@ -74,7 +74,7 @@ class PostgresDriver:
         return "postgres"
 
     async def check_file(self) -> None:
-        """Do nothing: the server has the files."""
+        """Do nothing, because the files belong to the server."""
 
     @classmethod
     async def open(cls, dsn: str, options: StoreOptions, *, read_only: bool = False) -> Self:
@@ -115,7 +115,7 @@ class PostgresDriver:
                     await PostgresConnection(raw).fetch(sql, parameters)
                 yield PostgresConnection(raw)
             if transaction.status != transaction.Status.COMMITTED:
-                # psycopg ends the block of a closed connection without an error.
+                # psycopg ends the block without an error if the connection was closed.
                 raise psycopg.OperationalError("The connection was closed before the transaction was committed.")
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
@@ -156,10 +156,10 @@ class PostgresDriver:
         await self._pool.close()
 
     async def _configure(self, raw: RawConnection) -> None:
-        """Read times in UTC, and JSON columns as text: one codec for both engines parses it."""
+        """Read times in UTC, and JSON columns as text, because one codec parses them for both engines."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
-        # Not connection options, which would replace those of the DSN. A pooler keeps the time zone of each client.
+        # Not as connection options, which would replace those of the DSN. A pooler keeps the time zone of each client.
         await raw.execute("SELECT set_config('TimeZone', 'UTC', FALSE)")
         if await negotiate_pooler(raw):
             self._is_pooled = True
@@ -182,7 +182,7 @@ class PostgresDriver:
 
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[RawConnection]:
-        """Lend a connection for writing; when it breaks, no other is trusted, and the caller decides on a retry."""
+        """Lend a connection for writing; if it breaks, the others are checked before use, and the caller may retry."""
         with translated():
             loan = _Loan(self._pool, self._used)
             try:
@@ -197,9 +197,9 @@ class PostgresDriver:
 
 
 class _Loan:
-    """A connection of the pool for the length of a block; `used` has the time when each one last worked.
+    """A pooled connection for the duration of a block; `used` has the time at which each connection last worked.
 
-    The pool's own block costs a tenth of a short read, because it ends a transaction that does not exist.
+    The pool's own context manager costs a tenth of a short read, because it ends a transaction that does not exist.
     """
 
     def __init__(self, pool: AsyncConnectionPool[RawConnection], used: WeakKeyDictionary[RawConnection, float]) -> None:
@@ -242,7 +242,7 @@ class _Loan:
 
 @asynccontextmanager
 async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[AsyncConnectionPool[DictConnection]]:
-    """Open a pool for LangGraph's libraries: rows as dicts, and no automatically prepared statements."""
+    """Open a pool for LangGraph's libraries, with rows as dicts and without automatically prepared statements."""
     pool: AsyncConnectionPool[DictConnection] = AsyncConnectionPool(
         dsn,
         kwargs={
@@ -273,8 +273,8 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
 async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
     """Let one process at a time into the block, across machines.
 
-    It polls rather than waits in the server: a waiting transaction would block CREATE INDEX CONCURRENTLY. The lock
-    belongs to a transaction, because a pooler gives a session to others.
+    It polls, because a transaction that waits in the server would block CREATE INDEX CONCURRENTLY. The lock
+    belongs to a transaction, because a pooler shares sessions between clients.
     """
     with translated():
         async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=_CONNECT_SECONDS) as raw:
@@ -288,9 +288,9 @@ async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
 
 
 async def close_in_pipeline(raw: psycopg.AsyncConnection[Any]) -> None:
-    """Close a connection that a cancelled call has left in pipeline mode; the pool makes another one.
+    """Close a connection that a cancelled call has left in pipeline mode; the pool opens another one.
 
-    psycopg 3.3.9 leaves it so when it is cancelled between entering the mode and its next statement. There a statement
+    psycopg 3.3.9 leaves it so if it is cancelled between entering the mode and its next statement. There a statement
     returns its rows before it is committed, and is rolled back when the connection ends.
     """
     if raw.info.pipeline_status != psycopg.pq.PipelineStatus.OFF:
@@ -306,10 +306,10 @@ async def _lives(raw: RawConnection) -> bool:
 
 
 async def negotiate_pooler(raw: psycopg.AsyncConnection[Any]) -> bool:
-    """Return whether a pooler such as pgbouncer is in front of the server; then prepare no statements on it.
+    """Return whether a pooler such as pgbouncer is in front of the server; if so, turn prepared statements off.
 
-    In transaction mode each transaction may get another session of the server, so nothing may be left in one: no
-    prepared statement, no setting, no lock. A pooler gives each client a process id of its own.
+    In transaction mode each transaction may get another session of the server, so no prepared statement, setting or
+    lock may be left in a session. A pooler is detected by its process ids, which differ from the server's.
     """
     cursor = await raw.execute("SELECT pg_backend_pid() AS pid", prepare=False)
     row = await cursor.fetchone()

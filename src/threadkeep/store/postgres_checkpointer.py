@@ -1,4 +1,4 @@
-"""LangGraph's checkpointer on PostgreSQL, with our errors. Importing this imports LangGraph and psycopg."""
+"""LangGraph's checkpointer on PostgreSQL, with Threadkeep's errors. Importing this imports LangGraph and psycopg."""
 
 from __future__ import annotations
 

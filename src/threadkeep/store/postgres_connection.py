@@ -34,7 +34,7 @@ class PostgresConnection:
         except psycopg.OperationalError:
             if self._another is None or not self.raw.closed:
                 raise
-            # A read can simply be repeated.
+            # A read can be repeated safely.
             self.raw, self._another = await self._another(), None
             cursor = await self.raw.execute(_query(sql), parameters)
         return await cursor.fetchall()
@@ -61,9 +61,9 @@ class PostgresConnection:
 
     @asynccontextmanager
     async def _pipeline(self) -> AsyncIterator[None]:
-        """Open a pipeline for statements; the libpq of some systems is too old for it.
+        """Open a pipeline for statements, unless libpq is too old for pipelines.
 
-        psycopg logs a warning for each block that ends with an error: the error is raised behind it.
+        psycopg would log a warning for each block that ends with an error, so the error is raised after the block.
         """
         failure: BaseException | None = None
         try:
@@ -80,7 +80,7 @@ class PostgresConnection:
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Execute a statement once for each row of parameters."""
-        # psycopg's own pipeline turns a cancellation at its beginning into an AssertionError.
+        # psycopg's own pipeline would turn a cancellation at its start into an AssertionError.
         async with self._pipeline(), self.raw.cursor() as cursor:
             await cursor.executemany(_query(sql), rows)
 
@@ -94,21 +94,20 @@ _CURES: Mapping[type[BaseException], str] = {
     psycopg.errors.ReadOnlySqlTransaction: (
         "PostgreSQL is read-only here; name the primary server in THREADKEEP_DATABASE_URL."
     ),
-    psycopg.errors.DiskFull: "PostgreSQL's disk is full; make room on the server.",
+    psycopg.errors.DiskFull: "PostgreSQL's disk is full; free some space on the server.",
     psycopg.errors.QueryCanceled: (
-        "PostgreSQL ended this call before it was done: somebody cancelled it, or the statement_timeout of its user is "
-        "too short."
+        "PostgreSQL interrupted this call: somebody cancelled it, or the statement_timeout of its user is too short."
     ),
 }
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the errors of psycopg into ours, each with its cure."""
+    """Translate the errors of psycopg into Threadkeep's, each with its cure."""
     try:
         yield
     except psycopg.errors.UniqueViolation as error:
-        raise DuplicateRow("A row with this key is there already.") from error
+        raise DuplicateRow("A row with this key exists already.") from error
     except PoolTimeout as error:
         raise StoreUnavailable(
             "PostgreSQL gave no connection in time: it is down, or THREADKEEP_POSTGRES_POOL_MAX_SIZE is too small."
@@ -117,14 +116,14 @@ def translated() -> Iterator[None]:
         raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
     except psycopg.errors.LockNotAvailable as error:
         raise RowLocked(
-            "Another transaction has locked what this call needs for longer than THREADKEEP_LOCK_TIMEOUT; "
-            "see `threadkeep doctor` for who has one open, and end it."
+            "Another transaction has held a lock that this call needs for longer than THREADKEEP_LOCK_TIMEOUT; "
+            "find it with `threadkeep doctor`, and end it."
         ) from error
     except tuple(_CURES) as error:
         raise StoreUnavailable(_CURES[type(error)]) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         if (error.sqlstate or "").startswith("54"):
-            # A limit of the server is exceeded; a retry does not help.
+            # The call exceeds a limit of the server, so a retry does not help.
             raise _refusal(error) from None
         raise StoreUnavailable(
             f"PostgreSQL does not answer ({type(error).__name__}); check that it runs and lets this machine connect.",
@@ -137,4 +136,4 @@ def translated() -> Iterator[None]:
 
 def _refusal(error: psycopg.Error) -> StoreError:
     name = f"{type(error).__name__} {error.sqlstate or ''}".strip()
-    return StoreError(f"PostgreSQL refused this call ({name}); see what `threadkeep doctor` says of its tables.")
+    return StoreError(f"PostgreSQL rejected this call ({name}); check the tables with `threadkeep doctor`.")

@@ -1,4 +1,4 @@
-"""Files and folders for this user only: they hold what people said. Every function does blocking I/O."""
+"""Files and folders that only this user may read, because they contain people's messages. All I/O is blocking."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _BESIDE = ("", "-wal", "-shm", "-journal")
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents with mode 0700; tighten Threadkeep's own data folder if it is there.
+    """Create a folder and its missing parents with mode 0700; restrict Threadkeep's own data folder if it exists.
 
-    Other existing folders stay as they are: `/tmp` or a home may be among them.
+    Other existing folders are not changed, because `/tmp` or a home may be among them.
     """
     for place in reversed((folder, *folder.parents)):
         if not place.exists():
@@ -29,10 +29,10 @@ def make_private_folder(folder: Path) -> None:
 
 
 def make_private_database(path: Path) -> None:
-    """Create a SQLite file with mode 0600, and tighten one that others may read; SQLite gives its WAL the same mode.
+    """Create a SQLite file with mode 0600, or restrict an existing one; SQLite gives its WAL the same mode.
 
-    A file that exists is not opened: closing it would release the locks of all connections of this process, and another
-    process would delete the WAL under them.
+    An existing file is not opened: closing it would release the locks of all connections of this process, and another
+    process could then delete the WAL.
     """
     with contextlib.suppress(OSError):  # the file exists, or SQLite will report the error
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -41,7 +41,7 @@ def make_private_database(path: Path) -> None:
 
 
 def is_read_only(path: Path) -> bool:
-    """Return whether a file exists that this process cannot write, because of its mount, its folder or its mode."""
+    """Return whether a file exists but this process cannot write it, because of its mount, its folder or its mode."""
     return path.is_file() and not (_may_use(path, os.W_OK) and _may_use(path.parent, os.W_OK | os.X_OK))
 
 
@@ -50,9 +50,9 @@ def _may_use(path: Path, mode: int) -> bool:
 
 
 def tighten(path: Path) -> None:
-    """Take the permissions of others from a file or folder of this user, and say so."""
+    """Remove the permissions of other users from a file or folder of this user, and log that."""
     with contextlib.suppress(OSError):
         state = path.stat()
         if state.st_mode & _OTHERS and state.st_uid == os.geteuid():
             path.chmod(stat.S_IMODE(state.st_mode) & ~_OTHERS)
-            _LOG.warning("%s was open to other users of this machine; only its owner can use it from now on.", path)
+            _LOG.warning("Other users of this machine could read %s; from now on only its owner can use it.", path)

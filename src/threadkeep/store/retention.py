@@ -1,4 +1,4 @@
-"""Retention in the tables: of the messages of sessions, and of runs that are over."""
+"""Retention in the tables: of the messages of sessions, and of finished runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from threadkeep.store.transcripts import END
 type Action = Literal["archive", "delete"]
 
 REDELIVERY: Final = timedelta(days=7)
-"""The time for which the id of a deleted message is known, so that a redelivery is not a new turn."""
+"""The time for which ids of deleted messages are remembered, so that a redelivered message is not a new turn."""
 
-# The time at which a text was used is not recorded at each use.
+# Not every use of a text records its time.
 _TEXT_RENEWAL = timedelta(days=1)
 STEP_MESSAGES: Final = 200
 """The maximum number of messages in a step."""
@@ -32,7 +32,7 @@ _BEGIN: dict[Action, str] = {"archive": "begin_archiving", "delete": "begin_dele
 
 
 class Counts:
-    """A base class of frozen dataclasses of numbers that are added field by field."""
+    """A base class of frozen dataclasses of numbers, which can be added field by field."""
 
     def __add__(self, other: Self) -> Self:
         added = vars(other)
@@ -45,10 +45,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Prunable:
-    """A session, as retention needs it.
+    """The data of a session that retention needs.
 
     `first_stored_at` is the time of the first existing message, `first_live_at` of the first that is not archived; None
-    if there is none. Without its own `retention` the rules of the settings apply. `message_count` is the number of
+    if there is none. Without its own `retention`, the limits in the settings apply. `message_count` is the number of
     active messages, including archived ones.
     """
 
@@ -71,7 +71,7 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Removal:
-    """A removal from a session: all messages up to a `seq`, with a time only if it was idle since."""
+    """A removal from a session: all messages up to a `seq`; with a time, only if the session was idle since."""
 
     session_id: str
     action: Action
@@ -137,7 +137,7 @@ class RetentionRows:
         return int(rows[0][0]) - 1 if rows else 0
 
     async def extent(self, removal: Removal) -> Removed:
-        """Return how much a removal would take now."""
+        """Return what a removal would remove now."""
         between = {"session_id": removal.session_id, "after": removal.after_seq, "upto": removal.upto_seq}
         [(messages, tokens)] = await self._driver.fetch(self._sql["extent"], between)
         return Removed(removal.upto_seq, int(messages), int(tokens))
@@ -148,7 +148,7 @@ class RetentionRows:
         Raises:
             RowLocked: another transaction has locked the session.
         """
-        # Only one step is queried: there are no gaps, and no query plan then reads the whole session.
+        # Query only one step, so that no query plan reads the whole session; there are no gaps between steps.
         upto = min(removal.upto_seq, removal.after_seq + messages)
         place = {"session_id": removal.session_id, "after": removal.after_seq, "upto": upto}
         rows = _of_one_step(await self._driver.fetch(self._sql["sizes"], place))
@@ -177,7 +177,7 @@ class RetentionRows:
             return await delete_session(connection, self._deletion, session_id)
 
     async def forget_ids(self) -> None:
-        """Forget the ids of deleted messages that their platform no longer sends again."""
+        """Forget ids of deleted messages after the time in which their platform may send them again."""
         parameters = {"before": time_text(self._clock() - REDELIVERY), "limit": STEP_MESSAGES}
         while True:
             async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
@@ -197,7 +197,7 @@ class RetentionRows:
             return await connection.execute(self._sql["set_retention"], parameters) > 0
 
     async def reclaim_space(self) -> bool:
-        """Shrink the file while no process can write; return False on PostgreSQL, which uses autovacuum."""
+        """Shrink the file; no process can write meanwhile. Return False on PostgreSQL, which uses autovacuum."""
         if "vacuum" not in self._sql:
             return False
         await self._driver.write([(self._sql["optimize_search"], {})])
@@ -236,7 +236,7 @@ class RetentionRows:
         await connection.execute(self._sql["delete"], {**place, "active": active})
 
     async def _retitle(self, connection: Connection, place: Parameters, last_seq: int) -> None:
-        """Replace a title made of a removed message by one made of the first user message that stays."""
+        """If the title comes from a removed message, replace it with one from the first remaining user message."""
         going = await connection.fetch(self._sql["first_user"], place)
         if not going:
             return
@@ -250,7 +250,7 @@ class RetentionRows:
 
 
 def _of_one_step(rows: list[Row]) -> list[Row]:
-    """Return the rows of one step: at least one."""
+    """Return the first rows that fit into one step, at least one."""
     characters = 0
     for count, row in enumerate(rows):
         characters += row[2]
@@ -267,7 +267,7 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The times before which a run must have ended; without `set_aside_before` runs set aside are never deleted."""
+    """The times before which a run must have ended; without `set_aside_before`, runs set aside are never deleted."""
 
     before: datetime
     set_aside_before: datetime | None = None
@@ -280,7 +280,7 @@ class Cutoffs:
 
 @dataclass(frozen=True)
 class FinishedTree:
-    """An expired run with all runs below; `workflow` and the times are those of the run at the top."""
+    """An expired run with all its descendants; `workflow` and the times belong to the root run."""
 
     root_run_id: str
     workflow: str
@@ -295,7 +295,7 @@ class FinishedTree:
 class PrunedRuns(Counts):
     """Deleted trees, runs and events, and deleted versions of workflows that no run uses.
 
-    `busy` trees were left for the next round: another transaction locks one of their runs.
+    `busy` counts the trees that were left for the next round, because another transaction locks one of their runs.
     """
 
     trees: int = 0
@@ -306,7 +306,7 @@ class PrunedRuns(Counts):
 
 
 class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
-    """The tables of runs, as retention needs them.
+    """The retention of runs in the tables.
 
     Guarantees: a tree is deleted entirely or not at all; a tree with a running, waiting or resumed run stays. The
     record that a message was answered stays as long as the message.

@@ -1,8 +1,8 @@
 """Full text search: an index that follows the transcript, updated outside of appends.
 
 Indexing a message costs more than storing it, so `append` does not index. `catch_up` updates the index in small
-transactions; a search calls it first, so that earlier messages are found. Any process may index any session: each
-session has its indexed position, and a step is applied only if that has not changed.
+transactions; a search calls it first, so that all earlier messages are found. Any process may index any session: each
+session has an indexed position, and a step is applied only if the position has not changed meanwhile.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from threadkeep.store.statements import Tables
 from threadkeep.store.tables import like_pattern
 
 MUCH_UNINDEXED = 10_000
-"""The number of unindexed messages that takes noticeable time: after an import or a change of the index."""
+"""The number of unindexed messages from which indexing takes noticeable time, such as after an import."""
 
 _SEARCH_SECONDS = 5.0
-# Fewer than an engine's connections: chats read during searches.
+# Fewer than the connections of an engine, so that chats can read during searches.
 _SEARCHES = 2
 _STEP_MESSAGES = 200
 _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
-# Only so many words of a query; the remaining words are checked when a text is read.
+# The index is searched for at most this many words; the other words are checked when a text is read.
 _PATTERNS = 16
 _WEIGHED_WORDS = 16
 _MORE = 4
-# Only so many texts are ranked; of more, the newest ones.
+# At most this many texts are ranked, the newest ones.
 _CANDIDATES = 2_000
 _COMMON = 0.1
 
 
 class Search(Protocol):
-    """A search for messages by their words, for one kind of transcripts."""
+    """A full-text search of one kind of transcripts."""
 
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
@@ -60,7 +60,7 @@ class Search(Protocol):
         """Update the index (of one user, of one session) for at most `seconds`; return True when it is complete."""
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
-        """Return the number of messages that no search can find yet."""
+        """Return the number of messages that searches cannot find yet."""
 
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
@@ -71,7 +71,7 @@ class Search(Protocol):
 class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     """The search index of a database: FTS5 trigrams on SQLite, words and character pairs on PostgreSQL.
 
-    On both engines the index selects candidates, and their texts are read to find the real matches.
+    On both engines the index returns candidates, whose texts are read to find the actual matches.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -94,7 +94,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
             behind = [row for row in behind if row[0] not in locked]
             if not behind:
                 return not locked
-            # In the order in which appends lock sessions, so that no two transactions wait for each other.
+            # Sort like appends, which lock sessions in this order, so that no two transactions wait for each other.
             if not await self._index(sorted(_Behind(*row) for row in behind), locked, deadline=deadline):
                 return False
 
@@ -134,7 +134,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`.
 
         Raises:
-            StoreUnavailable: it takes too long, with other searches.
+            StoreUnavailable: the search takes too long, including the wait for other searches.
         """
         words = clean_text(query).split()
         if not words or limit <= 0:
@@ -148,14 +148,14 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
                     rows = await self._search_trigrams(connection, list(dict.fromkeys(words)), place, limit)
         except TimeoutError:
             raise StoreUnavailable(
-                f"The search took longer than {_SEARCH_SECONDS:g} seconds; ask for a longer or a rarer word."
+                f"The search took longer than {_SEARCH_SECONDS:g} seconds; use a longer or rarer word."
             ) from None
         return [SearchHit(row[0], message_of(row[2:]), float(row[1])) for row in rows]
 
     async def _search_terms(
         self, connection: Connection, terms: Sequence[str], place: Parameters, limit: int
     ) -> list[Row]:
-        """Search by fingerprints of the terms, and drop texts whose fingerprints match by chance."""
+        """Search by fingerprints of the terms, and drop texts with fingerprints that match only by chance."""
         if not terms:
             return []
         whose = "found" if place["user_id"] is None else "found_of_user"
@@ -176,7 +176,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_trigrams(
         self, connection: Connection, words: Sequence[str], place: Parameters, limit: int
     ) -> list[Row]:
-        """Search by trigrams; words that are too short for one are searched in the texts themselves."""
+        """Search by trigrams; words that are too short for a trigram are searched in the texts."""
         if expression := trigram_expression(words):
             weighed = relevance_words(words, await self._rarities(connection, words))
             bounds = {"limit": limit, "candidates": max(_CANDIDATES, limit)}
@@ -188,7 +188,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return await connection.fetch(self._sql[short], {**place, "patterns": patterns, "limit": limit})
 
     async def _rarities(self, connection: Connection, words: Sequence[str]) -> Sequence[float]:
-        """Return the relative weight of each word; a word without a trigram weighs as little as a very common one."""
+        """Return the relative weight of each word; a word without a trigram gets the weight of a very common word."""
         expressions = [trigram_expression([word]) for word in words[:_WEIGHED_WORDS] if len(word) >= TRIGRAM]
         if len(words) == 1:
             return [1.0]
@@ -197,14 +197,14 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return [next(weights, _COMMON) if len(word) >= TRIGRAM else _COMMON for word in words]
 
     async def _step(self, sessions: Sequence[_Behind]) -> list[_Behind]:
-        """Index the next messages of sessions in one transaction; return the sessions that have more of them.
+        """Index the next messages of sessions in one transaction; return the sessions that have more messages.
 
         A session that another process has changed meanwhile is left out.
         """
         async with self._driver.reading() as connection:
             found = await connection.fetch_each([(self._sql["texts"], session.step) for session in sessions])
         steps = _in_budget(sessions, found)
-        # In a thread: the words of a step take tens of milliseconds.
+        # In a thread, because finding the words of a step takes tens of milliseconds.
         is_postgres = self._driver.backend == "postgres"
         rows = await asyncio.to_thread(_indexed_rows, steps) if is_postgres else [""] * len(steps)
         left, sql = list(sessions[len(steps) :]), None
@@ -212,7 +212,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
             for step, documents in zip(steps, rows, strict=True):
                 if not await connection.execute(self._sql["advance"], step.place):
                     continue
-                # The row that is locked now keeps others from partitioning the tables.
+                # The locked row prevents other processes from partitioning the tables now.
                 sql = sql or await index_statements(connection, self._sql)
                 await connection.execute(sql["add_text"], {**step.place, "rows": documents})
                 if step.upto < step.session.last_seq:
@@ -249,20 +249,20 @@ class _Step(NamedTuple):
     def place(self) -> Parameters:
         """The parameters of `advance` and `add_text`.
 
-        The last message must still exist: the session may have been deleted and created again.
+        The last message must still exist, because the session may have been deleted and created again.
         """
         seq, id_ = self.texts[-1][:2] if self.texts else (None, None)
         return {**self.session.step, "upto": self.upto, "seq": seq, "id": id_}
 
 
 def _step_sessions(waiting: Sequence[_Behind]) -> int:
-    """Return how many of the next sessions one step indexes: a transaction costs more than a short session."""
+    """Return how many sessions one step indexes: several, because a transaction costs more than a short one."""
     messages = list(accumulate(session.messages for session in waiting))
     return max(1, bisect_right(messages, _STEP_MESSAGES))
 
 
 def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> list[_Step]:
-    """Return the steps of the first sessions whose texts fit a transaction; at least one message."""
+    """Return the steps of the first sessions with texts that fit into a transaction; at least one message."""
     steps: list[_Step] = []
     room = _STEP_CHARACTERS
     for session, texts in zip(sessions, found, strict=True):

@@ -16,11 +16,11 @@ from threadkeep.records import dump_json
 from threadkeep.store.codec import clean_text
 
 TRIGRAM = 3
-"""Shorter words have no trigram."""
+"""The characters of a trigram; shorter words have none."""
 
 _MOST_TRIGRAMS = 64
 _LONGEST_TERM = 256
-# 2 ** 32 divided by the golden ratio: consecutive values, such as numbers, are spread apart.
+# 2 ** 32 divided by the golden ratio, which spreads consecutive values such as numbers.
 _SPREAD = 0x9E3779B1
 # No script beyond this code point has capitals.
 _CASED = 0x20000
@@ -33,7 +33,7 @@ _UNSPACED = re.compile(
 
 
 def search_terms(text: str) -> Sequence[str]:
-    """Return the words of a text, and character pairs of unspaced scripts; each once, in order."""
+    """Return the words of a text and the character pairs of scripts without spaces, each once, in order."""
     return list(dict.fromkeys(_terms(clean_text(text).lower())))
 
 
@@ -66,18 +66,18 @@ def _terms(text: str) -> Iterator[str]:
 
 
 def _short(term: str) -> list[str]:
-    # A longer term is no word, and no pattern that a server accepts.
+    # A longer term is not a word, and servers reject its pattern.
     return [term] if 0 < len(term) <= _LONGEST_TERM else []
 
 
 @cache
 def _capitals() -> Mapping[str, str]:
-    """Return the other characters that become each character in lower case: capitals, and signs like Kelvin's."""
+    """Return, for each character, the other characters with the same lower case: capitals, and signs like Kelvin's."""
     found: defaultdict[str, str] = defaultdict(str)
     for char in map(chr, range(_CASED)):
         for lowered in {*char.lower()} - {char}:
             found[lowered] += char
-    # Only at the end of a word, so a single character does not show it.
+    # It occurs only at the end of a word, so the lower case of a single character does not show it.
     found["ς"] += "Σ"
     return found
 
@@ -115,5 +115,5 @@ def rarity(texts_with_word: int, texts: int) -> float:
 
 @lru_cache(maxsize=16)
 def _read(words: str) -> Sequence[tuple[str, float]]:
-    """Return the parsed words; the same words come with every text of a search."""
+    """Return the parsed words; cached, because every text of a search comes with the same words."""
     return [(word, float(weight)) for word, weight in json.loads(words)]

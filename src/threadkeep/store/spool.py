@@ -1,4 +1,4 @@
-"""The spool: turns that no database accepted, written to disk before the caller is told that they are kept.
+"""The spool: turns that no database could store, written to disk before the caller gets a reply.
 
 Each process has its own file and locks it while it lives. Files of dead processes are unlocked; the next process that
 starts takes them over and delivers their turns.
@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.005
 class PendingTurn:
     """A pending turn. `error` is the class name of the last error; `tries` counts the attempts of this process.
 
-    `namespace` is the graph store namespace of its conversation, if an agent keeps it.
+    `namespace` is the graph store namespace of its conversation, if an agent stores it there.
     """
 
     entry_id: str
@@ -44,7 +44,7 @@ class PendingTurn:
 
     @property
     def refused(self) -> bool:
-        """True if a retry cannot help, because the session is another user's; the turn blocks no other."""
+        """True if a retry cannot help, because the session is another user's; the turn does not block others."""
         return self.error == WrongUser.__name__
 
 
@@ -62,7 +62,7 @@ class SpoolFile:
         """Create a file for this process."""
         make_private_folder(folder)
         path = folder / f"{uuid7()}{_SUFFIX}"
-        # Locked before it gets its name: otherwise a starting process could take it for a dead process's file.
+        # Lock it before it gets its name, because a starting process could take it for a dead process's file.
         unnamed = path.with_suffix(".new")
         descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,13 +83,13 @@ class SpoolFile:
         tighten(path)
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            # A line that a crash cut off must not be continued by the next write.
+            # The next write must not continue a line that a crash truncated.
             os.write(descriptor, b"\n")
         return cls(path, descriptor)
 
     @property
     def is_there(self) -> bool:
-        """True while the path names this file; after its removal nothing that is written to it can be found."""
+        """True while the path names this file; data that is written to a removed file would be lost."""
         try:
             named = self.path.stat()
         except OSError:
@@ -97,7 +97,7 @@ class SpoolFile:
         return os.path.samestat(named, os.fstat(self._descriptor))
 
     def entries(self) -> list[PendingTurn]:
-        """Return the turns that the file still keeps, oldest first; lines that cannot be read get their own files."""
+        """Return the turns in the file, oldest first; unreadable lines are moved to separate files."""
         content = read_spool(self.path)
         for entry in content.turns:
             entry.file = self
@@ -107,7 +107,7 @@ class SpoolFile:
             for line in content.unreadable:
                 self._append({"done": set_aside(self.path.parent, line)})
         except OSError:
-            return content.turns  # the lines stay in this file, which is then never emptied
+            return content.turns  # the lines stay in this file, which is therefore never emptied
         self._has_unreadable = False
         return content.turns
 
@@ -129,7 +129,7 @@ class SpoolFile:
         entry.file = self
 
     def renew(self, entry: PendingTurn) -> None:
-        """Write a pending turn again, since it changed; one that is done stays done."""
+        """Write a changed pending turn again; do nothing if it is done."""
         if entry.entry_id in self._open_entries:
             self.keep(entry)
 
@@ -147,14 +147,14 @@ class SpoolFile:
             os.fsync(self._descriptor)
 
     def clear(self) -> None:
-        """Empty the file after its turns were written or kept elsewhere; unreadable lines have files of their own."""
+        """Empty the file after its turns were stored elsewhere; unreadable lines have separate files."""
         self._open_entries.clear()
         if not self._has_unreadable:
             os.ftruncate(self._descriptor, 0)
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Close the file; remove it if it keeps no turn."""
+        """Close the file; remove it if it has no turns."""
         if not self._open_entries and read_spool(self.path).empty:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
@@ -164,16 +164,16 @@ class SpoolFile:
         os.close(self._descriptor)
 
     def _append(self, line: dict[str, Any]) -> None:
-        dump_json(line)  # raises if the line is no JSON
-        # Only ASCII: no character of a message ends a line or is lost.
+        dump_json(line)  # raises if the line is not JSON
+        # Only ASCII, so that no character of a message ends a line or is lost.
         data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
         size = os.fstat(self._descriptor).st_size
         try:
             if os.write(self._descriptor, data) != len(data):
-                raise OSError("the disk took only a part of a pending turn")
+                raise OSError("only a part of a pending turn could be written to disk")
             os.fsync(self._descriptor)
         except OSError:
-            # Half a line would hide the next one.
+            # A partial line would make the next one unreadable.
             os.ftruncate(self._descriptor, size)
             raise
 
@@ -205,7 +205,7 @@ def _own(descriptor: int) -> bool:
             return True
         if not _locked(descriptor, fcntl.LOCK_SH):
             return False
-        # Checks share the lock, an owner does not: it was a check.
+        # A shared lock belongs to a check; the lock of an owner is exclusive.
         time.sleep(_LOOK_SECONDS)
     return False
 
@@ -239,7 +239,7 @@ def read_entries(path: Path) -> list[PendingTurn]:
 def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
     """Return the content of a file, without locking it.
 
-    A last line without its end is skipped, because its process may be writing it; with `cut_off` it counts.
+    An incomplete last line is skipped, because its process may be writing it; with `cut_off` it counts as unreadable.
     """
     try:
         *lines, rest = path.read_bytes().split(b"\n")

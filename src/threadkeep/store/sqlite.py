@@ -34,9 +34,9 @@ SHARES_MEMORY: Final = sqlite3.sqlite_version_info >= (3, 36)
 
 _READERS = 4
 _STOP_SECONDS = 0.01
-# The higher bits of SQLite's error codes are details.
+# The lower bits of SQLite's error codes are the kind, the higher bits are details.
 _KIND_OF_ERROR = 0xFF
-# A commit writes whole pages to the WAL, and a turn changes about nine of them: smaller pages are fewer bytes. Pages of
+# A commit writes whole pages to the WAL, and a turn changes about nine pages, so smaller pages save bytes. Pages of
 # 8 KB stored the texts of the benchmark in the same space.
 _PAGE_BYTES = 4096
 
@@ -44,7 +44,7 @@ _PAGE_BYTES = 4096
 class SqliteDriver:
     """A SQLite database in a file, or in memory if there is no path.
 
-    In memory there is one connection for everything, with one user at a time. With a `memory_name` another driver of
+    A database in memory has one connection, with one user at a time. With a `memory_name`, another driver of
     the process opens the same database.
     """
 
@@ -113,7 +113,7 @@ class SqliteDriver:
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
-        """Lend a connection inside a write transaction; the lock and its timeout are the file's, except for 0."""
+        """Lend a connection inside a write transaction; only 0 changes the timeout for the file's lock."""
         async with _Lent(self.take_writer, self.give_writer) as connection:
             await _begin(connection, for_ever=lock_timeout_seconds == 0)
             yield connection
@@ -141,14 +141,14 @@ class SqliteDriver:
         return Appended(group.counted, group.rows[: len(before)], group.rows[len(before) :])
 
     async def take_writer(self) -> SqliteConnection:
-        """Return the only writing connection, for which the writers of this process wait in turn."""
+        """Return the only writing connection; the writers of this process take turns."""
         seconds = seconds_left()
         try:
             async with asyncio.timeout(seconds):
                 await self._write_lock.acquire()
         except TimeoutError:
             raise StoreUnavailable(
-                "The SQLite database does not take this call in time: others of this process wait for the file's lock. "
+                "The SQLite database was not free in time: other calls of this process wait for its lock. "
                 "Another process holds it for too long; see `threadkeep doctor` for who uses the file."
             ) from None
         if self._writer is not None:
@@ -208,7 +208,7 @@ class SqliteDriver:
         return SqliteConnection(raw)
 
     async def _watch_file(self, raw: aiosqlite.Connection) -> None:
-        """Let a connection notice that its file was removed or replaced."""
+        """Make a connection detect that its file was removed or replaced."""
         if self._path is not None and self._file is None:
             self._file = OpenFile.of(self._path)
         if self._file is not None:
@@ -216,7 +216,7 @@ class SqliteDriver:
 
 
 class _Lent:
-    """A connection of a driver for the length of a block; a generator would cost a tenth of a short read."""
+    """A connection of a driver for the duration of a block; a generator would cost a tenth of a short read."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ async def _open(
     )
     async with AsyncOnFailure(raw.close):
         await raw.create_function(RELEVANCE, 2, relevance, deterministic=True)
-        # SQLite's own knows the letters of ASCII only.
+        # SQLite's own function only converts ASCII letters.
         await raw.create_function(
             "lower", 1, lambda text: None if text is None else str(text).lower(), deterministic=True
         )
@@ -305,7 +305,7 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
         await (await opening).close()
         raise
     except sqlite_errors():
-        # Its thread still posts to this event loop, which may be closed a moment later.
+        # Wait for its thread, which would otherwise post to this event loop after the loop was closed.
         await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
         raise
 
@@ -324,7 +324,7 @@ async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
 
 
 async def _to_its_end(work: Coroutine[object, object, None]) -> None:
-    """Wait for work even if the wait is cancelled again: the connection's next user must not run into it."""
+    """Wait for work even if the wait is cancelled again, because the connection's next user must not meet it."""
     task = asyncio.ensure_future(work)
     while not task.done():
         with suppress(asyncio.CancelledError):
@@ -332,8 +332,8 @@ async def _to_its_end(work: Coroutine[object, object, None]) -> None:
 
 
 async def _stop(raw: aiosqlite.Connection) -> None:
-    """Interrupt a statement without a waiter, so that the next one does not wait for it."""
-    # Repeated, because the statement may still be in the queue of the connection's thread. This one runs after it.
+    """Interrupt a statement that no caller waits for, so that the next statement is not delayed."""
+    # Repeat it, because the statement may still be queued in the connection's thread; this query runs after it.
     behind = asyncio.ensure_future(raw.execute_fetchall("SELECT 1"))
     while not behind.done():
         with suppress(*sqlite_errors(ValueError)):
@@ -343,7 +343,7 @@ async def _stop(raw: aiosqlite.Connection) -> None:
 
 
 async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:
-    """Turn WAL on. SQLite does not wait for its lock here, so processes that start together retry."""
+    """Turn WAL mode on; retry, because SQLite does not wait for the lock if several processes start together."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:

@@ -17,7 +17,7 @@ from threadkeep.errors import DatabaseFileReplaced, StoreClosed, StoreError, Sto
 from threadkeep.store.driver import DuplicateRow, Parameters, Row, Statement
 from threadkeep.store.private_files import is_read_only
 
-# aiosqlite's debug log contains the parameters of every statement, which are people's texts. No level may show it.
+# aiosqlite's debug log contains statement parameters, which are people's texts, so it is off at every log level.
 logging.getLogger("aiosqlite").addFilter(lambda record: record.levelno > logging.DEBUG)
 
 
@@ -61,7 +61,7 @@ class SqliteConnection:
 def read_only_uri(path: Path) -> str:
     """Return SQLite's URI of a file that is only read.
 
-    Without a WAL file nobody writes it; on a read-only mount SQLite could not create one to read.
+    Without a WAL file no process is writing it, and on a read-only mount SQLite could not create a WAL for reading.
     """
     wal = path.with_name(path.name + "-wal")
     immutable = is_read_only(path) and not (wal.exists() and wal.stat().st_size)
@@ -86,7 +86,7 @@ class Batch(NamedTuple):
             begin(connection, self.wait_seconds)
         for sql, parameters in self.statements:
             self.rows.append(connection.execute(sql, parameters).fetchall())
-        # No row: a statement with an unread row stays active, and an interrupt would then fail the statements after it.
+        # Return no row: an unread row would keep the statement active, and an interrupt would fail later statements.
         return connection.execute("COMMIT" if self.whole else "SELECT 1 WHERE FALSE")
 
 
@@ -121,7 +121,7 @@ def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> sqlite3
 class Group(NamedTuple):
     """A group of new turns, passed in place of a statement's parameters.
 
-    `counted` receives the new `last_seq` of each session, `rows` those of the statements `before` and `after`.
+    `counted` receives the new `last_seq` of each session, `rows` the rows of the statements `before` and `after`.
     """
 
     sql: Mapping[str, str]
@@ -171,7 +171,7 @@ class Group(NamedTuple):
 
 
 class OpenFile(NamedTuple):
-    """The file of an open database, as its device and inode; passed in place of a statement's parameters to watch it.
+    """The file of an open database, by device and inode; passed in place of a statement's parameters to watch the file.
 
     SQLite does not notice when its file is removed or replaced: commits would go to a file without a name.
     """
@@ -213,7 +213,7 @@ _CALLS = (Group, Batch, Begin, OpenFile)
 
 
 class BatchingConnection:
-    """The connection in aiosqlite's thread; a group is one call, because every call costs a thread switch."""
+    """A connection in aiosqlite's thread. A group is one call, because every call costs a thread switch."""
 
     file: OpenFile | None = None
 
@@ -231,13 +231,13 @@ class ThreadConnection(BatchingConnection, sqlite3.Connection):
 _CURES = (
     ("locked", "Another process holds its lock for too long; see `threadkeep doctor` for who uses the file."),
     ("busy", "Another process holds its lock for too long; see `threadkeep doctor` for who uses the file."),
-    ("full", "The disk (or the quota) is full; make room and try again."),
+    ("full", "The disk (or the quota) is full; free some space and try again."),
     ("readonly", "The file or its folder is read-only for this user; change its permissions."),
     (
         "unable to open",
         (
-            "It cannot be opened; check that the path is no folder itself, that its folder exists, and permissions. "
-            "With a -wal file beside it on a read-only mount, copy both to a folder that can be written."
+            "It cannot be opened; check that the path is not a folder, that its folder exists, and the permissions. "
+            "If it has a -wal file on a read-only mount, copy both to a writable folder."
         ),
     ),
     ("disk i/o", "The disk failed to read or write; check the disk and the free space."),
@@ -256,13 +256,13 @@ def sqlite_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 class translated:  # noqa: N801 - used like a function, as those of contextlib
-    """A block in which the errors of SQLite become ours, each with its cure."""
+    """A block that translates the errors of SQLite into Threadkeep's, each with its cure."""
 
     def __enter__(self) -> None:
         """Enter the block."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Raise our error for SQLite's."""
+        """Raise Threadkeep's error instead of SQLite's."""
         if error is None:
             return
         if isinstance(error, sqlite_errors()):
@@ -275,25 +275,25 @@ class translated:  # noqa: N801 - used like a function, as those of contextlib
 def _translation(error: BaseException) -> StoreError:
     text = str(error).lower()
     if type(error).__name__ == sqlite3.IntegrityError.__name__ and "unique" in text:
-        return DuplicateRow("A row with this key is there already.")
+        return DuplicateRow("A row with this key exists already.")
     for sign, cure in _CURES:
         if sign in text:
-            return StoreUnavailable(f"The SQLite database does not take this call ({error}). {cure}")
+            return StoreUnavailable(f"The SQLite database cannot execute this call ({error}). {cure}")
     if "closed" in text:
         return StoreClosed("The database was closed; use a memory inside its `async with` block.")
     name = getattr(error, "sqlite_errorname", type(error).__name__)
-    return StoreError(f"SQLite refused this call ({name}); see what `threadkeep doctor` says of its tables.")
+    return StoreError(f"SQLite rejected this call ({name}); check the tables with `threadkeep doctor`.")
 
 
 def connect(database: str | Path, key: str | None, **options: Any) -> sqlite3.Connection:
     """Return a connection with the options of `sqlite3.connect`. Blocking I/O.
 
-    Whether a key fits is seen at the first statement.
+    A wrong key is detected at the first statement.
     """
     if key is None:
         return sqlite3.connect(database, factory=ThreadConnection, **options)
     connection = _sqlcipher().connect(database, factory=_cipher_connection(), **options)
-    # A wrong key is an error of ours, and no output on stderr.
+    # A wrong key must raise an error, and not write to stderr.
     connection.execute("PRAGMA cipher_log_level = NONE").close()
     connection.execute(f"PRAGMA key = \"x'{key}'\"").close()
     return cast("sqlite3.Connection", connection)

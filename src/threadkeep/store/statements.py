@@ -1,4 +1,4 @@
-"""SQL of this package: named statements in `.sql` files, one text if both engines accept it."""
+"""SQL of this package: named statements in `.sql` files, shared by both engines if possible."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_script(path: str) -> Sequence[str]:
 def for_rows(sql: str, count: int) -> str:
     """Return the statement with its VALUES row repeated `count` times; parameter `x` of row i is named `x_i`."""
     if not (match := _ROW.search(sql)):
-        raise ValueError("the statement has no VALUES row on a line of its own")
+        raise ValueError("the statement has no VALUES row on a separate line")
     rows = ", ".join(f"({_PARAMETER.sub(rf':\1_{i}', match['row'])})" for i in range(count))
     return f"{sql[: match.start()]}VALUES {rows}{sql[match.end() :]}"
 
@@ -57,7 +57,7 @@ def for_psycopg(sql: str) -> str:
 
 
 def like_pattern(text: str) -> str:
-    r"""Return the LIKE pattern (with ESCAPE '\') of everything that contains a text."""
+    r"""Return the LIKE pattern (with ESCAPE '\') for texts that contain a text."""
     return "%" + re.sub(r"([\\%_])", r"\\\1", text) + "%"
 
 
@@ -80,7 +80,7 @@ class Tables:
 
 
 class ClockedTables(Tables):
-    """A base class for access to tables with times, which a clock gives."""
+    """A base class for access to tables with times, which it gets from a clock."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         super().__init__(driver)

@@ -1,4 +1,4 @@
-"""Summaries: each message is in at most one active summary."""
+"""The table of summaries; each message is in at most one active summary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Uncovered:
 class ArchivedSummary:
     """An exported summary, with data to verify that its messages are the same in another database.
 
-    `messages` is the number of exported messages in its range: the last ones, from `first_id` to `last_id`.
+    `messages` is the number of exported messages in its range, which are its last ones, from `first_id` to `last_id`.
     """
 
     summary: Summary
@@ -55,13 +55,13 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return await self._fetch("all", session_id, user_id)
 
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the first summaries of messages in a range, also those that were merged."""
+        """Return the first summaries of messages in a range, including merged ones."""
         parameters = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["of_messages"], parameters)
         return [summary_of(row) for row in rows]
 
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
-        """Return the newest merged summaries up to a message, by the id of the one that they were merged into."""
+        """Return the newest merged summaries up to a message, by the id of the summary into which they were merged."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["merged"], parameters)
         found: dict[str, list[Summary]] = {}
@@ -86,10 +86,10 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         """Store a summary that follows the others, or one that replaces adjacent ones.
 
         Args:
-            summary: the summary; its own `created_at` is kept.
+            summary: the summary; its `created_at` is stored unchanged.
             replaces: ids of the summaries that it merges. Together they must cover exactly its range.
-            last_id: the id of the message at its end. If another message is there, the session was replaced.
-            revision: the session's when its messages were read. Another one means that some may be superseded.
+            last_id: the id of the message at its end. If that has another id, the session was replaced.
+            revision: the session's revision when its messages were read. If it has changed, some may be superseded.
 
         Return False, and store nothing, if the range does not fit: another process was faster, the session was reset or
         changed, or it is gone.
@@ -110,7 +110,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
-        """Claim work on a session for a time; return False if another process has it, or the session is gone."""
+        """Claim work on a session for a time; return False if another process has the claim, or the session is gone."""
         now = self._clock()
         parameters = {
             "session_id": session_id,
@@ -160,7 +160,7 @@ async def add_summary(
 
 
 def _is_union(summary: Summary, parts: Sequence[Row], expected: int) -> bool:
-    """Return whether ranges (id, first, last), in order, are complete and together exactly a summary's range."""
+    """Return whether ordered ranges (id, first, last) are complete and together form exactly a summary's range."""
     if len(parts) != expected or any(former[2] + 1 != latter[1] for former, latter in pairwise(parts)):
         return False
     return (summary.first_seq, summary.last_seq) == (parts[0][1], parts[-1][2])

@@ -32,7 +32,7 @@ from threadkeep.store.transcripts import END, Branching, Superseded, Superseding
 
 @dataclass(frozen=True)
 class _Span:
-    """A range of `seq`, both ends included, and the message in it that has a new version.
+    """A range of `seq` values, both ends included, and the message in it that gets a new version.
 
     With a `run_id` only the messages of that run are selected.
     """
@@ -44,7 +44,7 @@ class _Span:
 
 
 class SupersedingWriter:
-    """A writer that supersedes messages, with all data derived from them."""
+    """A writer that supersedes messages and all data derived from them."""
 
     def __init__(self) -> None:
         self._sql = load_statements("transcripts.sql", "superseding.sql")
@@ -83,7 +83,7 @@ class SupersedingWriter:
         return Superseded(len(seqs), min(seqs, default=0), max(seqs, default=0), messages, by)
 
     async def supersede_after(self, connection: Connection, session_id: str, seq: int, *, now: str) -> None:
-        """Supersede all active messages after a `seq`; another writer of the session waits for the transaction."""
+        """Supersede all active messages after a `seq`; other writers of the session wait for the transaction."""
         await connection.fetch(self._sql["hold"], {"session_id": session_id})
         between = {"session_id": session_id, "first_seq": seq + 1, "last_seq": END}
         mark = {**between, "now": now, "id": None, "superseded_by": None, "run_id": None}
@@ -107,10 +107,10 @@ class SupersedingWriter:
         await connection.execute(self._sql["refresh_session"], known)
 
     async def _title(self, connection: Connection, between: dict[str, object], seqs: frozenset[int]) -> str | None:
-        """Return the title without the messages with these `seq` values; a title not made of them stays."""
+        """Return the title after messages with these `seq` values were superseded; other messages do not change it."""
         title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
         users = await connection.fetch(self._sql["superseded_users"], between)
-        # Some of the messages in the range may have been superseded before.
+        # Some messages in the range may have been superseded earlier.
         first = next((seq for (seq,) in users if seq in seqs), None)
         if title is None or first is None:
             return title
@@ -177,7 +177,7 @@ class SupersedingWriter:
         return None if first_seq is None else _Span(int(first_seq), int(last_seq))
 
     async def _named(self, connection: Connection, superseding: Superseding, last_seq: int) -> _Span | Superseded:
-        """Return the range that a message id selects, or the earlier result if the same call was made before."""
+        """Return the range that a message id selects, or the earlier result if the call is repeated."""
         session_id, message_id = superseding.session_id, str(superseding.message_id)
         message = await self._message(connection, session_id, message_id)
         if message is None:
@@ -216,9 +216,9 @@ class SupersedingWriter:
 
 
 def done_before(superseding: Superseding, message: Message, version: Message | None) -> Superseded | None:
-    """Return the result of a superseding that was made before, None if it is still to be made.
+    """Return the result of an earlier identical call; None if the messages are not superseded yet.
 
-    `message` is the message that it names, and `version` the stored message with the id of its new version.
+    `message` is the message that the call names; `version` is the stored message with the id of the new version.
 
     Raises:
         MessageSuperseded: the message was superseded before, and not by the given version.
@@ -229,20 +229,20 @@ def done_before(superseding: Superseding, message: Message, version: Message | N
     if message.superseded_at is not None:
         raise MessageSuperseded(superseding.session_id, str(message.id), message.superseded_by)
     if version is not None:
-        raise InvalidMessage("The id of the new version is another message's; give it an id of its own, or None.")
+        raise InvalidMessage("Another message has the id of the new version; use a new id, or None.")
     return None
 
 
 def check_branch(branching: Branching, parent: Sequence[object]) -> None:
-    """Refuse an existing session that is not the requested branch; `parent` has its session and `seq`.
+    """Reject an existing session that is not the requested branch; `parent` has its parent session and `seq`.
 
     Raises:
         InvalidInput: it is another session.
     """
     if tuple(parent) != (branching.session_id, parent[1] if branching.at is None else branching.at):
-        raise InvalidInput(f"There is a session {branching.branch_id!r} already; give the branch an id of its own.")
+        raise InvalidInput(f"There is a session {branching.branch_id!r} already; use another id for the branch.")
 
 
 def no_message_at(session_id: object, place: object) -> InvalidInput:
     """Return the error of a branch at a `seq` that no message has."""
-    return InvalidInput(f"Session {session_id!r} has no message at place {place}; branch at one that it has.")
+    return InvalidInput(f"Session {session_id!r} has no message with seq {place}; branch at an existing message.")

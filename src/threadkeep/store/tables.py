@@ -49,7 +49,7 @@ from threadkeep.store.turn_writer import TurnWriter
 
 _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500
-# In this order; an engine's files omit the statements that it does not need.
+# The order of execution; the files of an engine omit statements that it does not need.
 _DELETION = (
     "hold_runs",
     "delete_runs",
@@ -95,22 +95,22 @@ class TableTranscripts:
     ) -> tuple[Receipt, Sequence[list[Row]]]:
         """Store a new turn and the statements of `join` in one transaction; return the rows of the statements.
 
-        `join` returns the statements that belong to the messages as they will be stored, or None.
+        `join` gets the messages as they will be stored, and returns the statements, or None if they are too large.
 
         Raises:
-            TurnRefused: a message is known already, or a statement refused it; nothing was stored.
+            TurnRefused: a message is known already, or a statement rejected the turn; nothing was stored.
         """
         prepared = self._prepare(turn)
         joined = join(prepared.messages)
         if joined is None:
-            raise TurnRefused("What belongs to the turn is too large; store one after the other.")
+            raise TurnRefused("The statements that belong to the turn are too large; store them after the turn.")
         prepared.before, prepared.after, prepared.is_joined = joined.before, joined.after, True
         if joined.supersedes_after is not None:
             return await self._append_instead(prepared, joined.supersedes_after)
         return await self._commits.append(prepared), prepared.rows
 
     async def _append_instead(self, prepared: PreparedTurn, seq: int) -> tuple[Receipt, Sequence[list[Row]]]:
-        """Store a turn in the place of the messages after a `seq`, all in one transaction."""
+        """Store a turn that replaces the messages after a `seq`, in one transaction."""
         async with self._driver.writing() as connection:
             await self._superseding.supersede_after(connection, prepared.turn.session_id, seq, now=prepared.now)
             rows = await connection.fetch_each(prepared.before)
@@ -131,7 +131,7 @@ class TableTranscripts:
         """Return the newest messages before a `seq`, oldest first."""
         if limit <= 0:
             return Page((), None)
-        # One extra row shows whether there is an older page: the first message is not always number 1.
+        # One extra row shows whether there is an older page, because the first message is not always number 1.
         place = {"session_id": session_id, "before": min(before, END), "limit": limit + 1, "user_id": user_id}
         statement, read = ("newest", message_of) if view == "active" else ("newest_of_history", marked_message_of)
         rows = await self._driver.fetch(self._sql[statement], place)
@@ -149,7 +149,7 @@ class TableTranscripts:
         async with self._driver.reading() as connection:
             rows = await connection.fetch(sql, parameters)
             if not rows:
-                # No rows since the reset: only the session's row has its `seq`.
+                # No rows since the reset, so read its `seq` from the session's row.
                 found = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
                 info = session_of(found[0]) if found else None
                 borders = (info.archived_seq, info.deleted_seq, info.revision) if info else ()
@@ -292,7 +292,7 @@ class TableTranscripts:
         return marked_message_of(rows[0]) if rows else None
 
     async def _messages(self, statement: str, session_id: str, keys: Sequence[Parameters]) -> list[Message]:
-        """Return the messages that a statement finds by keys, some hundreds at a time."""
+        """Return the messages that a statement finds by keys, in batches of a few hundred keys."""
         found: list[Message] = []
         async with self._driver.reading() as connection:
             for start in range(0, len(keys), _KEYS_AT_ONCE):
@@ -319,7 +319,7 @@ async def delete_session(connection: Connection, sql: Mapping[str, str], session
     """Delete a session and all derived data in an open transaction; return False if it did not exist."""
     key = {"session_id": session_id}
     there = await connection.execute(sql["lock_session"], key) > 0
-    # If it did not exist, a new one may have begun since and been indexed without a lock: that one stays.
+    # If it did not exist, a new session may have been created and indexed meanwhile, which must stay.
     if there:
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):
             await delete_session(connection, sql, child_id)

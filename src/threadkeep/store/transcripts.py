@@ -24,9 +24,9 @@ type Cursor = tuple[datetime, str]
 
 @dataclass(frozen=True)
 class SessionQuery:
-    """The filter of a list of sessions: newest activity first, after the cursor, at most `limit`.
+    """A filter for a list of sessions: newest activity first, after the cursor, at most `limit`.
 
-    A session is of the channel `telegram` if its id begins with `telegram:`.
+    A session belongs to the channel `telegram` if its id begins with `telegram:`.
     """
 
     user_id: str | None = None
@@ -39,12 +39,12 @@ class SessionQuery:
 
     @property
     def prefix(self) -> str | None:
-        """The beginning of the ids of the channel; None without a channel."""
+        """The prefix of the session ids of the channel; None without a channel."""
         return None if self.channel is None else clean_text(f"{self.channel}:")
 
 
 class Sessions(Protocol):
-    """A list of sessions: of the tables, or of a graph store."""
+    """A source of lists of sessions: the tables, or a graph store."""
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         """Return sessions, newest activity first."""
@@ -67,7 +67,7 @@ class TableSessions:
             "pattern": None if query.query is None else like_pattern(clean_text(query.query)),
             "prefix": query.prefix,
             "limit": query.limit,
-            # A tag in the JSON of all tags.
+            # Search for the tag in the JSON of all tags.
             "tag": None if query.tag is None else json_text(query.tag),
         }
         sql = load_statements("transcripts.sql")["sessions" if query.user_id is None else "sessions_of_user"]
@@ -75,7 +75,7 @@ class TableSessions:
         return [session_of(row) for row in rows]
 
     async def are_all(self) -> bool:
-        """Return whether no agent keeps conversations of its own in a graph store."""
+        """Return True if no agent stores conversations of its own in a graph store."""
         return not await self._driver.fetch(load_statements("conversation_layouts.sql")["layouts"], {})
 
 
@@ -86,7 +86,7 @@ async def sessions_page(sessions: Sessions, query: SessionQuery) -> tuple[list[S
         InvalidInput: the limit is below 1.
     """
     if query.limit < 1:
-        raise InvalidInput("A page of sessions has at least one.")
+        raise InvalidInput("The limit of a page of sessions must be at least 1.")
     found = await sessions.sessions(replace(query, limit=query.limit + 1))
     if len(found) <= query.limit:
         return found, None
@@ -99,7 +99,7 @@ END = 2**62
 
 
 class Marks(NamedTuple):
-    """The fields of a session that change when messages change that were stored before; an append changes none.
+    """The fields of a session that change whenever stored messages change; an append does not change them.
 
     A session that is deleted and begins again has another `created_at`. A restored one has the same: `restored` changes
     whenever a session is restored.
@@ -117,8 +117,8 @@ class Marks(NamedTuple):
 class Recent:
     """The newest active user and assistant messages since the last reset that are not archived, newest first.
 
-    `newest_user` is the newest user message if it is older than all of `messages`: a window includes it anyway.
-    Messages up to `archived_seq` are archived, messages up to `deleted_seq` are deleted. `revision` is the session's.
+    `newest_user` is the newest user message if it is older than all of `messages`; a window always includes it.
+    Messages up to `archived_seq` are archived; messages up to `deleted_seq` are deleted. `revision` is the session's.
     `marks` are there if the store has them and there are messages.
     """
 
@@ -132,14 +132,14 @@ class Recent:
 
 
 type Scope = Literal["message", "from", "after", "run"]
-"""A message alone, that message and all after it, all after it, or that message and later ones of its run."""
+"""Only the message; the message and all later ones; all later ones; or the message and later ones of its run."""
 
 
 @dataclass(frozen=True)
 class Superseding:
-    """A request to supersede active messages: the `newest` ones, or those of `message_id` and `scope`.
+    """A request to supersede active messages: the `newest` ones, or those that `message_id` and `scope` select.
 
-    `by` is appended as the new version of the message with the id; without it the messages are not replaced. Messages
+    `by` is appended as the new version of the message with that id; without it the messages are not replaced. Messages
     after `upto` stay unchanged.
     """
 
@@ -156,7 +156,7 @@ class Superseding:
 class Superseded:
     """The number of messages superseded now, and their range; its ends are 0 if there are none.
 
-    `messages` has them, oldest first, if the newest ones were requested. `by` is the new version as stored.
+    `messages` has the messages, oldest first, if the newest ones were requested. `by` is the new version as stored.
     """
 
     count: int = 0
@@ -168,7 +168,7 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Branching:
-    """A request to create a session with another one's messages up to the `seq` `at`; None copies all active ones."""
+    """A request to create a session with another one's messages, up to the `seq` in `at`; None copies all."""
 
     session_id: str
     branch_id: str
@@ -197,12 +197,12 @@ class Transcripts(Protocol):
     Guarantees of every implementation:
 
     - A turn is stored atomically, and is durable when `append` returns.
-    - `seq` is 1, 2, 3 … without gaps in each session, whichever process writes; it is assigned in the transaction that
+    - `seq` is 1, 2, 3 … without gaps in each session, for any number of writers; it is assigned in the transaction that
       stores the turn.
     - An id that the session already has is not stored again.
-    - Messages are never rewritten. After the oldest were deleted, the others keep their `seq`.
+    - Messages are never rewritten. When the oldest are deleted, the others keep their `seq`.
     - With a `user_id`, only that user's sessions can be read, and appending to another user's raises `WrongUser`.
-    - A turn that answers a missing message raises `QuestionGone`, and creates no session.
+    - A turn that answers a missing message raises `QuestionGone` and does not create a session.
     - `append` may be called by many tasks at once.
     - A superseded message stays with its `seq` and its id, marked. It is not in the `active` view, in `recent`, in
       searches or in `message_count`. Concurrent calls supersede different messages. An answer to a superseded question
@@ -253,8 +253,8 @@ class Transcripts(Protocol):
         Raises:
             WrongUser: the session is another user's.
             MessageNotFound: the session has no message with the id.
-            MessageSuperseded: the message with the id was superseded before, and not by the given version.
-            InvalidMessage: the new version cannot be stored, or its id is another message's.
+            MessageSuperseded: the message with the id was superseded before, by another version than the given one.
+            InvalidMessage: the new version cannot be stored, or its id belongs to another message.
         """
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:

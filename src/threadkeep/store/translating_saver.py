@@ -1,4 +1,4 @@
-"""LangGraph's checkpointers with our errors, so that runs can tell an outage from a bug."""
+"""LangGraph's checkpointers with Threadkeep's errors, so that runs can tell an outage from a bug."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import (
 
 
 class TranslatingSaver(BaseCheckpointSaver[str]):
-    """A wrapper of a LangGraph checkpointer that translates its driver's errors into ours.
+    """A base class for LangGraph checkpointers that translates errors of their drivers into Threadkeep's.
 
     It translates the methods that a graph calls while it runs, and the removal of threads; all others are unchanged.
     """

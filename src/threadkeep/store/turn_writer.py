@@ -1,4 +1,4 @@
-"""Storing of one turn in an open transaction, with a check of every id and of existing answers."""
+"""Storing one turn in an open transaction, with a check of every id and of existing answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threadkeep.store.superseding import SupersedingWriter
 
 
 class _Winner(NamedTuple):
-    """The existing complete answer that another one would duplicate."""
+    """An existing complete answer that a new one would duplicate."""
 
     id: str
     seq: int
@@ -68,7 +68,7 @@ class TurnWriter:
 
     async def _check_question(self, connection: Connection, turn: Turn) -> bool:
         """Return whether the message that the turn answers is superseded."""
-        # Lock the session first: a deletion is then complete, or waits for this turn.
+        # Lock the session first, so that a deletion either is complete or waits for this turn.
         await connection.execute(self._sql["lock_session"], {"session_id": turn.session_id})
         rows = await connection.fetch(self._sql["message_with_id"], self._key(turn, turn.answers))
         if not rows:

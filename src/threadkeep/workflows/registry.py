@@ -188,7 +188,7 @@ class Workflows:
             workflow = self._workflows[way[0]]
             if len(way) - 1 > workflow.options.max_depth:
                 sentence = (
-                    f"{drawn(way)} is {len(way) - 1} levels deep, but only {workflow.options.max_depth} are allowed:  "
+                    f"{drawn(way)} is {len(way) - 1} levels deep, but only {workflow.options.max_depth} are allowed: "
                     f"nest less deeply, or raise max_depth of {workflow.name!r}."
                 )
                 problems.append(_problem(workflow, sentence, _call_of(workflow, way[1])))

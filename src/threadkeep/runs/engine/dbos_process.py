@@ -186,7 +186,7 @@ class DbosProcess:
         dbos = DBOS(config=self._config())
         if DBOS.executor_id != self.name:
             raise InvalidInput(
-                "This program uses DBOS itself, and a process can have only one instance;  "
+                "This program uses DBOS itself, and a process can have only one instance; "
                 "let Threadkeep execute its runs in another process (`threadkeep worker`)."
             )
         self._dbos = dbos

@@ -17,7 +17,7 @@ from threadkeep.store.statements import ClockedTables, Tables, load_statements
 
 
 class RunLocks:
-    """Locks that a transaction holds until it ends, taken in this order: conversations by name, trees, rows."""
+    """Locks that a transaction holds until it ends; take them in this order: conversations by name, trees, rows."""
 
     def __init__(self, backend: Backend) -> None:
         self._sql = load_statements(f"{backend}/runs.sql")
@@ -72,7 +72,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
 
 
 class RunPlaces(Tables, sql=("runs_order.sql",)):
-    """The positions that runs take after they have begun, because an agent's key may not be known earlier."""
+    """The positions that runs take after their start, because an agent's key may not be known earlier."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -90,11 +90,11 @@ class RunPlaces(Tables, sql=("runs_order.sql",)):
             await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": place})
 
     async def of(self, run_id: str) -> list[str]:
-        """Return the conversations in whose order a run is, besides its session."""
+        """Return the conversations, except its session, in which a run has a position."""
         return [place for (place,) in await self._driver.fetch(self._sql["places_of"], {"run_id": run_id})]
 
     async def forget(self, place: str) -> None:
-        """Remove runs that are over from the order of a conversation that is erased."""
+        """Remove finished runs from the order of an erased conversation."""
         await self._driver.write([(self._sql["forget_place"], {"place": place})])
 
     async def leave(self, run_id: str, place: str) -> None:
@@ -120,12 +120,12 @@ class RunPlaces(Tables, sql=("runs_order.sql",)):
         return False
 
     def tell_freed(self) -> None:
-        """Wake the waiters of this process: a run is over or waits for a person."""
+        """Wake the waiters of this process, because a run is over or waits for a person."""
         self._freed.set()
         self._freed = asyncio.Event()
 
     async def freed(self, seconds: float) -> None:
-        """Wait until a position may be free, at most `seconds`: other processes do not notify this one."""
+        """Wait until a position may be free, at most `seconds`, because other processes do not notify this one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._freed.wait()
@@ -161,7 +161,7 @@ class Policies:
     async def apply(
         self, connection: Connection, new: NewRun, turns: Sequence[OpenRun], policy: DoubleTexting
     ) -> OpenRun | None:
-        """Return the run that the message has joined; None if it becomes a run of its own.
+        """Return the run that the message has joined; None if it needs a new run.
 
         Raises:
             SessionBusy: there is another turn, and the policy rejects messages.
@@ -182,7 +182,7 @@ class Policies:
         assert_never(policy)
 
     async def _stop(self, connection: Connection, turns: Sequence[OpenRun], why: str) -> None:
-        """Stop running turns with all runs below them, and let queued ones stop as they begin."""
+        """Stop running turns with all their descendants, and mark queued ones so that they stop when they begin."""
         running = [turn for turn in turns if turn.status == "running"]
         for root_run_id in sorted({turn.root_run_id for turn in running}):
             await self._locks.hold_tree(connection, root_run_id)
@@ -195,7 +195,7 @@ class Policies:
                 await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
-        """Join the newest turn, if it has not begun and matches: the message must not overtake others."""
+        """Join the newest turn if it matches and has not begun; an older turn would let the message overtake others."""
         newest = turns[-1] if turns else None
         if (
             newest is None

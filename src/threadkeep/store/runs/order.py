@@ -1,4 +1,4 @@
-"""The order of turns: runs arrive in their session and begin one after the other."""
+"""The order of turns: the runs of a session begin one after the other, in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from threadkeep.store.statements import ClockedTables, for_rows, row_parameters
 
 _PARENT_CANCELLED = "ParentCancelled"
 _CLOCKS_DIFFER = timedelta(seconds=15.0)
-"""The maximum difference between the clocks of two processes; a later time is not trusted."""
+"""The largest expected difference between the clocks of two processes; a time further ahead is not trusted."""
 
 DISOWNED = "1970-01-01T00:00:00.000000+00:00"
-"""The `heartbeat_at` of a run whose process was found dead; otherwise the time when its attempt began."""
+"""The `heartbeat_at` of a run after its process was found dead; before, it is the time when the attempt began."""
 
 
 @dataclass(frozen=True)
 class Added:
-    """The run that answers a request: a `new` one, one that it `joined`, or one that was `known` before."""
+    """The run that answers a request: a `new` run, a run that the request `joined`, or an already `known` run."""
 
     run: Run
     outcome: Literal["new", "joined", "known"]
@@ -33,7 +33,7 @@ class Added:
 
 @dataclass(frozen=True)
 class _Position:
-    """The position of a new run in its tree and order; `late` if its parent is to be stopped."""
+    """The position of a new run in its tree and order; `late` is true if its parent is over or being stopped."""
 
     root_run_id: str
     depth: int
@@ -45,8 +45,8 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     """The order in which runs arrive and begin.
 
     A run may begin when none of its conversations has an earlier run that is queued or running. Its conversations are
-    its session and those under its agents' own keys. A run that waits for a person blocks no other. A child in the
-    conversation of a run above it is a part of that turn and has no position of its own.
+    its session and the conversations that its agents store under their own keys. A run that waits for a person does not
+    block others. A child in a conversation of one of its ancestors is part of that turn and has no own position.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
@@ -58,7 +58,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         """Store a run at the end of its session's order; for a repeated request return the existing run.
 
         `policy` applies to a message that arrives while another turn of its session is queued or running; a child is
-        always queued. With an `owner` the run begins at once, if it may. A child whose parent is to be stopped is
+        always queued. With an `owner` the run begins at once, if it may. A child with a parent that is being stopped is
         cancelled.
 
         Raises:
@@ -71,11 +71,11 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             run = await self._arrive(new, policy, owner) if alone else None
             return await self._add(new, policy, owner) if run is None else Added(run, "new")
         except DuplicateRow:
-            # Another process added the message between our check and our write.
+            # Another process added the message between the check and the write.
             return await self._add(new, policy, owner)
 
     async def release(self, session_id: str, message_id: str) -> bool:
-        """Release an answered message for a new run; return False while a run answers or will retry it."""
+        """Release an answered message for a new run to answer; return False while a run answers or will retry it."""
         key = {"session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders(connection, [session_id])
@@ -102,7 +102,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return NotYet(run, before[0][0] if before else run_id)
 
     async def stop_as_it_begins(self, run_id: str, *, reason: str = "requested") -> bool:
-        """End a queued run when its turn comes, in whichever process; return False if it is not queued any more."""
+        """Let a queued run end when it is next in the order, in any process; return False if it is not queued."""
         parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders_of(connection, run_id)
@@ -113,7 +113,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return bool(await self._ids("is_next", run_id=run_id))
 
     async def following(self, run_id: str) -> list[str]:
-        """Return the runs that may begin now in the conversations of a run, and remove its own positions there.
+        """Return the runs that may begin now in the conversations of a run, and remove the run's own positions there.
 
         A run that did not succeed keeps its positions, because it may be retried.
         """
@@ -131,18 +131,18 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
     async def ready(self, *, limit: int, waited_seconds: float = 0.0) -> list[str]:
         """Return the runs of all sessions that may begin now and have waited long enough, the oldest first."""
-        # Include the time itself: times are stored in microseconds.
+        # Include the time itself, because times are stored in microseconds.
         before = self._clock() - timedelta(seconds=waited_seconds) + timedelta(microseconds=1)
         return await self._ids("ready", limit=limit, before=time_text(before))
 
     async def abandoned(self, *, limit: int) -> list[str]:
-        """Return the runs whose owner was found dead; a process that begins them takes them over."""
+        """Return the runs of owners that were found dead; a process that begins them takes them over."""
         return await self._ids("abandoned", limit=limit, disowned=DISOWNED)
 
     def beginning(self, new: NewRun, policy: DoubleTexting, owner: str, question_id: str) -> Joined:
         """Return the statements that store a run that begins at once, in the transaction that stores its question.
 
-        They refuse the question if the run may not begin now, or if its message is known.
+        They reject the question if the run may not begin now, or if its message is known already.
         """
         statements, parameters = self._arrival(new, policy, owner)
         refuse = (self._sql["refuse_unless_begun"], {**parameters, "question_id": question_id})
@@ -150,11 +150,11 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return Joined(statements[: at + 1], [*statements[at + 1 :], refuse])
 
     def begun(self, joined: Joined, rows: Sequence[list[Row]]) -> Run:
-        """Return the run that `beginning` has stored; `rows` are those of its statements."""
+        """Return the run that `beginning` has stored; `rows` are the results of its statements."""
         return run_of(rows[len(joined.before) - 1][0])
 
     async def _arrive(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Run | None:
-        """Store a run with one round trip if nothing blocks it, which is the common case."""
+        """Store a run with one round trip if nothing blocks it, which is the usual case; otherwise return None."""
         statements, _ = self._arrival(new, policy, owner)
         arrived = (await self._driver.write(statements))[_arrived_at(statements)]
         return run_of(arrived[0]) if arrived else None
@@ -162,7 +162,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     def _arrival(
         self, new: NewRun, policy: DoubleTexting, owner: str | None
     ) -> tuple[list[Statement], dict[str, object]]:
-        """Return the statements that store a run that nothing blocks, with the parameters of all but the locks."""
+        """Return the statements that store a run if nothing blocks it, with the parameters of all except the locks."""
         position = _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
         asked = {"message_key": _message_key(new), "policy": policy, "owner": owner}
         latest = time_text(self._clock() + _CLOCKS_DIFFER)
@@ -217,7 +217,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             raise WrongUser(new.session_id)
 
     async def _join(self, connection: Connection, new: NewRun, policy: DoubleTexting) -> str | None:
-        """Return the run that a message joins; None if it becomes a run of its own."""
+        """Return the id of the run that a message joins; None if it needs a new run."""
         if not (wanted := [{"place": place} for place in _places(new)]):
             return None
         rows = await connection.fetch(for_rows(self._sql["open"], len(wanted)), row_parameters(wanted))
@@ -275,12 +275,12 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return await _there(connection, run_id)
 
     async def _ids(self, statement: str, **parameters: object) -> list[str]:
-        """Return the runs that a statement finds, by its first column."""
+        """Return the ids of the runs that a statement finds, which are its first column."""
         return [row[0] for row in await self._driver.fetch(self._sql[statement], parameters)]
 
 
 def _arrived_at(statements: Sequence[Statement]) -> int:
-    """Return the index of the statement that stores a run that arrives; locks come before it."""
+    """Return the index of the statement that inserts an arriving run; the statements before it are locks."""
     return next(at for at, (sql, _) in enumerate(statements) if sql.startswith("INSERT INTO chat_runs"))
 
 

@@ -1,4 +1,4 @@
-"""Conversion of runs between records and table rows; texts that the transcript has are stored by reference."""
+"""Conversion of runs between records and table rows; texts in the transcript are stored by reference."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ type Texts = Mapping[str, str]
 
 
 def texts_in(values: Iterable[Values]) -> dict[str, str]:
-    """Return the full texts in values, by the ids of their messages."""
+    """Return the texts that values contain, by the ids of their messages."""
     found = ((one.get(name), one.get(text)) for value in values for one, name, text in _places(value))
     return {key: str(clean_json(text)) for key, text in found if isinstance(key, str) and isinstance(text, str)}
 
 
 def missing_in(values: Iterable[Values]) -> set[str]:
-    """Return the ids of messages whose texts are left out of values."""
+    """Return the ids of messages that values mention without their texts."""
     found = (one.get(name) for value in values for one, name, text in _places(value) if text not in one)
     return {key for key in found if isinstance(key, str)}
 
@@ -64,7 +64,7 @@ def restored(value: Values, said: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without its text, which is often its output too; None if it is no message's text."""
+    """Return a run's result without its text, which is often its output too; None if the text is not a message's."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -107,7 +107,7 @@ def _changed(value: Values, change: Callable[[Values, str, str], dict[str, Json]
     return changed
 
 
-# The columns of the statement, in the order of the record; the column of `inputs` is called input.
+# The columns of the statement, in the order of the record; the column for `inputs` is named `input`.
 _COLUMNS = tuple(column.name for column in fields(Run) if column.name != "resumed")
 _TIMES = ("started_at", "heartbeat_at", "ended_at", "cancel_requested_at", "created_at", "deadline_at")
 _AT_ONCE = 200
@@ -128,7 +128,7 @@ def run_of(row: Row) -> Run:
     for name in _TIMES:
         values[name] = values[name] and time_of(values[name])
     if values["owner"] is not None and values["heartbeat_at"] is None and values["status"] in RUN_ENDS:
-        # The last sign of its owner is the end of the run, which is stored once.
+        # The end of the run is also its last heartbeat; the time is stored only once.
         values["heartbeat_at"] = values["ended_at"]
     values["resumed"] = values["resume_value"] is not None
     for name in ("result", "interrupt", "resume_value"):
@@ -145,7 +145,7 @@ def json_of(text: str | bytes | None) -> Any:
 
 
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
-    """Return the inputs in a column; a text is None if the transcript has it under the `message_id`."""
+    """Return the inputs in a column; the text of an input is None if the transcript has it under the `message_id`."""
     entries: Sequence[Mapping[str, Any]] = json_of(stored) or ()
     return tuple(
         [
@@ -158,7 +158,7 @@ def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunI
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return parameters that leave out the text of a single message if the transcript may have it."""
+    """Return parameters for storing inputs without the text of a single message, in case the transcript has it."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -206,7 +206,7 @@ async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
 
 
 def _ids_of_texts(run: Run) -> set[str]:
-    """Return the messages whose texts are left out of a run."""
+    """Return the ids of the messages that a run mentions without their texts."""
     asked = {given.message_id for given in run.inputs if given.message_id and lacks_text(given)}
     return asked | missing_in([run.result] if run.result else [])
 
@@ -226,7 +226,7 @@ def _whole_input(given: RunInput, said: Mapping[str, str]) -> RunInput:
 
 
 async def fetch_run(connection: Connection, run_id: str) -> Run | None:
-    """Return the run with an id; for a run that is no longer stored, the remaining record."""
+    """Return the run with an id; for a deleted run return what is still known of it."""
     found = await fetch_runs(connection, [run_id])
     if found:
         return found[0]
@@ -235,7 +235,7 @@ async def fetch_run(connection: Connection, run_id: str) -> Run | None:
 
 
 def _run_left(row: Row) -> Run:
-    """Return a run of which only the answered message is known: it is over and has no texts."""
+    """Return the run of an answered message that is otherwise deleted: it is over and has no texts."""
     run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at = row
     known = {
         "run_id": run_id,
@@ -259,7 +259,7 @@ _RUNS_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class RunCounts:
-    """The numbers of runs that are queued, running, waiting or set aside; each counted up to a limit."""
+    """The numbers of runs that are queued, running, waiting or set aside, each counted up to a limit."""
 
     queued: int = 0
     running: int = 0
@@ -320,7 +320,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         async with self._driver.writing() as connection:
             for some in batched(run_ids, _RUNS_AT_ONCE):
                 if await connection.fetch(for_rows(self._sql["alone_at_work"], len(some)), _rows(some)):
-                    raise RowLocked("A run that spoke there is queued or at work; try again when it is over.")
+                    raise RowLocked("A run with messages there is queued or running; try again when it is over.")
             return await self._forget(connection, run_ids)
 
     async def _forget(self, connection: Connection, run_ids: Sequence[str]) -> int:
@@ -330,7 +330,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return gone
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
-        """Return runs that may still have checkpoints: done, deleted, or ended without a result before `moment`."""
+        """Return runs that may still have checkpoints: done or deleted, or ended without a result before `moment`."""
         return await self._ids("with_checkpoints", {"before": time_text(moment), "limit": limit})
 
     async def checkpoints_expected(self, run_id: str) -> None:
@@ -358,7 +358,7 @@ def _rows(run_ids: Sequence[str]) -> Parameters:
 
 
 def _statement_for(query: RunQuery) -> str:
-    """Return the statement whose index fits a query."""
+    """Return the statement with the best index for a query."""
     if query.parent_run_id is not None or query.root_run_id is not None:
         return "newest_below"
     if query.session_id is not None:

@@ -21,7 +21,7 @@ from threadkeep.store.statements import ClockedTables, load_statements
 
 @dataclass(frozen=True)
 class RunEnding:
-    """The end of a run; `asked` is the run as its owner began it."""
+    """The end of a run; `asked` is the run as it was when its owner began it."""
 
     status: RunEnd
     result: Mapping[str, Json] | None = None
@@ -30,11 +30,11 @@ class RunEnding:
     asked: Run | None = None
 
     def inputs(self) -> Sequence[RunInput]:
-        """Return the inputs that may be left out if the transcript has them: only for a run that is done."""
+        """Return the inputs that can be omitted if the transcript has them; none unless the run is done."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
-# A query takes time, and clocks of other processes differ.
+# Allows for the duration of queries and for different clocks of processes.
 _CLOCKS_DIFFER = timedelta(hours=1)
 
 
@@ -69,7 +69,7 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         return [(name, version) for name, version in rows]
 
     async def forget(self, unused: Sequence[tuple[str, str]]) -> int:
-        """Delete versions that were just found unused, except those with which runs have begun since.
+        """Delete unused versions, except those with which runs have begun since they were found.
 
         Return the number deleted.
         """
@@ -93,9 +93,9 @@ def _version_of(row: Row) -> WorkflowVersion:
 class Runs:
     """The table of runs, and the tables that depend on it.
 
-    Guarantees: in each conversation, one of the runs with an arrival is running at a time, and they begin in the order
-    of arrival. Only the owner of a run ends it. An owner that was found dead is disowned, and another process may begin
-    its runs again. All rows are deleted with the session.
+    Guarantees: of the runs of a conversation that have an arrival, at most one is running, and they begin in the order
+    of arrival. Only the owner of a run can end it. When an owner is found dead, its runs are disowned, and other
+    processes may begin them again. All rows are deleted with the session.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class Runs:
     async def held_by(self, owner: str) -> dict[str, str | None]:
         """Return the runs that an owner executes, each with the reason to stop it, if any.
 
-        A missing run is not the owner's any more: another process has it, or it was deleted with its session.
+        If a run is missing, the owner has lost it: another process has it, or it was deleted with its session.
         """
         return dict(await self._driver.fetch(self._sql["held"], {"owner": owner}))
 
     async def disown(self, owner: str) -> list[str]:
-        """Let any process begin the runs of a dead one; return those runs, each to one caller only."""
+        """Allow all processes to begin the runs of a dead owner; return these runs, each to only one caller."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["disown"], {"owner": owner, "disowned": DISOWNED})
         return [run_id for (run_id,) in rows]
@@ -160,13 +160,13 @@ class Runs:
     ) -> bool:
         """Record the end of a run; return False if the owner has lost it. Repeating the call changes nothing.
 
-        `error` names a kind, never a text of people. A run that is `set_aside` waits for a person to retry it.
+        `error` names a kind and never quotes people. A run that is `set_aside` stays failed until a person retries it.
         """
         ending = RunEnding(status, result, error, set_aside)
         return await self.end(run_id, owner, ending) is not None
 
     async def end(self, run_id: str, owner: str, ending: RunEnding, group: TraceGroup | None = None) -> Run | None:
-        """Record the end of a run with the last of its trace; return the run, None if the owner has lost it.
+        """Record the end of a run with the end of its trace; return the run, or None if the owner has lost it.
 
         Repeating the call changes nothing.
         """
@@ -191,7 +191,7 @@ class Runs:
     ) -> Joined | None:
         """Return the statements that end a run that is done, in the transaction that stores its answer in `messages`.
 
-        They refuse the answer if the owner has lost the run. None if the trace is too long for one row.
+        They reject the answer if the owner has lost the run. Return None if the trace is too long for one row.
         """
         [answer] = messages
         said = {str(answer.id): answer.content}
@@ -239,13 +239,13 @@ class Runs:
         return await self._change("give_back", {"run_id": run_id, "owner": owner}) > 0
 
     async def resume(self, run_id: str, value: Json) -> bool:
-        """Answer a run that waits and put it in its order again; return False if it does not wait."""
+        """Resume a waiting run with an answer, at the end of its order; return False if it does not wait."""
         return await self._arrive_again("resume", {"run_id": run_id, "resume_value": json_text(value)})
 
     async def resume_by(self, message_id: str, run: Run, value: Json) -> bool:
-        """Answer a run that waits by a message of its session, which gets the run's answer from now on.
+        """Resume a waiting run with a message of its session, to which the run's answer is a reply from now on.
 
-        Return False if the run does not wait, or the message is known: a message answers once.
+        Return False if the run does not wait, or if the message is known already, because it counts only once.
         """
         asked = run.interrupt if isinstance(run.interrupt, Mapping) else {}
         interrupt = json_text({**asked, REPLY: message_id})
@@ -254,7 +254,7 @@ class Runs:
             await self._locks.hold_orders_of(connection, run.run_id)
             current = await fetch_run(connection, run.run_id)
             if current is None or current.interrupt != run.interrupt:
-                return False  # it asks something else by now
+                return False  # it asks another question by now
             if not await connection.fetch(self._sql["take_reply"], parameters):
                 return False
             await connection.execute(self._sql["note_reply"], {**parameters, "interrupt": interrupt})
@@ -263,7 +263,7 @@ class Runs:
         return True
 
     async def retry(self, run_id: str, *, budget: RunBudget | None = None) -> bool:
-        """Queue an unsuccessful run again, with all its attempts; return False in another state.
+        """Queue an unsuccessful run again with a new set of attempts; return False if it is in another state.
 
         A `budget` replaces the total limits of the run.
         """
@@ -272,7 +272,7 @@ class Runs:
         return await self._arrive_again("retry", {"run_id": run_id, **given})
 
     async def request_cancel(self, run_id: str, *, reason: str = "requested") -> list[str]:
-        """Stop a run and all runs below in one transaction; return those that were not over.
+        """Stop a run and all its descendants in one transaction; return the runs that were not over.
 
         A run that no process executes is cancelled at once. An active run stays `running` until its owner has released
         it. `reason` is one word that explains the stop later.

@@ -17,7 +17,7 @@ from threadkeep.store.runs.rows import json_of, lookups, missing_in, restored, s
 from threadkeep.store.statements import load_statements
 
 MOST_EVENTS = 250
-"""The maximum number of events in a packed trace; a page of a longer one would unpack too many others."""
+"""The maximum number of events in a packed trace; reading a page of a longer one would unpack too many events."""
 
 _MOST_CHARACTERS = 60_000
 
@@ -40,7 +40,7 @@ def event_of(row: Sequence[Any]) -> StoredEvent:
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
-    """Return events in order as one text; None if there are too many or none."""
+    """Return events packed in order; None if there are none or too many."""
     parts: list[str] = []
     number = moment = 0
     for event in events:
@@ -159,7 +159,7 @@ class _Extent:
 class RunTrace:
     """The tables `chat_run_events`, `chat_run_usage`, `chat_run_traces` and `chat_run_tool_calls`.
 
-    During a run each event is a row. At its end, all of them are packed into its row of `chat_run_traces`; later events
+    During a run each event is a row. At the end, all events are packed into one row of `chat_run_traces`; later events
     are rows again. All rows are deleted with the run.
     """
 
@@ -182,9 +182,9 @@ class RunTrace:
 
         Args:
             run_id: the run.
-            events: the events, in order. Beyond the limits only a mark and events of the kind `status` are stored.
+            events: the events in order. Beyond the limits, only a mark and events of kind `status` are stored.
             usage: added to the usage of the run.
-            owner: if the run is not this owner's any more, nothing is stored and None is returned.
+            owner: if the run does not belong to this owner any more, nothing is stored and None is returned.
             after: the newest event that the caller knows. If there are newer ones, this group is stored already (the
                 reply to an earlier attempt was lost), and nothing is stored.
         """
@@ -230,7 +230,7 @@ class RunTrace:
             before, [replace(event, data=shortened(event.data, said)) for event in group.events]
         )
         if group.usage and not events:
-            # A number is used although no event is stored, so that a repeated group is recognised.
+            # Use up a number although no event is stored, so that a repeated group is recognised.
             extent = replace(extent, last_number=extent.last_number + 1)
         statements = self._packing(run_id, packed, loose, (events, group.usage), extent) if ends else []
         await connection.fetch_each(statements or self._adding(run_id, events, group.usage, extent))
@@ -244,7 +244,7 @@ class RunTrace:
         ]
         if events or usage:
             statements.append((self._sql["set_trace"], {"run_id": run_id, **asdict(extent)}))
-        # The same order everywhere prevents deadlocks.
+        # Write in the same order everywhere, which prevents deadlocks.
         in_order = sorted(usage, key=lambda used: used.model)
         return statements + [(self._sql["add_usage"], {"run_id": run_id, **asdict(used)}) for used in in_order]
 
@@ -287,8 +287,8 @@ class RunTrace:
     def whole(self, run_id: str, group: TraceGroup, said: Mapping[str, str]) -> list[Statement]:
         """Return the statements that store the whole trace of a run in one row; none if it is too long.
 
-        `said` are texts by their message ids that the same transaction stores in the transcript. Only the owner of the
-        run may store it: its stored part is replaced.
+        `said` has the texts, by message id, that the same transaction stores in the transcript. Only the owner of the
+        run may call this, because it replaces the stored part.
         """
         short = [replace(event, data=shortened(event.data, said)) for event in group.events]
         events, extent = self._fitting(_Extent(0, 0, cut=False), short)
@@ -308,7 +308,7 @@ class RunTrace:
         return int(rows[0][0]) if rows else 0
 
     async def usage(self, run_id: str, *, with_children: bool = True) -> list[TokenUsage]:
-        """Return the usage of a run by model; with all runs below it, each counted once."""
+        """Return the usage of a run by model, by default with all its descendants; each call is counted once."""
         statement = self._sql["usage_with_children" if with_children else "usage"]
         rows = await self._driver.fetch(statement, {"run_id": run_id})
         return added(used for *row, packed in rows for used in (stored_usage(packed) if packed else [usage_of(row)]))
@@ -326,7 +326,7 @@ class RunTrace:
         return ToolCall("finished", json_of(result)) if status == "finished" else ToolCall("begun_before")
 
     async def finish_tool(self, run_id: str, call_id: str, result: Json) -> bool:
-        """Store the result of a tool call, so it is not run again; return False if it is not open."""
+        """Store the result of a tool call, so that it is not run again; return False if the call is not open."""
         parameters = {
             "run_id": run_id,
             "call_id": call_id,
@@ -337,7 +337,7 @@ class RunTrace:
         return bool(finished)
 
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
-        """Return the events that fit the limits, and the new extent."""
+        """Return the events that the limits allow, and the new extent."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
         now = self.clock()
         kept_events: list[StoredEvent] = []

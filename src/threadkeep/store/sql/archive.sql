@@ -1,4 +1,4 @@
--- Restoring of exported sessions, on both engines.
+-- Restoring exported sessions, on both engines.
 
 -- name: restore_session
 -- Insert an exported session, unless it exists; its deleted messages keep their seq values.
@@ -13,7 +13,7 @@ VALUES (
 ON CONFLICT (session_id) DO NOTHING
 
 -- name: seqs_of
--- The existing ids among some, with their seq.
+-- The given ids that exist, with their seq.
 WITH wanted (id) AS (
 VALUES (:id)
 )
@@ -29,6 +29,6 @@ UPDATE chat_sessions SET
 WHERE session_id = :session_id AND archived_seq < :archived_seq
 
 -- name: note_restored
--- Processes drop the rows of sessions that they have read.
+-- Afterwards, processes drop the cached rows of these sessions.
 INSERT INTO chat_channel_state (scope, name, value) VALUES ('threadkeep', 'restored', :value)
 ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value

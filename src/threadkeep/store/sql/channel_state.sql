@@ -20,7 +20,7 @@ WHERE chat_channel_state.expires_at <= :now
 RETURNING name
 
 -- name: keep_for_duty
--- Only while the owner has the duty.
+-- Store a value only while the owner has the duty.
 INSERT INTO chat_channel_state (scope, name, value)
 SELECT :scope, :name, :value FROM chat_duties WHERE duty = :duty AND owner = :owner AND claimed_until > :now
 ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value, expires_at = NULL
@@ -33,7 +33,7 @@ WHERE scope = :scope AND name = :name AND value = :old
 DELETE FROM chat_channel_state WHERE scope = :scope AND name = :name AND value = :value
 
 -- name: forget_expired
--- Those that expired first, by an index. One that another transaction holds is stored again or deleted by it.
+-- The values that expired first, by an index. Skip locked ones: another transaction stores or deletes these.
 DELETE FROM chat_channel_state WHERE (scope, name) IN (
     SELECT scope, name FROM chat_channel_state WHERE scope = :scope AND expires_at <= :now ORDER BY expires_at LIMIT 100
 -- include: skip_held

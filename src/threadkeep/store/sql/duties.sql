@@ -1,4 +1,4 @@
--- Duties that one process at a time does for all sessions.
+-- Duties for all sessions, each done by one process at a time.
 
 -- name: taken
 -- A row if :owner cannot claim the duty now.
@@ -8,7 +8,7 @@ WHERE duty = :duty
     AND (claimed_until > :now OR done_at > :due)
 
 -- name: claim
--- The owner gets more time; another process gets it after that time, unless it was done since :due.
+-- The owner can extend its claim. Another process can claim an expired duty, unless it was done since :due.
 INSERT INTO chat_duties (duty, owner, claimed_until) VALUES (:duty, :owner, :until)
 ON CONFLICT (duty) DO UPDATE SET owner = excluded.owner, claimed_until = excluded.claimed_until
 WHERE (chat_duties.owner = excluded.owner AND chat_duties.claimed_until > :now)

@@ -9,7 +9,7 @@ ORDER BY seq
 SELECT id FROM chat_messages WHERE session_id = :session_id AND seq = :seq
 
 -- name: insert_vector
--- Only for existing, active messages.
+-- Insert a vector only if its message exists and is active.
 INSERT INTO chat_embeddings (session_id, model, seq, vector)
 SELECT m.session_id, :model, m.seq, :vector FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq = :seq AND m.superseded_at IS NULL

@@ -2,7 +2,7 @@
 
 -- name: newest_messages
 -- The last :reach active messages of people and agents of the newest sessions: one session, or those of a person under
--- any id. What was said before a reset is left out. A question has a row for the steps of each agent that answered it.
+-- any id. Messages before a reset are left out. A question has a row for the steps of each agent that answered it.
 SELECT
     m.session_id, m.seq, m.role, m.content, m.status, m.metadata, m.run_id, m.created_at, r.workflow, r.status, r.error,
     k.body

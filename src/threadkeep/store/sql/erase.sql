@@ -1,14 +1,14 @@
--- Erasing of a person or of a session. `ids` are the ids of the person; :session_id is NULL then. The sessions of an
--- erase that has begun are noted in chat_channel_state, in the scope :noted, because their rows in chat_sessions go first.
--- A session that another user has begun anew since then is not erased.
+-- Erasing a person or a session. For a person, `ids` are the ids and :session_id is NULL. The sessions of an unfinished
+-- erase are noted in chat_channel_state, in the scope :noted, because their rows in chat_sessions are deleted first.
+-- A session that another user has created again since then is not erased.
 
 -- name: same_person
--- All ids that were merged with one.
+-- All ids that were merged with the given one.
 SELECT p.person_id FROM chat_persons p
 WHERE p.canonical_id = (SELECT o.canonical_id FROM chat_persons o WHERE o.person_id = :id)
 
 -- name: selection
--- Included by other statements: the ids of the person, the sessions that are deleted whole, and the runs that go.
+-- Included by other statements: the ids of the person, the sessions to delete entirely, and the runs to delete.
 WITH RECURSIVE ids (id) AS (
 VALUES (:id)
 ), own (session_id) AS (
@@ -124,7 +124,7 @@ WHERE (s.user_id IS NULL OR s.user_id NOT IN (SELECT id FROM ids))
     AND m.role = 'user'
     AND (m.author IN (SELECT id FROM ids) OR (
         CAST(m.metadata ->> 'sender_id' AS TEXT) IN (SELECT id FROM ids)
-        -- A text or an integer; lists, objects and the like name nobody.
+        -- A sender is a text or an integer; other values do not name a person.
         AND (CAST(m.metadata -> 'sender_id' AS TEXT) LIKE '"%'
             OR ltrim(CAST(m.metadata -> 'sender_id' AS TEXT), '-0123456789') = '')
     ))
@@ -135,11 +135,11 @@ UPDATE chat_messages SET superseded_at = :now
 WHERE session_id = :session_id AND seq = :seq AND superseded_at IS NULL
 
 -- name: note_change
--- The messages were superseded before. Other processes have an index with their words.
+-- The messages were superseded earlier, but indexes in other processes still contain their words.
 UPDATE chat_sessions SET revision = revision + 1 WHERE session_id = :session_id
 
 -- name: note_erase
--- Calls that are in flight in the session store none of their texts.
+-- Model calls that are in progress in the session then do not store their texts.
 INSERT INTO chat_channel_state (scope, name, value) VALUES ('emptied', :marker, :now)
 ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value
 
@@ -147,14 +147,14 @@ ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value
 DELETE FROM chat_channel_state WHERE scope = 'emptied' AND value < :before
 
 -- name: empty_message
--- The row stays with its seq and its id, so that no place moves and a redelivery is still recognised.
+-- The row stays with its seq and id, so that other positions do not change and a redelivery is still recognised.
 UPDATE chat_messages SET
     content = '', tokens = 0, original = NULL, author = NULL, run_id = NULL, sent_at = NULL, superseded_by = NULL,
     metadata = :marker
 WHERE session_id = :session_id AND seq = :seq
 
 -- name: drop_summaries
--- Also merged ones, and those withdrawn: they are written again from the messages that stay.
+-- Including merged and deactivated ones; summaries are made again from the remaining messages.
 DELETE FROM chat_summaries WHERE session_id = :session_id AND last_seq >= :seq
 
 -- name: drop_manifests
@@ -193,7 +193,7 @@ WITH RECURSIVE gone (run_id) AS (
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: delete_outgoing
--- Answers in chats of a person that are no sessions, such as those to a command. The address names the person.
+-- Answers to a person outside of sessions, such as answers to a command. The address names the person.
 DELETE FROM chat_outbox WHERE replace(address, :named, '') <> address OR session_id IN (
     SELECT session_id FROM chat_channel_sessions WHERE replace(address, :named, '') <> address
 )
@@ -205,7 +205,7 @@ DELETE FROM chat_channel_sessions WHERE replace(address, :named, '') <> address
 DELETE FROM chat_active_sessions WHERE user_id = :id
 
 -- name: values_of_person
--- The attachments of a person in ChatKit, state in apps of Google ADK, and names of conversations of Pydantic AI.
+-- A person's attachments in ChatKit, state in apps of Google ADK, and names of Pydantic AI conversations.
 SELECT scope, name, value FROM chat_channel_state
 WHERE scope IN ('chatkit:' || :id, 'adk:' || :id, 'pydantic-ai:' || :id)
 
@@ -224,13 +224,13 @@ DELETE FROM chat_channel_state WHERE scope IN ('chatkit:' || :id, 'adk:' || :id,
 DELETE FROM chat_channel_state WHERE scope = 'langgraph-threads' AND name = :session_id
 
 -- name: drop_facts_of_session
--- In every scope, as those of single messages.
+-- In every scope, as for single messages.
 DELETE FROM chat_facts WHERE fact_id IN (
     SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id = :session_id
 )
 
 -- name: retract_lost_facts
--- Episodes of promoted facts that were deleted: the server is asked to delete what it may have.
+-- Episodes of deleted promoted facts: mark them for deletion if the server may have them.
 UPDATE chat_graph_deliveries SET
     content = NULL,
     status = CASE WHEN sent_at IS NULL THEN 'dead' ELSE 'sent' END,
@@ -240,7 +240,7 @@ WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'f
     AND NOT EXISTS (SELECT 1 FROM chat_facts f WHERE f.fact_id = chat_graph_deliveries.turn)
 
 -- name: episodes_elsewhere
--- What the person said, or was said in the sessions, in groups of Graphiti that others use too: they stay.
+-- Messages of the person or of the sessions in Graphiti groups that others use too; these stay.
 -- include: selection
 SELECT count(*) FROM chat_graph_deliveries d JOIN chat_graph_groups g ON g.group_id = d.group_id
     LEFT JOIN chat_messages m ON m.session_id = d.session_id AND m.id = d.message_id
@@ -260,14 +260,14 @@ SELECT count(*) FROM chat_graph_deliveries
 WHERE status = 'sent' AND reason = 'forgotten' OR status = 'dead' AND reason = 'not_deleted'
 
 -- name: drop_facts_of_runs
--- Before the runs go: evidence may name a run alone.
+-- Execute this before the runs are deleted, because evidence may name only a run.
 -- include: selection
 DELETE FROM chat_facts WHERE fact_id IN (
     SELECT e.fact_id FROM chat_fact_evidence e WHERE e.run_id IN (SELECT run_id FROM gone)
 )
 
 -- name: facts_of_sessions
--- Facts in scopes of others that rest on messages in the sessions, or on runs of the person.
+-- Facts in scopes of others with evidence in the sessions' messages or in runs of the person.
 -- include: selection
 SELECT DISTINCT f.fact_id FROM chat_fact_evidence e JOIN chat_facts f ON f.fact_id = e.fact_id
 WHERE (e.session_id IN (SELECT session_id FROM own) OR e.run_id IN (SELECT run_id FROM gone))
@@ -285,7 +285,7 @@ DELETE FROM chat_graph_groups WHERE group_key = 'user:' || :id
 DELETE FROM chat_graph_groups WHERE group_key = 'session:' || :session_id
 
 -- name: groups_without_session
--- The session ids of groups whose session was deleted before.
+-- The session ids of groups that belong to deleted sessions.
 SELECT substr(g.group_key, 9) FROM chat_graph_groups g
 WHERE g.scope = 'session' AND NOT EXISTS (
     SELECT 1 FROM chat_sessions s WHERE s.session_id = substr(g.group_key, 9)
@@ -304,13 +304,13 @@ DELETE FROM chat_persons WHERE person_id = :id
 DELETE FROM chat_api_keys WHERE user_id = :id
 
 -- name: forget_checkpoints
--- Of runs that are deleted.
+-- Records that deleted runs have checkpoints.
 DELETE FROM chat_run_checkpoints WHERE NOT EXISTS (
     SELECT 1 FROM chat_runs r WHERE r.run_id = chat_run_checkpoints.run_id
 )
 
 -- name: known_users
--- All ids under which a row of a person may stand.
+-- All ids under which rows of persons may be stored.
 SELECT user_id FROM chat_sessions WHERE user_id IS NOT NULL
 UNION SELECT user_id FROM chat_runs WHERE user_id IS NOT NULL
 UNION SELECT user_id FROM chat_answered_messages WHERE user_id IS NOT NULL

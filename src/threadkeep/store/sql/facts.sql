@@ -83,7 +83,7 @@ FROM chat_facts f
 WHERE f.fact_id = :fact_id
 
 -- name: facts
--- The last changed first, from the cursor (:updated_at, :fact_id) on.
+-- Most recently changed first, after the cursor (:updated_at, :fact_id).
 SELECT
     f.fact_id, f.scope, f.owner, f.key, f.value, f.kind, f.confidence, f.confirmed, f.contradicted, f.valid_from,
     f.valid_to, f.updated_at
@@ -124,7 +124,7 @@ ORDER BY f.updated_at DESC, f.fact_id DESC
 LIMIT :limit
 
 -- name: keys_of
--- The keys of an owner's facts and proposals; of a person under any id.
+-- The keys of an owner's facts and proposals; a person owns those of all ids.
 WITH ids (id) AS (
 -- include: owners
 )
@@ -133,7 +133,7 @@ UNION
 SELECT key FROM chat_fact_proposals WHERE scope = :scope AND owner IN (SELECT id FROM ids)
 
 -- name: forget_proposals
--- Before the facts, in the order in which a proposal is accepted.
+-- Execute this before the facts are deleted, in the same order as when a proposal is accepted.
 DELETE FROM chat_fact_proposals
 WHERE scope = :scope AND (CAST(:key AS TEXT) IS NULL OR key = :key)
     AND owner IN (
@@ -141,8 +141,8 @@ WHERE scope = :scope AND (CAST(:key AS TEXT) IS NULL OR key = :key)
     )
 
 -- name: retract_facts
--- The episodes of promoted facts that are to be deleted: what the server cannot have is given up, and the rest is deleted
--- there by the worker of the group.
+-- The episodes of promoted facts that are about to be deleted: an unsent episode is dropped, and the worker of the
+-- group deletes the others on the server.
 UPDATE chat_graph_deliveries SET
     content = NULL,
     status = CASE WHEN sent_at IS NULL THEN 'dead' ELSE 'sent' END,
@@ -187,7 +187,7 @@ UPDATE chat_facts SET confirmed = confirmed - 1, updated_at = :now WHERE fact_id
 DELETE FROM chat_facts WHERE fact_id = :fact_id
 
 -- name: reopen
--- The value that another one had closed is valid again, or until that other one was closed.
+-- The value that was replaced becomes valid again, up to the end of the value that replaced it.
 UPDATE chat_facts
 SET valid_to = :valid_to, contradicted = contradicted - CASE WHEN CAST(:valid_to AS TIMESTAMPTZ) IS NULL THEN 1 ELSE 0 END,
     updated_at = :now

@@ -1,5 +1,5 @@
--- Deliveries of messages to Graphiti groups. Conditions name both open statuses, as the index of open deliveries does:
--- confirmed deliveries stay, and are not read again.
+-- Deliveries of messages to Graphiti groups. Conditions name both open statuses, so that they can use the index of open
+-- deliveries: confirmed ones stay in the table and must not be read again.
 
 -- name: due_groups
 -- Groups with open deliveries that no process owns at the moment.
@@ -34,8 +34,8 @@ WHERE group_id = :group_id AND status IN ('queued', 'sent') AND status = 'sent'
 ORDER BY number
 
 -- name: waiting
--- What is said now goes before earlier talk. What may not be sent now stays, and does not hold up later messages. The
--- content of a fact that was deleted is NULL.
+-- Current messages are sent before older ones. Messages that may not be sent now stay, and do not delay later ones. The
+-- content of a deleted fact is NULL.
 SELECT
     d.number, d.name, d.said_at, d.attempts, d.role, d.scope,
     CASE WHEN d.session_id IS NOT NULL OR EXISTS (SELECT 1 FROM chat_facts f WHERE f.fact_id = d.turn) THEN d.content END,
@@ -60,8 +60,8 @@ ORDER BY d.backfill, d.number
 LIMIT :limit
 
 -- name: mark_sent
--- Mark before sending, by the owner of the group and only with consent: after the death of a process, messages marked
--- as sent are searched for before they are sent again.
+-- The owner of the group marks messages before it sends them, and only with consent. If the process dies, messages that
+-- are marked as sent are looked up on the server before they are sent again.
 UPDATE chat_graph_deliveries SET status = 'sent', attempts = attempts + 1, sent_at = :now
 WHERE number = :number AND status = 'queued'
     AND EXISTS (
@@ -94,12 +94,12 @@ WHERE number = :number AND status IN ('queued', 'sent') AND coalesce(reason, '')
 UPDATE chat_graph_groups SET seen_at = :now WHERE group_id = :group_id
 
 -- name: take_back
--- The server did not accept it: this does not count as an attempt.
+-- The server did not accept the message; this does not count as an attempt.
 UPDATE chat_graph_deliveries SET status = 'queued', attempts = attempts - 1, sent_at = NULL
 WHERE number = :number AND status = 'sent'
 
 -- name: try_again
--- The server refused it, maybe for a moment.
+-- The server rejected the message, possibly only for now.
 UPDATE chat_graph_deliveries SET status = 'queued', sent_at = NULL WHERE number = :number AND status = 'sent'
 
 -- name: repeat
@@ -129,12 +129,12 @@ SELECT
     (SELECT max(seen_at) FROM chat_graph_groups)
 
 -- name: newer_episodes
--- The number of a group's messages that may come after one of that time.
+-- The number of a group's messages that may follow a message of that time.
 SELECT count(*) FROM chat_graph_deliveries
 WHERE group_id = :group_id AND status IN ('sent', 'confirmed') AND said_at >= :said_at
 
 -- name: retry
--- What the server may have is looked for before it is sent again.
+-- A message that the server may have is looked up there before it is sent again.
 UPDATE chat_graph_deliveries SET
     status = CASE WHEN sent_at IS NULL OR reason LIKE 'refused%' THEN 'queued' ELSE 'sent' END,
     reason = CASE WHEN reason = 'not_deleted' THEN 'forgotten' END, attempts = 0, ended_at = NULL
@@ -164,7 +164,7 @@ SELECT status, coalesce(reason, ''), count(*), sum(repeats) FROM chat_graph_deli
 SELECT count(*) FROM chat_graph_turns
 
 -- name: troubles
--- Of groups that still have something to deliver.
+-- Errors of groups that still have messages to deliver.
 SELECT g.error, count(*) FROM chat_graph_groups g
 WHERE g.error IS NOT NULL AND EXISTS (
     SELECT 1 FROM chat_graph_deliveries d WHERE d.group_id = g.group_id AND d.status IN ('queued', 'sent')
@@ -181,8 +181,8 @@ FROM chat_graph_deliveries
 WHERE group_id = :group_id AND status IN ('queued', 'sent')
 
 -- name: groups_of_scope
--- The group of an owner, and of a person the groups of all ids, with the numbers of their open messages. The group is
--- NULL if nothing was sent to it yet.
+-- The groups of an owner (for a person, of all ids), with the numbers of their open messages. The group is NULL if
+-- nothing was sent to it yet.
 SELECT
     o.owner,
     g.group_id,
@@ -205,7 +205,7 @@ ORDER BY CASE WHEN o.owner = :owner THEN 0 ELSE 1 END, o.owner
 LIMIT 20
 
 -- name: dead_of_groups
--- The number of messages of each group that were given up, by nobody's wish.
+-- The number of messages of each group that failed for good, without those that a person dropped.
 SELECT group_id, count(*) FROM chat_graph_deliveries
 WHERE status = 'dead' AND reason NOT IN ('dropped', 'purged', 'undone', 'gone', 'not_deleted')
 GROUP BY group_id

@@ -4,11 +4,11 @@
 SELECT last_seq, created_at, graph_version, revision FROM chat_sessions WHERE session_id = :session_id
 
 -- name: hold_indexed
--- The same, locked until the transaction ends.
+-- The same rows, locked until the transaction ends.
 UPDATE chat_sessions SET active = active WHERE session_id = :session_id RETURNING last_seq, created_at, graph_version, revision
 
 -- name: hold_version
--- Lock the rows of a session while they follow a version of its conversation.
+-- Lock the rows of a session if they match a version of its conversation.
 UPDATE chat_sessions SET active = active
 WHERE session_id = :session_id AND graph_version = :former_version AND created_at = :created_at
 
@@ -40,7 +40,7 @@ WHERE session_id = :session_id AND graph_version = :former_version AND created_a
 RETURNING session_id
 
 -- name: index_message
--- A message of the conversation, while the rows of its session follow a version.
+-- Insert a message of the conversation if the rows of its session match a version.
 INSERT INTO chat_messages (
     session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, sent_at, created_at, author, answers,
     ordinal, told_at, superseded_at, superseded_by

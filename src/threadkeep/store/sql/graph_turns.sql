@@ -1,8 +1,8 @@
 -- Stored turns to be delivered to Graphiti.
 
 -- name: add_graph_turn
--- In the transaction that stores the turn, only with consent. The database checks it, not the process: consent may
--- have been withdrawn elsewhere a moment ago.
+-- Part of the transaction that stores the turn, and only with consent. The database checks the consent, because it may
+-- just have been withdrawn in another process.
 INSERT INTO chat_graph_turns (session_id, first_seq, last_seq, workspace, backfill, created_at)
 SELECT
     CAST(:session_id AS TEXT), CAST(:first_seq AS BIGINT), CAST(:last_seq AS BIGINT), CAST(:workspace AS TEXT), FALSE, :now
@@ -61,7 +61,7 @@ VALUES (
 ON CONFLICT (group_id, name) DO NOTHING
 
 -- name: revive
--- A person wants a fact to be told that was given up. What the server may have is looked for before it is sent again.
+-- Send a fact again on request. If the server may have it, it is looked up there first.
 UPDATE chat_graph_deliveries SET
     status = CASE WHEN sent_at IS NULL OR reason LIKE 'refused%' OR reason = 'purged' THEN 'queued' ELSE 'sent' END,
     content = :content, reason = NULL, attempts = 0, ended_at = NULL
@@ -73,7 +73,7 @@ WHERE status IN ('queued', 'sent') AND status = 'queued'
 
 -- name: least_urgent
 -- The oldest queued turn of the least urgent kind: backfill first, then sessions, whose messages are available anyway.
--- An answer whose question has left comes last.
+-- Answers come last if their question was sent already.
 WITH oldest AS (
     SELECT group_id, turn, backfill, CASE scope WHEN 'session' THEN 0 WHEN 'workspace' THEN 1 ELSE 2 END AS urgency, number
     FROM chat_graph_deliveries
@@ -98,7 +98,7 @@ WHERE group_id = :group_id AND turn = :turn AND status IN ('queued', 'sent') AND
 SELECT user_id, agent FROM chat_sessions WHERE session_id = :session_id
 
 -- name: sessions_to_backfill
--- Those of people with a complete answer that was never queued.
+-- Sessions of people with a complete answer that was never queued.
 SELECT s.session_id FROM chat_sessions s
 WHERE s.agent IS NULL AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id) AND EXISTS (
     SELECT 1 FROM chat_messages m
@@ -115,7 +115,7 @@ ORDER BY s.created_at, s.session_id
 LIMIT :limit
 
 -- name: answers_to_backfill
--- Places of complete answers that were never queued, the oldest first.
+-- Positions of complete answers that were never queued, oldest first.
 SELECT m.seq FROM chat_messages m
 WHERE m.session_id = :session_id AND m.role = 'assistant' AND m.status = 'complete' AND m.superseded_at IS NULL
     AND NOT EXISTS (

@@ -1,7 +1,7 @@
 -- Learning: messages to learn from, and the facts that were proposed.
 
 -- name: unread_messages
--- The first :limit messages since a learner last read the session, with what stands before them.
+-- The first :limit messages since a learner last read the session, with the messages before them.
 SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, l.upto_seq
 FROM chat_fact_learning l
     JOIN chat_sessions s ON s.session_id = l.session_id
@@ -12,8 +12,8 @@ ORDER BY m.seq
 LIMIT :limit
 
 -- name: begin_learning
--- Of a session that a learner has never read, the last :reach messages count. The place is stored before they are read:
--- a learner that fails for a while comes back to it.
+-- A learner that has never read the session starts with the last :reach messages. The position is stored before
+-- they are read, so that a learner that fails for a while returns to it.
 INSERT INTO chat_fact_learning (session_id, learner, upto_seq)
 SELECT s.session_id, :kind, CASE WHEN s.last_seq > :reach THEN s.last_seq - :reach ELSE 0 END
 FROM chat_sessions s
@@ -21,14 +21,14 @@ WHERE s.session_id = :session_id AND s.agent IS NULL
 ON CONFLICT DO NOTHING
 
 -- name: note_read
--- A row only if nobody has read further meanwhile.
+-- Return a row only if no other process has read further meanwhile.
 INSERT INTO chat_fact_learning (session_id, learner, upto_seq) VALUES (:session_id, :kind, :upto_seq)
 ON CONFLICT (session_id, learner) DO UPDATE SET upto_seq = excluded.upto_seq
 WHERE chat_fact_learning.upto_seq = :before_seq
 RETURNING upto_seq
 
 -- name: add_proposal
--- Unless the same was proposed before, and waits or was refused; and only while the message is active.
+-- Add a proposal only while its message is active, unless the same proposal is open or was rejected.
 INSERT INTO chat_fact_proposals (
     proposal_id, scope, owner, session_id, person_id, seq, run_id, key, value, kind, promoted, confidence, learner, status,
     created_at, updated_at
@@ -56,7 +56,7 @@ FROM chat_fact_proposals p
 WHERE p.proposal_id = :proposal_id
 
 -- name: proposals
--- The last changed first, from the cursor (:updated_at, :proposal_id) on.
+-- Most recently changed first, after the cursor (:updated_at, :proposal_id).
 SELECT
     p.proposal_id, p.scope, p.owner, p.session_id, p.seq, p.run_id, p.key, p.value, p.kind, p.promoted, p.confidence,
     p.learner, p.status, p.fact_id, p.created_at, p.updated_at, p.decided_by
@@ -96,7 +96,7 @@ UPDATE chat_fact_proposals SET status = :status, fact_id = coalesce(:fact_id, fa
 WHERE proposal_id = :proposal_id AND status = :before
 
 -- name: is_said
--- A row if a message is there and was not taken back.
+-- A row if a message exists and was not taken back.
 SELECT 1 FROM chat_messages WHERE session_id = :session_id AND seq = :seq AND superseded_at IS NULL
 
 -- name: known_keys

@@ -1,4 +1,4 @@
--- Records of model calls, and texts that are in no transcript: of sessions, and of runs without a session.
+-- Records of model calls, and texts that are not in a transcript, for sessions and for runs without a session.
 
 -- name: insert_manifest
 -- The database numbers the calls of a run, including earlier calls stored with the run.
@@ -57,14 +57,14 @@ ON CONFLICT (session_id, digest) DO UPDATE SET used_at = excluded.used_at
 WHERE chat_context_texts.used_at < excluded.used_at
 
 -- name: use_worn_text
--- The same, but written only if it was not used since :worn.
+-- The same, but written only if the text was not used since :worn.
 INSERT INTO chat_context_texts (session_id, digest, body, used_at)
 VALUES (:session_id, :digest, :body, :now)
 ON CONFLICT (session_id, digest) DO UPDATE SET used_at = excluded.used_at
 WHERE chat_context_texts.used_at < :worn
 
 -- name: drop_texts_after_erase
--- A call that began before an erase in its session may have texts of the person.
+-- A call that began before an erase in its session may contain texts of the person.
 DELETE FROM chat_context_texts WHERE session_id = :session_id AND EXISTS (
     SELECT 1 FROM chat_channel_state e WHERE e.scope = 'emptied' AND e.name = :marker AND e.value >= :begun
 )
@@ -105,7 +105,7 @@ SELECT NULL, m.run_id, m.call, m.created_at, m.manifest
 FROM wanted w JOIN chat_run_manifests m ON m.run_id = w.run_id
 
 -- name: of_session
--- The newest first, from the cursor (:created_at, :run_id, :call) on.
+-- Newest first, after the cursor (:created_at, :run_id, :call).
 SELECT m.session_id, m.run_id, m.call, m.created_at, m.manifest
 FROM chat_sessions s JOIN chat_manifests m ON m.session_id = s.session_id
 WHERE s.session_id = :session_id

@@ -7,7 +7,7 @@ ON CONFLICT (session_id, channel, message_id) DO NOTHING
 RETURNING number
 
 -- name: hear
--- The newest message has the person's current address.
+-- Store the address of the newest message as the person's current address.
 INSERT INTO chat_channel_sessions AS s (session_id, channel, address, heard_at)
 VALUES (:session_id, :channel, :address, :now)
 ON CONFLICT (session_id) DO UPDATE SET
@@ -27,7 +27,7 @@ SELECT 1 FROM chat_outbox
 WHERE session_id = :session_id AND channel = :channel AND message_id = :message_id AND status = 'waiting'
 
 -- name: run_of
--- The run that a message began or joined; also if only its answer is left.
+-- The run that a message began or joined, even if only its answer is still stored.
 SELECT run_id FROM chat_runs WHERE session_id = :session_id AND message_id = :message_id
 UNION ALL
 SELECT run_id FROM chat_run_messages WHERE session_id = :session_id AND message_id = :message_id
@@ -36,7 +36,7 @@ SELECT run_id FROM chat_answered_messages WHERE session_id = :session_id AND mes
 LIMIT 1
 
 -- name: own
--- Only what the bot's side said is and was in the session, and this channel has heard its person.
+-- Only if all messages of the session, also deleted ones, are the bot's, and this channel knows its person.
 UPDATE chat_sessions SET user_id = :user_id
 WHERE session_id = :session_id AND user_id IS NULL AND last_user_seq = 0 AND parent_session_id IS NULL
     AND graph_version IS NULL AND deleted_seq = 0 AND archived_seq = 0 AND EXISTS (
@@ -51,7 +51,7 @@ SELECT channel, address FROM chat_channel_sessions WHERE session_id = :session_i
 
 -- name: make_ready
 -- Answers of runs that are over or wait for a person; of one session, or of all.
--- Before the first try, the platform may fetch the answer itself.
+-- Until the first attempt, the platform may fetch the answer itself.
 UPDATE chat_outbox SET
     status = 'ready', partial = NULL, next_try_at = CASE WHEN next_try_at > :now THEN next_try_at ELSE :now END
 WHERE status = 'waiting' AND (CAST(:session_id AS TEXT) IS NULL OR session_id = :session_id) AND (
@@ -92,7 +92,7 @@ UPDATE chat_outbox SET status = 'nothing', error = 'NoRun', address = NULL, ende
 -- include: unasked
 
 -- name: due
--- The first message of each session, if no process sends it.
+-- The first message of each session, if no process is sending it.
 SELECT number FROM chat_outbox
 WHERE channel = :channel AND status = 'ready' AND next_try_at <= :now AND (owner IS NULL OR owned_until < :now) AND NOT EXISTS (
     SELECT 1 FROM chat_outbox b
@@ -102,7 +102,7 @@ ORDER BY next_try_at, number
 LIMIT :limit
 
 -- name: claim
--- An owner that did not return in time may have sent a part without recording it.
+-- A message with an expired claim is uncertain: its owner may have sent a part without recording it.
 UPDATE chat_outbox SET
     uncertain = uncertain OR owner IS NOT NULL, owner = :owner, owned_until = :until, tries = tries + 1
 WHERE number = :number AND status = 'ready' AND next_try_at <= :now AND (owner IS NULL OR owned_until < :now)
@@ -127,12 +127,12 @@ WHERE channel = :channel AND (
 UPDATE chat_outbox SET partial = :partial WHERE number = :number AND status = 'waiting'
 
 -- name: end_fetched
--- The platform fetched the whole answer. Its own text stays, because the platform may fetch it once more.
+-- The platform fetched the whole answer. The text stays, because the platform may fetch it again.
 UPDATE chat_outbox SET status = 'delivered', address = NULL, ended_at = :now
 WHERE number = :number AND status = 'ready' AND owner IS NULL AND parts_sent = 0
 
 -- name: note_fetched
--- The platform fetched the first part; the others are sent.
+-- The platform fetched the first part; the other parts are sent.
 UPDATE chat_outbox SET parts_sent = 1, next_try_at = :now
 WHERE number = :number AND status = 'ready' AND owner IS NULL AND parts_sent = 0
 
@@ -150,7 +150,7 @@ UPDATE chat_outbox SET
 WHERE number = :number AND owner = :owner AND status = 'ready'
 
 -- name: fail
--- It keeps its text and its address for a retry by a person.
+-- A failed message keeps its text and address, so that a person can retry it.
 UPDATE chat_outbox SET status = 'failed', owner = NULL, owned_until = NULL, error = :error, ended_at = :now
 WHERE number = :number AND owner = :owner AND status = 'ready'
 
@@ -164,7 +164,7 @@ ORDER BY number DESC
 LIMIT :limit
 
 -- name: fail_sent
--- The platform had accepted it.
+-- Mark a message as failed that the platform had accepted.
 UPDATE chat_outbox SET
     status = 'failed', owner = NULL, owned_until = NULL, error = :error, parts_sent = :parts, address = :address,
     ended_at = :now

@@ -41,7 +41,7 @@ WHERE g.person_id = :person_id AND f.kind = 'preference'
 ORDER BY f.updated_at, f.fact_id
 
 -- name: persons
--- Canonical ids, the last seen first, from the cursor (:updated_at, :person_id) on.
+-- Canonical ids, most recently seen first, after the cursor (:updated_at, :person_id).
 SELECT p.person_id, p.last_seen_at
 FROM chat_persons p
 WHERE p.merged_into IS NULL AND (p.last_seen_at, p.person_id) < (:updated_at, :person_id)
@@ -63,7 +63,7 @@ UPDATE chat_persons SET merged_into = :into WHERE person_id = :person_id
 UPDATE chat_persons SET merged_into = NULL WHERE person_id = :person_id AND merged_into IS NOT NULL
 
 -- name: set_canonical
--- For an id and all ids merged into it, directly or indirectly.
+-- Set the canonical id of an id and of all ids merged into it, directly or indirectly.
 WITH RECURSIVE below (person_id) AS (
     SELECT CAST(:person_id AS TEXT)
     UNION
@@ -72,5 +72,5 @@ WITH RECURSIVE below (person_id) AS (
 UPDATE chat_persons SET canonical_id = :canonical_id WHERE person_id IN (SELECT person_id FROM below)
 
 -- name: forget_person
--- With all data of the person, by foreign keys.
+-- Foreign keys delete all data of the person too.
 DELETE FROM chat_persons WHERE canonical_id = :person_id

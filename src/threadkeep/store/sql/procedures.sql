@@ -1,7 +1,7 @@
 -- Procedures: instructions for kinds of tasks, by name in a scope.
 
 -- name: save_procedure
--- The counts start again if the content changes.
+-- The counts restart from 0 if the content changes.
 INSERT INTO chat_procedures (
     procedure_id, scope, owner, session_id, person_id, name, description, goal_contains, context_has, content_type,
     content, source, active, used, succeeded, failed, created_at, updated_at
@@ -35,7 +35,7 @@ FROM chat_procedures
 WHERE procedure_id = :procedure_id
 
 -- name: procedures
--- The last changed first, from the cursor (:updated_at, :procedure_id) on.
+-- Most recently changed first, after the cursor (:updated_at, :procedure_id).
 SELECT
     q.procedure_id, q.scope, q.owner, q.name, q.description, q.goal_contains, q.context_has, q.content_type, q.content,
     q.source, q.active, q.used, q.succeeded, q.failed, q.created_at, q.updated_at

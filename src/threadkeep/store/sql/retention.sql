@@ -1,4 +1,4 @@
--- Archiving and deletion of the beginning of sessions in atomic steps, and deletion of runs that are over.
+-- Archiving and deleting the oldest messages of sessions in atomic steps, and deleting finished runs.
 
 -- name: prunable
 -- Included by other statements: sessions with the times of the first stored and of the first unarchived message.
@@ -16,7 +16,7 @@ ORDER BY s.session_id
 LIMIT :limit
 
 -- name: sessions_with_own
--- Only sessions with their own limits: there is nothing else to do without rules.
+-- Only sessions with their own limits, for the case that there are no general limits.
 -- include: prunable
 WHERE s.session_id > :after AND s.retention IS NOT NULL
     AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
@@ -28,7 +28,7 @@ LIMIT :limit
 WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
 
 -- name: first_since
--- The first message that was not stored before a time.
+-- The first message that was stored at or after a time.
 SELECT seq FROM chat_messages
 WHERE session_id = :session_id AND seq > :after AND created_at >= :moment
 ORDER BY seq
@@ -96,7 +96,7 @@ SELECT title FROM chat_sessions WHERE session_id = :session_id
 UPDATE chat_sessions SET title = :title WHERE session_id = :session_id
 
 -- name: remember_ids
--- Only messages so new that their platform may send them again.
+-- Only messages that are so new that their platform may send them again.
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT m.session_id, m.id, m.seq, m.created_at FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND m.created_at >= :remember_since
@@ -124,7 +124,7 @@ WITH RECURSIVE gone (run_id) AS (
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: forget_answered
--- Messages whose runs are deleted already.
+-- Messages with runs that are deleted already.
 DELETE FROM chat_answered_messages
 WHERE session_id = :session_id AND message_id IN (
     SELECT m.id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
@@ -134,7 +134,7 @@ WHERE session_id = :session_id AND message_id IN (
 DELETE FROM chat_steps WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 
 -- name: delete_vectors
--- By each model in turn: the index begins with the model.
+-- For each model in turn, because the index begins with the model.
 WITH RECURSIVE models (model) AS (
     SELECT min(e.model) FROM chat_embeddings e WHERE e.session_id = :session_id
     UNION ALL
@@ -156,7 +156,7 @@ DELETE FROM chat_manifests WHERE session_id = :session_id AND created_at <= :man
 DELETE FROM chat_context_texts WHERE session_id = :session_id AND used_at <= :unused_since
 
 -- name: delete_superseded
--- Merged summaries; active ones stay, with their range.
+-- Delete merged summaries; active ones stay with their range.
 DELETE FROM chat_summaries
 WHERE session_id = :session_id AND superseded_by IS NOT NULL AND last_seq <= :upto
 
@@ -180,7 +180,7 @@ WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = 
 -- Deletion of expired runs as whole trees: the runs below are deleted with the root.
 
 -- name: over_for_long
--- From the cursor (:created_at, :run_id) on: the root of each tree (or the oldest run below a deleted root), with the
+-- After the cursor (:created_at, :run_id): the root of each tree (or the oldest run below a deleted root), with the
 -- numbers of runs and events. A tree stays while any of its runs is active, waits, or ended after :before; and while
 -- any of them is set aside, unless it ended before :set_aside_before.
 SELECT
@@ -241,7 +241,7 @@ VALUES (:root_run_id)
 )
 
 -- name: remember
--- Messages that were answered, or whose run was cancelled; a failed one may be asked again.
+-- Messages that were answered, or with a cancelled run; a message with a failed run may be sent again.
 -- include: going
 , answered (message_id, run_id) AS (
     SELECT r.message_id, r.run_id FROM going g JOIN chat_runs r ON r.run_id = g.run_id WHERE r.message_id IS NOT NULL

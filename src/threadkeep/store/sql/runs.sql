@@ -44,7 +44,7 @@ WHERE r.run_id = :run_id
 
 -- name: finish
 -- The text of the result is stored by reference if the transcript has it, and so is the text of a single input. A run
--- that is to be rolled back is not done. CASE takes the type of its ELSE.
+-- that was asked to roll back cannot be done. The type of CASE is the type of its ELSE.
 UPDATE chat_runs SET
     status = :status,
     result = CASE
@@ -92,7 +92,7 @@ SELECT 1 FROM chat_run_places p WHERE p.place = :session_id
 LIMIT 1
 
 -- name: ended
--- The run, if this owner has ended it like this before.
+-- The run, if this owner has already ended it in this way.
 SELECT
     run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at, version,
     user_id, parent_run_id, root_run_id, depth, node_id, trigger, arrival, input, interrupt, resume_value, budget, attempts,
@@ -105,17 +105,17 @@ UPDATE chat_runs SET status = 'failed', error = :error, set_aside = TRUE, ended_
 WHERE run_id = :run_id AND status IN ('queued', 'running')
 
 -- name: wait
--- Not if it is to be stopped: then it ends.
+-- Not if the run was asked to stop, because then it ends.
 UPDATE chat_runs SET status = 'waiting', interrupt = :interrupt, resume_value = NULL, owner = NULL, heartbeat_at = NULL
 WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requested_at IS NULL
 
 -- name: give_back
--- It keeps its position: the first of its session.
+-- The run keeps its position as the first of its session.
 UPDATE chat_runs SET status = 'queued', owner = NULL, heartbeat_at = NULL, attempts = attempts - 1
 WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requested_at IS NULL
 
 -- name: owe_again
--- A channel that delivered the question of a run, or its failure, owes the answer as well, to the person's last address.
+-- If a channel delivered the question of a run or its failure, it must also deliver the answer, to the newest address.
 UPDATE chat_outbox SET
     status = 'waiting', owner = NULL, owned_until = NULL, content = NULL, partial = NULL, parts_sent = 0, tries = 0,
     uncertain = FALSE, error = NULL, ended_at = NULL, next_try_at = :now, created_at = :now,
@@ -177,7 +177,7 @@ UPDATE chat_runs SET
 WHERE run_id = :run_id AND status IN ('failed', 'cancelled', 'interrupted') AND input IS NOT NULL
 
 -- name: arrive_again
--- At the end of each conversation in which a requeued run has a position.
+-- Move a requeued run to the end of each conversation in which it has a position.
 UPDATE chat_run_places SET arrival = (
     SELECT max(n.arrival) + 1 FROM (
         SELECT max(o.arrival) AS arrival FROM chat_runs o WHERE o.session_id = chat_run_places.place
@@ -191,7 +191,7 @@ WHERE run_id = :run_id
 SELECT root_run_id FROM chat_runs WHERE run_id = :run_id
 
 -- name: cancel
--- The run and all below it: runs that no process executes end at once, running ones are asked to stop.
+-- The run and all its descendants: runs that no process executes end at once, running ones are asked to stop.
 WITH RECURSIVE below (run_id) AS (
     SELECT run_id FROM chat_runs WHERE run_id = :run_id
     UNION

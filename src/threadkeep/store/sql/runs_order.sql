@@ -2,8 +2,8 @@
 -- under their own keys, is queued or running. chat_runs_before has the earlier ones.
 
 -- name: known
--- The run with this id, or that a message began or joined; also if only its answer is left. `arrive` checks the same
--- tables.
+-- The run with this id, or the run that the message began or joined, even if only its answer is still stored. `arrive`
+-- checks the same tables.
 SELECT run_id FROM chat_runs WHERE run_id = :run_id
 UNION ALL
 SELECT run_id FROM chat_runs WHERE session_id = :session_id AND message_id = :message_id
@@ -25,14 +25,14 @@ DELETE FROM chat_run_messages WHERE session_id = :session_id AND message_id = :m
 DELETE FROM chat_answered_messages WHERE session_id = :session_id AND message_id = :message_id
 
 -- name: users_other
--- The session exists and is another user's.
+-- A row if the session exists and belongs to another user.
 SELECT 1 FROM chat_sessions WHERE session_id = :session_id AND (user_id IS NULL OR user_id <> :user_id)
 
 -- name: parent
 SELECT root_run_id, depth, status, cancel_requested_at FROM chat_runs WHERE run_id = :parent_run_id
 
 -- name: inside
--- A run above is in the same conversation: the run is a part of that turn.
+-- A row if an ancestor is in the same conversation, so that the run is part of that turn.
 WITH RECURSIVE above (run_id, parent_run_id, session_id) AS (
     SELECT run_id, parent_run_id, session_id FROM chat_runs WHERE run_id = :parent_run_id
     UNION
@@ -63,7 +63,7 @@ FROM (SELECT run_id, max(arrival) AS arrival FROM turns GROUP BY run_id) t JOIN 
 ORDER BY t.arrival, r.run_id
 
 -- name: stop_as_it_begins
--- A queued turn: the process that begins it ends it, and stores its question in the transcript.
+-- Mark a queued turn: the process that begins it will end it, and store its question in the transcript.
 UPDATE chat_runs SET
     cancel_requested_at = coalesce(cancel_requested_at, :now), cancel_reason = coalesce(cancel_reason, :reason)
 WHERE run_id = :run_id AND status = 'queued'
@@ -82,7 +82,7 @@ LIMIT 1
 SELECT place FROM chat_run_places WHERE run_id = :run_id ORDER BY place
 
 -- name: take_place
--- At the end of a conversation's order, unless the run has a position or is over.
+-- Add a run at the end of a conversation's order, unless it has a position there or is over.
 INSERT INTO chat_run_places (place, run_id, arrival)
 SELECT :place, r.run_id, (
     SELECT coalesce(max(n.arrival), 0) + 1 FROM (
@@ -107,7 +107,7 @@ WHERE place = :place AND EXISTS (
 )
 
 -- name: forget_places
--- Positions of a run that is never retried.
+-- Positions of a run that cannot be retried.
 DELETE FROM chat_run_places
 WHERE run_id = :run_id AND EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = :run_id AND r.status = 'done')
 
@@ -151,9 +151,9 @@ VALUES (
 )
 
 -- name: arrive
--- A top-level run that nothing blocks: it is not known, its session is not another user's, and it need not join
--- another run. With an :owner it begins at once, if no other turn of its session is open. It begins when the previous
--- one ended, if that was after :now, during the wait, and before :latest. CASE takes the type of its ELSE.
+-- Insert a top-level run if nothing blocks it: it is not known, its session is not another user's, and it need not join
+-- another run. With an :owner it begins at once, if no other turn of its session is open. Its start is the end of the
+-- previous run, if that ended during the wait (after :now, before :latest). The type of CASE is the type of its ELSE.
 INSERT INTO chat_runs (
     run_id, session_id, message_id, workflow, version, user_id, root_run_id, node_id, trigger, input, budget, created_at,
     deadline_at, status, owner, attempts, started_at, heartbeat_at, arrival
@@ -216,7 +216,7 @@ WHERE NOT EXISTS (
 )
 
 -- name: note_active_session_of
--- The same as below, if the run exists.
+-- The same as `note_active_session`, if the run exists.
 INSERT INTO chat_active_sessions AS a (user_id, workflow, session_id, since)
 SELECT r.user_id, r.workflow, r.session_id, r.created_at FROM chat_runs r WHERE r.run_id = :run_id
 ON CONFLICT (user_id, workflow) DO UPDATE SET session_id = excluded.session_id, since = excluded.since
@@ -232,7 +232,7 @@ UPDATE chat_runs SET input = :input WHERE run_id = :run_id
 INSERT INTO chat_run_messages (session_id, message_id, run_id) VALUES (:session_id, :message_id, :run_id)
 
 -- name: begin
--- Also a run whose process is dead. Its current owner continues the same attempt.
+-- Also begins a run with a dead owner. The current owner of a run continues the same attempt.
 UPDATE chat_runs SET
     attempts = attempts + CASE WHEN status = 'running' AND owner = :owner THEN 0 ELSE 1 END,
     status = 'running', owner = :owner, heartbeat_at = :now, started_at = coalesce(started_at, :now)
@@ -242,7 +242,7 @@ WHERE run_id = :run_id AND input IS NOT NULL
 RETURNING run_id
 
 -- name: before
--- An earlier run: when it is over, its process starts the following ones.
+-- An earlier run; when it is over, its process starts the following runs.
 SELECT b.before_run_id FROM chat_runs_before b WHERE b.run_id = :run_id LIMIT 1
 
 -- name: is_next
@@ -294,7 +294,7 @@ ON CONFLICT (user_id, workflow) DO UPDATE SET session_id = excluded.session_id, 
 WHERE a.session_id <> excluded.session_id
 
 -- name: begin_active_session
--- Unless there is one that the user may continue.
+-- Set the active session, unless there is one that the user may continue.
 INSERT INTO chat_active_sessions AS a (user_id, workflow, session_id, since)
 VALUES (:user_id, :workflow, :session_id, :now)
 ON CONFLICT (user_id, workflow) DO UPDATE SET session_id = excluded.session_id, since = excluded.since

@@ -1,7 +1,7 @@
 -- Queries for runs, and their deletion.
 
 -- name: newest
--- The newest first, from the cursor (:created_at, :run_id) on.
+-- Newest first, after the cursor (:created_at, :run_id).
 SELECT r.run_id FROM chat_runs r
 WHERE (r.created_at, r.run_id) < (:created_at, :run_id)
     AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
@@ -66,7 +66,7 @@ ORDER BY t.depth, t.created_at, t.run_id
 LIMIT :limit
 
 -- name: counts
--- Each by its own index, up to :limit.
+-- Each count uses its own index, up to :limit.
 SELECT 'queued', count(*) FROM (SELECT 1 FROM chat_runs WHERE status = 'queued' LIMIT :limit) q
 UNION ALL
 SELECT 'running', count(*) FROM (SELECT 1 FROM chat_runs WHERE status = 'running' LIMIT :limit) r
@@ -147,7 +147,7 @@ ORDER BY w.first_used_at, w.name, w.version
 LIMIT :limit
 
 -- name: forget_workflow
--- Unless a run has begun with it since the check.
+-- Delete a version, unless a run has begun with it since the check.
 DELETE FROM chat_workflows
 WHERE name = :name AND version = :version AND NOT EXISTS (
     SELECT 1 FROM chat_runs r WHERE r.created_at >= :since AND r.workflow = :name AND r.version = :version

@@ -2,7 +2,7 @@
 
 -- name: hold_trace
 -- The row stays locked until the transaction ends, so events of all processes are numbered in sequence. `events` and
--- `usage` have what was packed at the end of the run.
+-- `usage` are the packed values from the end of the run.
 INSERT INTO chat_run_traces AS t (run_id, last_number, characters)
 SELECT r.run_id, 0, 0 FROM chat_runs r WHERE r.run_id = :run_id
 ON CONFLICT (run_id) DO UPDATE SET last_number = t.last_number
@@ -35,7 +35,7 @@ INSERT INTO chat_run_events (run_id, number, kind, node, data, created_at)
 VALUES (:run_id, :number, :kind, :node, :data, :created_at)
 
 -- name: events
--- Events after a number, and the packed ones: one snapshot, so that no event moves in between.
+-- Events after a number, and the packed ones, in one snapshot, because events move when they are packed.
 SELECT e.number, e.kind, e.node, e.data, e.created_at, CAST(NULL AS BYTEA) AS events FROM (
     SELECT number, kind, node, data, created_at FROM chat_run_events
     WHERE run_id = :run_id AND number > :after
@@ -104,7 +104,7 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.usage
 FROM below b JOIN chat_run_traces t ON t.run_id = b.run_id AND t.usage IS NOT NULL
 
 -- name: begin_tool
--- Only for an existing run.
+-- Record a call only if the run exists.
 INSERT INTO chat_run_tool_calls (run_id, call_id, tool, status, begun_at)
 SELECT run_id, :call_id, :tool, 'begun', :now FROM chat_runs WHERE run_id = :run_id
 ON CONFLICT (run_id, call_id) DO NOTHING

@@ -1,7 +1,7 @@
 -- Statements for the update of the search index of either engine.
 
 -- name: to_index
--- Of one user or one session, or of all.
+-- Sessions with unindexed messages: of one user, one session, or all.
 SELECT session_id, indexed_seq, last_seq FROM chat_sessions
 WHERE indexed_seq < last_seq
     AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)

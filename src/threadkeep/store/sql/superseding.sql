@@ -1,4 +1,4 @@
--- Superseding of messages, and branches, on both engines.
+-- Superseding messages and branching sessions, on both engines.
 
 -- name: hold
 -- Lock the session until the transaction ends.
@@ -21,7 +21,7 @@ WHERE m.session_id = :session_id AND m.seq >= :first_seq AND m.seq <= :last_seq 
 ORDER BY m.seq
 
 -- name: supersede_between
--- :superseded_by takes the place of the message :id, and nothing that of the others. With a :run_id only its messages.
+-- :superseded_by replaces the message :id; the other messages are not replaced. With a :run_id, only its messages.
 UPDATE chat_messages SET
     superseded_at = :now, superseded_by = CASE WHEN id = :id THEN CAST(:superseded_by AS TEXT) END
 WHERE session_id = :session_id AND seq >= :first_seq AND seq <= :last_seq AND superseded_at IS NULL
@@ -37,7 +37,7 @@ GROUP BY r.island
 ORDER BY 1
 
 -- name: withdraw_summaries
--- Deactivate summaries of superseded and of later messages: such a summary names itself as its successor.
+-- Deactivate summaries of superseded and of later messages. A deactivated summary names itself as its successor.
 UPDATE chat_summaries SET superseded_by = id
 WHERE session_id = :session_id AND superseded_by IS NULL AND last_seq >= :first_seq
 RETURNING id
@@ -47,11 +47,11 @@ RETURNING id
 SELECT id, last_seq FROM chat_summaries WHERE session_id = :session_id AND superseded_by = :id AND id <> :id
 
 -- name: release_summary
--- Of a deactivated summary: a part of earlier messages becomes active again, another one names itself as well.
+-- The parts of a deactivated summary: parts of earlier messages become active again, others are deactivated as well.
 UPDATE chat_summaries SET superseded_by = CAST(:by AS TEXT) WHERE session_id = :session_id AND id = :id
 
 -- name: forget_anchors
--- A window that would lose more than half of its messages starts again.
+-- An anchor is deleted if its window would lose more than half of its messages.
 DELETE FROM chat_anchors
 WHERE session_id = :session_id AND seq > CAST(:first_seq AS BIGINT) - (CAST(:last_seq AS BIGINT) - :first_seq + 1)
 

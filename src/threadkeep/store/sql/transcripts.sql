@@ -29,7 +29,7 @@ VALUES (
 )
 
 -- name: insert_marked
--- The same, for a message that may be superseded from the start.
+-- The same, for a message that may already be superseded.
 INSERT INTO chat_messages (
     session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at,
     author, answers, ordinal, told_at, superseded_at, superseded_by
@@ -40,7 +40,7 @@ VALUES (
 )
 
 -- name: complete_answer
--- The complete answer of an author to a question, and whether it was delivered.
+-- The complete answer of an author to a question, with the mark of its delivery.
 SELECT id, seq, told_at IS NOT NULL FROM chat_messages
 WHERE session_id = :session_id AND answers = :answers AND coalesce(author, '') = coalesce(:author, '')
     AND coalesce(ordinal, 1) = coalesce(:ordinal, 1) AND status = 'complete' AND superseded_at IS NULL
@@ -59,7 +59,7 @@ UNION ALL
 SELECT seq, 1 FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
 
 -- name: refuse_deleted_id
--- Violate the table's own key if the id belongs to a deleted message.
+-- Raise an error by violating the table's key if the id belongs to a deleted message.
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT session_id, id, seq, created_at FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
 
@@ -209,7 +209,7 @@ FROM chat_sessions
 WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
 
 -- name: sessions
--- Newest activity first, from the cursor (:updated_at, :session_id) on.
+-- Newest activity first, after the cursor (:updated_at, :session_id).
 SELECT
     session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
     active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq
@@ -257,7 +257,7 @@ UPDATE chat_sessions SET parent_session_id = :value WHERE session_id = :session_
 UPDATE chat_sessions SET agent = :value WHERE session_id = :session_id
 
 -- name: own_sessions
--- The conversations that agents keep below a session are deleted with it.
+-- The conversations that agents store below a session, which are deleted with it.
 SELECT session_id FROM chat_sessions WHERE parent_session_id = :session_id AND agent IS NOT NULL
 
 -- name: set_active
@@ -270,7 +270,7 @@ WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = 
 RETURNING reset_seq
 
 -- name: delete_runs
--- Also runs without a session that spoke in it, such as those of an agent with its own conversation, and the roots of
+-- Also runs without a session that wrote in it, such as those of an agent with its own conversation, and the roots of
 -- their trees if these have no session; each with the runs below it without a session, because all of these contain
 -- its messages. Runs that spoke in the parent session of a branch are kept.
 WITH RECURSIVE gone (run_id) AS (

@@ -51,7 +51,7 @@ WITH given AS (
     INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
     SELECT m.session_id, m.question, 0, m.created_at
     FROM counted c JOIN given m ON m.session_id = c.session_id LEFT JOIN LATERAL (
-        -- In the same session, unchanged: this statement's snapshot may be older than the row for which it waited.
+        -- Only if the row is unchanged: this statement's snapshot may be older than the row for which it waited.
         SELECT TRUE AS is_there
         FROM chat_messages q JOIN chat_sessions s ON s.session_id = q.session_id
         WHERE q.session_id = m.session_id AND q.id = m.question AND q.superseded_at IS NULL

@@ -1,7 +1,7 @@
 -- Statements that depend on the engine's JSON and locks.
 
 -- name: lock_conversation
--- Works without a row that could be locked.
+-- An advisory lock, because there may be no row to lock yet.
 SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))
 
 -- name: update_metadata

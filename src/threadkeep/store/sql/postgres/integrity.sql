@@ -1,4 +1,4 @@
--- Damage of the tables that PostgreSQL knows of.
+-- Damage of the tables that PostgreSQL has detected.
 
 -- name: damage
 SELECT 'the index ' || c.relname || ' is not valid'

@@ -5,7 +5,7 @@
 SELECT pg_advisory_xact_lock(hashtextextended(:scope || ' ' || :owner || ' ' || :key, 0))
 
 -- name: lock_merges
--- Lock merging, unmerging and deleting of persons. Any fixed number will do.
+-- Lock the merging, unmerging and deleting of persons. Any fixed number identifies the lock.
 SELECT pg_advisory_xact_lock(7310865114)
 
 -- name: lock_turns
@@ -13,5 +13,5 @@ SELECT pg_advisory_xact_lock(7310865114)
 SELECT pg_advisory_xact_lock(7310865115)
 
 -- name: lock_backfill
--- Lock the marking of earlier messages as sent, so that all processes share one limit.
+-- Lock the marking of backfilled messages as sent, so that all processes share one rate limit.
 SELECT pg_advisory_xact_lock(7310865116)

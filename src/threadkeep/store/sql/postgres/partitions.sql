@@ -1,6 +1,6 @@
--- Turns chat_messages and chat_search into tables that are partitioned by a hash of the session. A new schema is turned
--- at once. In a database with messages the copy is filled in steps while others write: triggers note the ranges of
--- messages that change, and the copy is complete when no range is left.
+-- Turns chat_messages and chat_search into tables partitioned by a hash of the session, in a new schema at once.
+-- In a database with messages the copy is filled in steps while others write: triggers note the ranges of messages that
+-- change, and the copy is complete when no range is left.
 
 -- name: state
 -- The partitions of the tables and of an unfinished copy; whether one was begun; the owner of the tables, if this user is
@@ -58,18 +58,18 @@ CREATE TRIGGER threadkeep_note_message AFTER INSERT OR UPDATE OR DELETE ON chat_
 FOR EACH ROW EXECUTE FUNCTION threadkeep_note_message()
 
 -- name: note_all
--- All messages there are, when the triggers note what changes.
+-- Note all existing messages, once the triggers note all changes.
 INSERT INTO chat_partition_changes (session_id, first_seq, last_seq)
 SELECT s.session_id, r.first_seq, r.first_seq + 99
 FROM chat_sessions s CROSS JOIN LATERAL generate_series(1, s.last_seq, 100) AS r (first_seq)
 ORDER BY s.session_id, r.first_seq
 
 -- name: count
--- For the block in `create`, which takes no parameters.
+-- Passes the number to the block in `create`, which cannot have parameters.
 SELECT set_config('threadkeep.partitions', :count, TRUE)
 
 -- name: create
--- An identity column of a partitioned table needs PostgreSQL 17, hence the sequence.
+-- Uses a sequence, because identity columns of partitioned tables need PostgreSQL 17.
 CREATE TABLE chat_messages_new (
     LIKE chat_messages INCLUDING DEFAULTS INCLUDING CONSTRAINTS,
     PRIMARY KEY (session_id, seq),
@@ -105,13 +105,13 @@ $$
 SELECT count(*) FROM chat_partition_changes
 
 -- name: take
--- The oldest ranges, so that the copy has a message that replaces another one no sooner than its end.
+-- The oldest ranges, so that a message that replaces another one is not copied before the other.
 DELETE FROM chat_partition_changes
 WHERE number IN (SELECT number FROM chat_partition_changes ORDER BY number LIMIT :limit)
 RETURNING session_id, first_seq, last_seq
 
 -- name: keep
--- Lock the sessions against deletion before their rows in the copy, as a deletion does, in the same order as everywhere.
+-- Lock the sessions against deletion, before their rows in the copy and in the same order as everywhere else.
 SELECT 1 FROM chat_sessions
 WHERE session_id IN (SELECT r.session_id FROM json_to_recordset(:ranges) AS r (session_id TEXT))
 ORDER BY session_id FOR KEY SHARE
@@ -149,7 +149,7 @@ CROSS JOIN LATERAL (SELECT f.terms FROM chat_search f WHERE f.document = m.docum
 ON CONFLICT (session_id, seq) DO NOTHING
 
 -- name: index
--- After the copying, because one sort is cheaper than many insertions.
+-- Create the indexes after copying, because one sort is cheaper than many insertions.
 CREATE UNIQUE INDEX IF NOT EXISTS idx_chat_messages_id_new ON chat_messages_new (session_id, id);
 CREATE UNIQUE INDEX IF NOT EXISTS idx_chat_messages_answer_new
 ON chat_messages_new (session_id, answers, coalesce(author, ''), coalesce(ordinal, 1))
@@ -160,8 +160,8 @@ ANALYZE chat_messages_new;
 ANALYZE chat_search_new
 
 -- name: hold
--- Everybody who writes messages locks their session first: waiting for sessions first prevents deadlocks. Dropping a
--- table that refers to the sessions takes the same lock on these.
+-- Writers of messages lock the session first, so waiting for the sessions first prevents deadlocks. Dropping a table
+-- that refers to the sessions takes the same lock on them.
 LOCK TABLE chat_sessions, chat_messages, chat_search IN ACCESS EXCLUSIVE MODE
 
 -- name: swap

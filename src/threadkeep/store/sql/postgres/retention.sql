@@ -1,7 +1,7 @@
 -- Locks of retention, and the removal of the beginning of a session from PostgreSQL's search index.
 
 -- name: hold
--- Also against transactions that only keep the session from being deleted, such as those that add vectors.
+-- Lock the session also against transactions that only prevent its deletion, such as those that add vectors.
 SELECT 1 FROM chat_sessions WHERE session_id = :session_id FOR UPDATE
 
 -- name: forget_range
@@ -14,12 +14,12 @@ WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND f.doc
 SELECT 1 FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone) ORDER BY run_id FOR UPDATE
 
 -- name: hold_trees
--- In the same order as everywhere.
+-- Lock in the same order as everywhere else.
 -- include: going
 SELECT 1 FROM chat_runs WHERE run_id IN (SELECT run_id FROM going) ORDER BY run_id FOR UPDATE
 
 -- name: tables
--- Those that are partitioned stand for their partitions.
+-- A partitioned table stands for its partitions.
 SELECT CAST(oid AS REGCLASS)::TEXT FROM pg_class
 WHERE relnamespace = CAST(quote_ident(current_schema()) AS REGNAMESPACE) AND relkind IN ('r', 'p') AND NOT relispartition
 ORDER BY relname

@@ -1,5 +1,5 @@
 -- The index of fingerprints of words and character pairs on PostgreSQL. `partitioned_search.sql` has the statements that
--- are different where it is partitioned.
+-- differ if it is partitioned.
 
 -- name: is_partitioned
 SELECT relkind = 'p' FROM pg_class WHERE oid = CAST('chat_search' AS REGCLASS)

@@ -1,7 +1,7 @@
 -- Statements that differ on PostgreSQL. On SQLite writers are serialised.
 
 -- name: keep_run
--- The transaction's write lock keeps it unchanged.
+-- The write lock of the transaction already keeps the run unchanged.
 SELECT owner FROM chat_runs WHERE run_id = :run_id
 
 -- name: disown

@@ -7,7 +7,7 @@ WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
     AND NOT EXISTS (SELECT 1 FROM chat_search_docsize d WHERE d.id = m.document)
 
 -- name: forget_texts
--- Only indexed texts: FTS5 deletes whatever it is given, even texts that it does not have.
+-- Only indexed texts, because FTS5 would also delete texts that it does not have, which damages the index.
 INSERT INTO chat_search (chat_search, rowid, content)
 SELECT 'delete', m.document, m.content
 FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document
@@ -20,7 +20,7 @@ FROM json_each(:expressions) e
 ORDER BY e.key
 
 -- name: match
--- A text may have the trigrams of the words without the words: its relevance is NULL. CROSS JOIN keeps this order: the
+-- A text may have the trigrams of the words but not the words: its relevance is NULL. CROSS JOIN keeps the order: the
 -- owner is checked before the text is read, and only the best rows are read completely. Reading and scoring texts
 -- takes time, so of very many only the newest are scored; LIMIT -1 keeps their order, and prevents scoring twice.
 WITH found (document, score, created_at) AS MATERIALIZED (
@@ -48,7 +48,7 @@ FROM best b CROSS JOIN chat_messages m ON m.document = b.document
 ORDER BY b.score DESC, m.created_at DESC
 
 -- name: match_short
--- Words of one or two characters have no trigram: without any other word, all texts are read.
+-- Words of one or two characters have no trigram; if there are no other words, all texts are read.
 SELECT
     m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
     m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal
