@@ -269,6 +269,27 @@ async def test_a_thread_of_ag_ui_is_merged_by_message_id(tmp_path: Path) -> None
     assert [one["messageId"] for one in first if "messageId" in one] == [first[-2]["messages"][1]["id"]] * 3
 
 
+async def test_messages_that_stream_at_once_end_each_on_its_own(tmp_path: Path) -> None:
+    """No piece is lost, and none follows the end of its message."""
+    async with service(tmp_path, ScriptedModel([]), workflows="twice=tests.web.at_once:graph") as client:
+        ag_ui = {**run_input([{"id": "m1", "role": "user", "content": "hi"}]), "forwardedProps": {"workflow": "twice"}}
+        sdk = {"id": "s2", "messages": [ui_message("hi")], "workflow": "twice"}
+        found = {
+            name: await parts_of(client, f"/api/v1/{path}", body)
+            for name, path, body in (("messageId", "ag-ui", ag_ui), ("id", "ai-sdk/chat", sdk))
+        }
+    for name, parts in found.items():
+        spoken: dict[str, list[str]] = {}
+        for part in parts:
+            kind = str(part["type"] if isinstance(part, dict) else "").lower().replace("_", "-")
+            if kind.removeprefix("text-message-").removeprefix("text-") in ("start", "content", "delta", "end"):
+                spoken.setdefault(part.get(name), []).append(part.get("delta") or kind.rpartition("-")[2])
+        spoken.pop(None, None)  # type: ignore[call-overload]  # the start of the whole stream
+        assert sorted(spoken.values()) == [
+            ["start", "one", " three", "end"], ["start", "two", " four", "end"],
+        ]  # fmt: skip
+
+
 def run_input(messages: list[Any], run_id: str = "r1") -> dict[str, Any]:
     """A request of an AG-UI client."""
     return {"threadId": "room", "runId": run_id, "messages": messages, "tools": [], "context": [], "state": {}}

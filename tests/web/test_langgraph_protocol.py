@@ -186,6 +186,34 @@ async def test_a_message_that_its_first_chunk_alone_names_is_streamed_once(tmp_p
     assert [each["usage"]["output_tokens"] for each in found if each["event"] == "message-finish"] == [3]
 
 
+async def test_messages_that_stream_at_once_are_assembled_each_by_its_id(tmp_path: Path) -> None:
+    """By the SDK, and in a v1 stream; clients that go by the node find one for each."""
+    async with sdk(tmp_path, ScriptedModel([]), workflows="twice=tests.web.at_once:graph") as (langgraph, client):
+        thread = langgraph.threads.stream(assistant_id="twice")
+        async with asyncio.timeout(HANG_SECONDS), thread as stream:
+            speaking = asyncio.create_task(_spoken(stream))
+            await stream.run.start(input=asks("hi"))
+            await stream.output
+            assert sorted([await one.text for one in await speaking]) == ["one three", "two four"]
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "twice", "input": asks("hi")}}
+        await client.post("/threads/t1/commands", json=command)
+        found = await _events(client, {"channels": ["lifecycle", "messages"]})
+        v1 = [
+            part async for part in langgraph.runs.stream("t2", "twice", input=asks("hi"), stream_mode="messages-tuple")
+        ]
+    nodes: dict[str, set[str]] = {}
+    for event in found:
+        if event["method"] == "messages":
+            nodes.setdefault(event["params"]["data"]["id"], set()).add(event["params"]["node"])
+    assert sorted(map(len, nodes.values())) == [1, 1]
+    assert len(set.union(*nodes.values())) == 2
+    said: dict[str, str] = {}
+    for part in v1:
+        if part.event == "messages":
+            said[part.data[0]["id"]] = said.get(part.data[0]["id"], "") + part.data[0]["content"]
+    assert sorted(said.values()) == ["one three", "two four"]
+
+
 async def test_a_run_that_fails_fails_the_output(tmp_path: Path) -> None:
     """The error names a kind, and nothing that the provider said."""
     async with sdk(tmp_path, ScriptedModel([ValueError("secret of the provider")])) as (langgraph, _):

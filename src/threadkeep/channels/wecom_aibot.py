@@ -231,7 +231,7 @@ class AnswerStreams:
         writing = asyncio.create_task(self._keep_writing(outgoing.number, pieces))
         try:
             async for each in events:
-                if isinstance(each, RunPiece):
+                if isinstance(each, RunPiece) and each.text:
                     pieces.append(each)  # noqa: PERF401 - the writer reads while it grows
         except RunNotFound:
             return  # it was deleted with its session

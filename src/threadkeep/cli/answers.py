@@ -32,7 +32,7 @@ class Answer:
         from threadkeep.runs.chat_turns import ChatAnswer, ChatToken
 
         async for event in turn.follow():
-            if isinstance(event, ChatToken):
+            if isinstance(event, ChatToken) and event.text:
                 self.piece(event.text)
             elif isinstance(event, ChatAnswer):
                 if terminal.as_json:

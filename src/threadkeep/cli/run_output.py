@@ -100,7 +100,7 @@ async def follow(service: RunService, run_id: str, user_id: str | None) -> bool:
     answer = Answer()
     try:
         async for event in service.follow(run_id, user_id=user_id):
-            if isinstance(event, RunPiece):
+            if isinstance(event, RunPiece) and event.text:
                 answer.piece(event.text, event.message_id)
             elif isinstance(event, Run):
                 break

@@ -120,10 +120,14 @@ class ChatStarted:
 
 @dataclass(frozen=True)
 class ChatToken:
-    """A piece of an answer; `message_id` is the id under which the answer is stored, if it is known already."""
+    """A piece of an answer; `message_id` is the id under which the answer is stored, if it is known already.
+
+    Several messages may stream at once. The text of the `last` piece of one may be empty.
+    """
 
     text: str
     message_id: str | None = None
+    last: bool = False
 
 
 type ChatEvent = ChatStarted | ChatToken | ChatAnswer
@@ -188,7 +192,7 @@ class ChatTurn:
     def tell_piece(self, piece: RunPiece) -> None:
         """Send a token of the answer to all followers."""
         self.tell_started()
-        self._events.append(ChatToken(piece.text, piece.message_id))
+        self._events.append(ChatToken(piece.text, piece.message_id, piece.last))
         self._signal()
 
     async def answer(self) -> ChatAnswer:

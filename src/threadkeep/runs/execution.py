@@ -261,8 +261,7 @@ class RunExecution:
             chunks.append(chunk)
             # Some providers send the message id in the first chunk only; without one, LangChain adds it after the call.
             named = named or (None if str(chunk.id).startswith("lc_") else chunk.id)
-            if text := text_of(chunk):
-                self._stream.publish(RunPiece(self._run.run_id, node, named or chunk.id, text))
+            self._publish_piece(node, named or chunk.id, chunk)
         whole = message_chunk_to_message(add_ai_message_chunks(*chunks))
         assert isinstance(whole, AIMessage)  # noqa: S101 - it is made of such chunks
         return whole
@@ -298,8 +297,14 @@ class RunExecution:
         if not isinstance(message, AIMessageChunk) or metadata.get("langgraph_node") == _TOOLS:
             return
         node = str(metadata.get("langgraph_checkpoint_ns", "")).partition(":")[0]
-        if node not in self._silent_nodes and (text := text_of(message)):
-            self._stream.publish(RunPiece(self._run.run_id, node or None, message.id, text))
+        if node not in self._silent_nodes:
+            self._publish_piece(node or None, message.id, message)
+
+    def _publish_piece(self, node: str | None, message_id: str | None, chunk: AIMessageChunk) -> None:
+        # Models that do not stream return a whole message.
+        text, is_last = text_of(chunk), getattr(chunk, "chunk_position", "last") == "last"
+        if text or is_last:
+            self._stream.publish(RunPiece(self._run.run_id, node, message_id, text, is_last))
 
     def _outcome(self) -> Outcome:
         if self._interrupts:

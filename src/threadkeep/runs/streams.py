@@ -30,12 +30,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RunPiece:
-    """A token of a run's output; tokens with another `message_id` begin another message."""
+    """A token of a message of a run; messages may stream at once. The text of the `last` one may be empty."""
 
     run_id: str
     node: str | None
     message_id: str | None
     text: str
+    last: bool = False
 
 
 class RunEndEvent(asyncio.Event):

@@ -161,22 +161,22 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
 
 
 async def _events(turn: ChatTurn, thread_id: str) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events of an answer as it comes. The item has the id with which the answer is stored."""
-    item: AssistantMessageItem | None = None
+    """Yield the events of an answer as it comes. Each message is an item with its id; only the stored answer stays."""
+    items: set[str] = set()
     async for event in turn.follow():
-        if isinstance(event, ChatToken):
-            if item is None:
-                item = _answer_item(event.message_id or turn.run_id, thread_id)
+        if isinstance(event, ChatToken) and event.text:
+            item = _answer_item(event.message_id or turn.run_id, thread_id)
+            if item.id not in items:
+                items.add(item.id)
                 for begun in _begun(item):
                     yield begun
             update = AssistantMessageContentPartTextDelta(content_index=0, delta=event.text)
             yield ThreadItemUpdatedEvent(item_id=item.id, update=update)
         elif isinstance(event, ChatAnswer):
             stored = _answer_item(event.answer_id or event.run_id, thread_id)
-            if item is not None and item.id != stored.id:
-                yield ThreadItemRemovedEvent(item_id=item.id)
-                item = None
-            if item is None:
+            for item_id in sorted(items - {stored.id}):
+                yield ThreadItemRemovedEvent(item_id=item_id)
+            if stored.id not in items:
                 for begun in _begun(stored):
                     yield begun
             content = AssistantMessageContent(text=event.response)

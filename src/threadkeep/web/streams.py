@@ -63,12 +63,13 @@ class EventStream(StreamingResponse):
 class StreamParts(ABC):
     """The server-sent events of one protocol, made of the events of a turn.
 
-    A message of the stream has the id of the stored answer.
+    A message of the stream has the id of the stored answer. Several may be open at once, each until its last piece.
     """
 
     def __init__(self) -> None:
         self._begun: ChatStarted | None = None
-        self._message_id: str | None = None
+        self._open: dict[str, None] = {}
+        self._has_spoken = False
 
     async def of(self, event: ChatEvent | None, turn: ChatTurn) -> AsyncIterator[bytes]:
         """Yield the parts for an event. An answer that already existed is sent as one piece."""
@@ -78,14 +79,14 @@ class StreamParts(ABC):
         for part in self._begin(event if isinstance(event, ChatAnswer) else turn):
             yield part
         match event:
-            case ChatToken(text, message_id):
-                for part in self._spoken(text, message_id):
+            case ChatToken():
+                for part in self._spoken(event):
                     yield part
             case ChatAnswer():
-                if event.response and self._message_id is None:
-                    for part in self._spoken(event.response, event.answer_id):
+                if event.response and not self._has_spoken:
+                    for part in self._spoken(ChatToken(event.response, event.answer_id)):
                         yield part
-                for part in self._closed():
+                for part in self._closed(*self._open):
                     yield part
                 async for part in self.ended(event):
                     yield part
@@ -95,23 +96,26 @@ class StreamParts(ABC):
             self._begun = ChatStarted(ids.session_id, ids.run_id, ids.message_id)
             yield from self.started(self._begun)
 
-    def _spoken(self, text: str, message_id: str | None) -> Iterator[bytes]:
-        named = message_id or (self._begun.run_id if self._begun else "")
-        if named != self._message_id:
-            yield from self._closed()
-            self._message_id = named
-            yield from self.opened(named)
-        yield self.piece(text, named)
+    def _spoken(self, token: ChatToken) -> Iterator[bytes]:
+        named = token.message_id or (self._begun.run_id if self._begun else "")
+        if token.text:
+            self._has_spoken = True
+            if named not in self._open:
+                self._open[named] = None
+                yield from self.opened(named)
+            yield self.piece(token.text, named)
+        if token.last and named in self._open:
+            yield from self._closed(named)
 
     def broken(self, problem: Problem) -> Iterator[bytes]:
-        """Yield the parts that end the open message, report the problem and end the stream."""
-        yield from self._closed()
+        """Yield the parts that end the open messages, report the problem and end the stream."""
+        yield from self._closed(*self._open)
         yield from self.failed(problem)
 
-    def _closed(self) -> Iterator[bytes]:
-        if open_id := self._message_id:
-            self._message_id = ""
-            yield from self.ended_message(open_id)
+    def _closed(self, *message_ids: str) -> Iterator[bytes]:
+        for message_id in message_ids:
+            del self._open[message_id]
+            yield from self.ended_message(message_id)
 
     @abstractmethod
     def started(self, event: ChatStarted) -> Iterator[bytes]:

@@ -156,7 +156,7 @@ def _stream(runs: RunService, events: AsyncGenerator[Followed | RunStartBody | N
                 yield HEARTBEAT
             case RunStartBody():
                 yield _encoded_event("start", event)
-            case RunPiece():
+            case RunPiece() if event.text:
                 yield json_event({"node": event.node, "message_id": event.message_id, "text": event.text}, "token")
             case RunEvent():
                 yield _encoded_event(event.kind, RunEventBody.model_validate(event), str(event.number))

@@ -61,7 +61,7 @@ class RunEvents:
         self._seq = first_seq(run)
         self._stream_id = uuid4().hex
         self._after = 0
-        self._message: _OpenMessage | None = None
+        self._open: dict[str, _OpenMessage] = {}
         self._usages: dict[object, dict[str, int]] = {}
         self._spoken: set[str] = set()
         self._changed = asyncio.Event()
@@ -113,30 +113,42 @@ class RunEvents:
         message_id = piece.message_id or piece.run_id
         if message_id in self._spoken:
             return  # the trace, which is read between two pieces, already had the whole message
-        if self._message is None or self._message.message_id != message_id:
-            self._finish_message()
-            self._message = _OpenMessage(message_id)
-            self._add_message_start(message_id, piece.node)
-        self._message.text += piece.text
-        delta = {"type": "text-delta", "text": piece.text}
-        self._add("messages", {"event": "content-block-delta", "index": 0, "delta": delta})
+        if piece.text:
+            message = self._open.get(message_id) or self._begin_message(message_id, piece.node)
+            message.text += piece.text
+            delta = {"type": "text-delta", "text": piece.text}
+            self._add_spoken(message, {"event": "content-block-delta", "index": 0, "delta": delta})
+        if piece.last and message_id in self._open:
+            self._open[message_id].is_whole = True
+            self._finish_counted(message_id)
 
-    def _add_message_start(self, message_id: str, node: str | None) -> None:
+    def _begin_message(self, message_id: str, node: str | None) -> _OpenMessage:
+        # Clients assign pieces to a message by its id, or by its node: messages of one node at once need names.
+        is_alone = all(one.node != node for one in self._open.values())
+        message = self._open[message_id] = _OpenMessage(message_id, node if is_alone else f"{node}:{message_id}")
         metadata: dict[str, Json] = {"run_id": self.run.run_id}
         if node is not None:
             metadata["langgraph_node"] = node
-        self._add("messages", {"event": "message-start", "role": "ai", "id": message_id, "metadata": metadata})
-        self._add("messages", {"event": "content-block-start", "index": 0, "content": {"type": "text", "text": ""}})
+        self._add_spoken(message, {"event": "message-start", "role": "ai", "metadata": metadata})
+        self._add_spoken(message, {"event": "content-block-start", "index": 0, "content": {"type": "text", "text": ""}})
+        return message
 
-    def _finish_message(self) -> None:
-        if self._message is None:
+    def _finish_counted(self, message_id: str) -> None:
+        """Finish a message if all of its text and its usage are known."""
+        if message_id in self._open and self._open[message_id].is_whole and message_id in self._usages:
+            self._finish_message(message_id)
+
+    def _finish_message(self, message_id: str) -> None:
+        self._spoken.add(message_id)
+        if (message := self._open.pop(message_id, None)) is None:
             return
-        content = {"type": "text", "text": self._message.text}
-        self._add("messages", {"event": "content-block-finish", "index": 0, "content": content})
-        usage = self._usages.pop(self._message.message_id, None)
-        self._add("messages", {"event": "message-finish", **({"usage": usage} if usage else {})})
-        self._spoken.add(self._message.message_id)
-        self._message = None
+        content = {"type": "text", "text": message.text}
+        self._add_spoken(message, {"event": "content-block-finish", "index": 0, "content": content})
+        usage = self._usages.pop(message_id, None)
+        self._add_spoken(message, {"event": "message-finish", **({"usage": usage} if usage else {})})
+
+    def _add_spoken(self, message: _OpenMessage, data: Mapping[str, Any]) -> None:
+        self._add("messages", {**data, "id": message.message_id}, message.node)
 
     def _add_traced(self, event: RunEvent) -> None:
         data, node = event.data, event.node
@@ -157,18 +169,20 @@ class RunEvents:
             case "model_called":
                 used = {name: int(str(data.get(name) or 0)) for name in ("input_tokens", "output_tokens")}
                 self._usages[data.get("answer")] = {**used, "total_tokens": sum(used.values())}
+                self._finish_counted(str(data.get("answer")))
             case "message":
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
     def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
         """Add the part of the answer that was not streamed: all of it if this process received no pieces."""
-        said = self._message.text if self._message is not None and self._message.message_id == message_id else ""
+        said = self._open[message_id].text if message_id in self._open else ""
         if text.startswith(said) and text != said:
             self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(said)))
-        self._finish_message()
+        self._finish_message(message_id)
 
     async def _add_end(self, run: Run) -> None:
-        self._finish_message()
+        for message_id in list(self._open):
+            self._finish_message(message_id)
         self.run = run
         asked = questions(run) if run.status == "waiting" else []
         for one in asked:
@@ -222,11 +236,13 @@ class RunEvents:
 
 
 class _OpenMessage:
-    """The message that is being streamed."""
+    """A message that is being streamed; `node` tells it from others that are streamed at the same time."""
 
-    def __init__(self, message_id: str) -> None:
+    def __init__(self, message_id: str, node: str | None) -> None:
         self.message_id = message_id
+        self.node = node
         self.text = ""
+        self.is_whole = False
 
 
 def channel_of(event: ProtocolEvent) -> str:
@@ -254,7 +270,7 @@ class RunParts:
     def __init__(self, modes: frozenset[str]) -> None:
         self._modes = modes
         self._interrupts: list[dict[str, Any]] = []
-        self._message: dict[str, Any] | None = None
+        self._messages: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._metadata: dict[str, Any] = {}
         self._spoken: set[str] = set()
 
@@ -283,23 +299,25 @@ class RunParts:
                 yield "error", {"error": data["error"], "message": "The run failed; its trace says where."}
 
     def _spoken_parts(self, data: Mapping[str, Any]) -> Iterator[Part]:
+        message_id = data["id"]
         match data["event"]:
             case "message-start":
-                self._metadata = dict(data["metadata"])
-                self._message = {"type": "ai", "id": data["id"], "content": ""}
-                yield from self._chosen(MESSAGES, {data["id"]: {"metadata": self._metadata}}, "messages/metadata")
-            case "content-block-delta" if self._message is not None:
+                self._metadata = metadata = dict(data["metadata"])
+                self._messages[message_id] = {"type": "ai", "id": message_id, "content": ""}, metadata
+                yield from self._chosen(MESSAGES, {message_id: {"metadata": metadata}}, "messages/metadata")
+            case "content-block-delta":
+                message, metadata = self._messages[message_id]
                 text = data["delta"]["text"]
-                self._message = {**self._message, "content": self._message["content"] + text}
-                chunk = {**self._message, "type": "AIMessageChunk", "content": text}
-                yield from self._chosen(TUPLES, [chunk, self._metadata], "messages")
-                yield from self._chosen(MESSAGES, [self._message], "messages/partial")
-            case "message-finish" if self._message is not None:
-                yield from self._chosen(MESSAGES, [self._message], "messages/complete")
-                self._spoken.add(self._message["id"])
-                node = str(self._metadata.get("langgraph_node") or "answer")
-                yield from self._chosen("updates", {node: {"messages": [self._message]}})
-                self._message = None
+                message["content"] += text
+                chunk = {**message, "type": "AIMessageChunk", "content": text}
+                yield from self._chosen(TUPLES, [chunk, metadata], "messages")
+                yield from self._chosen(MESSAGES, [dict(message)], "messages/partial")
+            case "message-finish":
+                message, metadata = self._messages.pop(message_id)
+                yield from self._chosen(MESSAGES, [message], "messages/complete")
+                self._spoken.add(message_id)
+                node = str(metadata.get("langgraph_node") or "answer")
+                yield from self._chosen("updates", {node: {"messages": [message]}})
 
     def _updates(self, data: Mapping[str, Any]) -> Iterator[Part]:
         """Yield the messages of an agent that were not streamed as an answer: tool calls and their results."""
