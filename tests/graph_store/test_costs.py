@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from tests.databases import execute, query
 from tests.graph_store.damaging import rewrite
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import SessionDamaged
 from threadkeep.graph_store import known
 from threadkeep.graph_store.items import Value
 from threadkeep.graph_store.shapes import message_in
+from threadkeep.store.postgres_connection import PostgresConnection
+from threadkeep.store.sqlite_connection import SqliteConnection
 
 ROOM = "room"
 CHUNK = f"{ROOM}:chunk:000000"
@@ -44,6 +49,85 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(known, "message_in", noted)
     return seqs
+
+
+@dataclass
+class Visits:
+    """The visits of connections: the statements of each, and the transactions that they committed."""
+
+    made: list[int] = field(default_factory=list)
+    commits: int = 0
+
+    def taken(self) -> tuple[list[int], int]:
+        """The visits so far, which are forgotten."""
+        found = self.made.copy(), self.commits
+        self.made.clear()
+        self.commits = 0
+        return found
+
+
+@pytest.fixture
+def visits(monkeypatch: pytest.MonkeyPatch) -> Visits:
+    """Every call of a thread of SQLite, and every round trip to PostgreSQL."""
+    found = Visits()
+
+    def noting(owner: type, name: str, statements_of: Callable[[Any], Sequence[tuple[str, object]]]) -> None:
+        plain = getattr(owner, name)
+
+        async def noted(self: object, first: Any, *others: Any) -> object:
+            statements = statements_of(first)
+            ends = [sql for sql, _ in statements if sql in ("BEGIN", "COMMIT")]
+            found.made.append(len(statements) - len(ends))
+            found.commits += ends.count("COMMIT") + getattr(first, "commits", 0)
+            return await plain(self, first, *others)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(SqliteConnection, "run", lambda batch: batch.statements)
+    noting(PostgresConnection, "fetch_each", lambda statements: statements)
+    for owner in (SqliteConnection, PostgresConnection):
+        for name in ("fetch", "execute", "execute_many"):
+            noting(owner, name, lambda sql: [(sql, {})])
+    return found
+
+
+async def test_a_turn_is_read_once_and_written_once(shared_url: str, visits: Visits) -> None:
+    """With its rows in the tables: two visits and one commit, of a new conversation as of one that goes on."""
+    async with opened(shared_url) as memory:
+        await say(memory, "0")
+        visits.taken()
+        for number in range(1, 4):
+            await say(memory, str(number))
+            made, commits = visits.taken()
+            assert (len(made), commits) == (2, 1)
+        await memory.session("another").append([Message("user", "question")])
+        made, commits = visits.taken()
+        assert (len(made), commits) == (2, 1)
+    rows = query(shared_url, "SELECT session_id, last_seq, graph_version FROM chat_sessions ORDER BY session_id")
+    assert rows == [("another", 1, 1), (ROOM, 8, 4)]
+
+
+async def test_the_newest_messages_are_read_by_one_statement(shared_url: str, visits: Visits) -> None:
+    """Metadata and chunk together, as soon as the process knows which chunk is the newest."""
+    async with opened(shared_url) as memory:
+        for number in range(3):
+            await say(memory, str(number))
+        visits.taken()
+        assert len(await memory.session(ROOM).tail(4)) == 4
+        assert visits.taken() == ([1], 0)
+
+
+async def test_rows_that_fail_are_left_out_of_the_turn(shared_url: str) -> None:
+    """The turn is stored once, and its rows follow as soon as they can."""
+    async with opened(shared_url) as memory:
+        await say(memory, "0")
+        execute(shared_url, "UPDATE chat_messages SET seq = 3 WHERE seq = 1")
+        await say(memory, "1")
+        assert [message.seq for message in await memory.session(ROOM).tail(9)] == [1, 2, 3, 4]
+        execute(shared_url, "UPDATE chat_messages SET seq = 1 WHERE seq = 3")
+        await memory.search("anything")
+    rows = query(shared_url, "SELECT seq FROM chat_messages ORDER BY seq")
+    assert (rows, query(shared_url, "SELECT last_seq FROM chat_sessions")) == ([(1,), (2,), (3,), (4,)], [(4,)])
 
 
 async def test_an_unchanged_message_is_made_once(shared_url: str, made: list[int]) -> None:

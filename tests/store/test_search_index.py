@@ -310,6 +310,7 @@ class BeforeWriting:
         self.fetch = driver.fetch
         self.append = driver.append
         self.write = driver.write
+        self.transaction = driver.transaction
         self.check_file = driver.check_file
         self.close = driver.close
 

@@ -39,11 +39,20 @@ class Appended:
 
 @dataclass(frozen=True)
 class Written:
-    """The receipt of a turn; if messages were only appended, also the former version and the changes."""
+    """The receipt of a turn; if messages were only appended, also the former version and the changes.
+
+    `rows` are those of the statements beside it, once the transaction is committed.
+    """
 
     receipt: Receipt
     former_version: int = -1
     appended: Appended | None = None
+    rows: Sequence[Sequence[object]] = ()
+
+    @property
+    def followed(self) -> bool:
+        """True if the rows in our tables were written in the same transaction."""
+        return bool(self.rows and self.rows[-1])
 
 
 def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], place: Place) -> Appended:

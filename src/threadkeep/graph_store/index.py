@@ -58,17 +58,22 @@ class SessionIndex:
 
     async def add(self, written: Written) -> bool:
         """Add the rows of a turn; return False if the rows do not follow the version of the conversation before it."""
+        statements = self.additions(written)
+        return bool(statements) and bool((await self._driver.write(statements))[-1])
+
+    def additions(self, written: Written) -> list[Statement]:
+        """Return the statements that add the rows of a turn; the last one has a row if they did."""
         appended, former = written.appended, written.former_version
-        if appended is None or former < 0:
-            return False
+        if appended is None:
+            return []
         conversation = appended.conversation
         place = {"session_id": conversation.session_id, "former_version": former}
         session = {**_session_row(conversation, conversation.last_seq), "former_version": former}
         no_marks: dict[str, object] = {"superseded_at": None, "superseded_by": None}
-        statements: list[Statement] = [(self._sql["hold_version"], session)]
+        first = "begin_indexing" if former < 0 else "hold_version"
+        statements: list[Statement] = [(self._sql[first], session)]
         statements += [(self._sql["index_message"], {**no_marks, **row, **place}) for row in appended.rows]
-        rows = await self._driver.write([*statements, (self._sql["index_session"], session)])
-        return bool(rows[-1])
+        return [*statements, (self._sql["index_session"], session)]
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
         """Yield the sessions that have rows, each with the version of its conversation that they follow."""

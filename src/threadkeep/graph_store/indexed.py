@@ -9,7 +9,7 @@ from datetime import datetime
 from threadkeep.errors import InvalidInput, SessionDamaged, StoreError
 from threadkeep.graph_store.appending import Written
 from threadkeep.graph_store.index import SessionIndex
-from threadkeep.graph_store.items import ConversationChanged, Items, Locks
+from threadkeep.graph_store.items import ConversationChanged, Items, Locks, TableItems
 from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.records import Message, Receipt, Retention, SessionInfo, Turn
 from threadkeep.store.codec import Counter
@@ -45,11 +45,14 @@ class IndexedTranscripts(GraphTranscripts):
         self._following = Locks[str]()
         self._compared = False
         self.reader.owner_of = self._owner
+        if isinstance(items, TableItems) and items.driver is driver:
+            self.writer.beside = self.index.additions
 
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn."""
         written = await self.write(turn)
-        await self._follow(turn.session_id, written)
+        if not written.followed:
+            await self._follow(turn.session_id, written)
         return written.receipt
 
     async def supersede(self, superseding: Superseding) -> Superseded:

@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace
 from threadkeep.observe import Backend
-from threadkeep.store.driver import Connection, Driver, Parameters, RowLocked
+from threadkeep.store.driver import Driver, DuplicateRow, Parameters, Row, RowLocked, Statement, Transaction
 from threadkeep.store.statements import Tables, for_rows, row_parameters
 from threadkeep.store.tables import like_pattern
 
@@ -28,6 +28,13 @@ class ConversationChanged(RowLocked):
         super().__init__(
             "Others keep changing this conversation in the graph store; the same call may succeed a moment later."
         )
+
+
+class Readable(Protocol):
+    """Items, or the items of a locked conversation."""
+
+    async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
+        """Return the items with these keys, in their order."""
 
 
 class Writing(Protocol):
@@ -52,20 +59,40 @@ class Writing(Protocol):
         """Remove items of the conversation, once in a block, whatever the version of its metadata."""
 
 
-class ReadOnce:
-    """A locked conversation whose items are read once: nobody else changes them before the block ends."""
+class ReadItems:
+    """Items that are read once each."""
 
-    def __init__(self, writing: Writing) -> None:
-        self._writing = writing
+    def __init__(self, source: Readable) -> None:
+        self._source = source
         self._read: dict[ItemKey, Value | None] = {}
-        self.keys, self.put, self.remove = writing.keys, writing.put, writing.remove
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
         unread = [key for key in dict.fromkeys(keys) if key not in self._read]
         if unread:
-            self._read.update(zip(unread, await self._writing.get(unread), strict=True))
+            self._read.update(zip(unread, await self._source.get(unread), strict=True))
         return [self._read[key] for key in keys]
+
+
+class ReadOnce(ReadItems):
+    """A locked conversation whose items are read once: nobody else changes them before the block ends.
+
+    `beside` are statements of its database that are executed in the same transaction, if it is one of our tables; at
+    its end `rows` receives their rows.
+    """
+
+    def __init__(self, writing: Writing) -> None:
+        super().__init__(writing)
+        self._writing = writing
+        self.keys, self.remove = writing.keys, writing.remove
+        self.beside: Sequence[Statement] = ()
+        self.rows: list[list[Row]] = []
+
+    async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
+        """Write the metadata and other items of the conversation."""
+        if isinstance(self._writing, _TableWriting):
+            self._writing.beside, self._writing.rows = self.beside, self.rows
+        await self._writing.put(metadata, others, version=version)
 
 
 class Items(Protocol):
@@ -103,6 +130,7 @@ class Locks[Key: Hashable]:
 
 
 _ITEMS_AT_ONCE = 200
+_PAD_BYTES = 8192
 _PAGE_ITEMS = 500
 
 
@@ -121,12 +149,13 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
+        self.driver = driver
         self._locks = Locks[ItemKey]()
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
         async with self._driver.reading() as connection:
-            return await _get(connection, self._sql, keys)
+            return _found(keys, [await connection.fetch(*statement) for statement in _reads(self._sql, keys)])
 
     async def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
         """Yield the id and the metadata of every conversation of a layout, unordered."""
@@ -144,61 +173,90 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_TableWriting]:
         """Lock the conversation with these metadata, in all processes."""
         # In this process first: turns keep their order and share one connection.
-        async with self._locks.of(metadata), self._driver.writing() as connection:
-            if "lock_conversation" in self._sql:
-                name = f"{_text(metadata.namespace)} {metadata.key}"
-                await connection.fetch(self._sql["lock_conversation"], {"name": name})
-            yield _TableWriting(connection, self._sql, metadata)
+        try:
+            async with self._locks.of(metadata), self._driver.transaction() as transaction:
+                writing = _TableWriting(transaction, self._sql, metadata)
+                yield writing
+                await writing.commit()
+        except DuplicateRow:
+            raise ConversationChanged from None
 
 
 class _TableWriting:
-    """A conversation that this transaction has locked."""
+    """A conversation that this transaction locks with the first statement."""
 
-    def __init__(self, connection: Connection, sql: Mapping[str, str], metadata: ItemKey) -> None:
-        self._connection = connection
+    def __init__(self, transaction: Transaction, sql: Mapping[str, str], metadata: ItemKey) -> None:
+        self._transaction = transaction
         self._sql = sql
         self._metadata = metadata
+        self._changes: list[Statement] = []
+        self.beside: Sequence[Statement] = ()
+        self.rows: list[list[Row]] = []
+        self._lock: list[Statement] = []
+        self._is_sqlite = "refuse_unchanged" in sql
+        if "lock_conversation" in sql:
+            name = f"{_text(metadata.namespace)} {metadata.key}"
+            self._lock = [(sql["lock_conversation"], {"name": name})]
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
-        return await _get(self._connection, self._sql, keys)
+        return _found(keys, await self._fetch(_reads(self._sql, keys)))
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
         """Return the keys of a namespace that begin with a text."""
         place = {"prefix": _text(namespace), "pattern": like_pattern(beginning).removeprefix("%")}
-        rows = await self._connection.fetch(self._sql["keys"], place)
+        [rows] = await self._fetch([(self._sql["keys"], place)])
         return [key for (key,) in rows if key.startswith(beginning)]
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write the metadata, if they still have this version, then the other items."""
+        """Write the metadata at the end, if they still have this version, and the other items."""
+        changes: list[Statement] = []
         row = {**_place(self._metadata), "version": version}
         if metadata is None:
-            changed = await self._connection.execute(self._sql["delete_metadata"], row)
+            changes.append((self._sql["delete_metadata"], row))
         elif version is None:
-            row = {**_place(self._metadata), "value": _text_of(metadata)}
-            changed = await self._connection.execute(self._sql["insert_metadata"], row)
+            changes.append((self._sql["insert_metadata"], {**_place(self._metadata), "value": self._text(metadata)}))
         else:
-            changed = await self._connection.execute(self._sql["update_metadata"], {**row, "value": _text_of(metadata)})
-        if not changed:
-            raise ConversationChanged
-        puts = [{**_place(key), "value": _text_of(value)} for key, value in others.items() if value is not None]
+            changes.append((self._sql["update_metadata"], {**row, "value": self._text(metadata)}))
+        if version is not None and self._is_sqlite:
+            changes.append((self._sql["refuse_unchanged"], _place(self._metadata)))
+        puts = [{**_place(key), "value": self._text(value)} for key, value in others.items() if value is not None]
         removals = [_place(key) for key, value in others.items() if value is None]
-        if puts:
-            await self._connection.execute_many(self._sql["put_item"], puts)
-        if removals:
-            await self._connection.execute_many(self._sql["delete_item"], removals)
+        changes += [*_groups(self._sql["put_items"], puts), *_groups(self._sql["delete_items"], removals)]
+        self._changes = changes
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Remove items of the conversation, whatever the version of its metadata."""
-        await self._connection.execute_many(self._sql["delete_item"], [_place(key) for key in keys])
+        """Remove items of the conversation at the end, whatever the version of its metadata."""
+        self._changes = _groups(self._sql["delete_items"], [_place(key) for key in keys])
+
+    async def commit(self) -> None:
+        """Write what was put, and the statements beside it, in one round trip."""
+        if self._changes:
+            rows = await self._transaction.commit([*self._changes, *self.beside])
+            self.rows += rows[len(self._changes) :]
+
+    def _text(self, value: Value) -> str:
+        return _text_of(value, padded=self._is_sqlite)
+
+    async def _fetch(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        lock, self._lock = self._lock, []
+        return (await self._transaction.fetch_each([*lock, *statements]))[len(lock) :]
 
 
-async def _get(connection: Connection, sql: Mapping[str, str], keys: Sequence[ItemKey]) -> list[Value | None]:
-    found: dict[tuple[str, str], Value] = {}
-    for start in range(0, len(keys), _ITEMS_AT_ONCE):
-        rows = [_place(key) for key in keys[start : start + _ITEMS_AT_ONCE]]
-        for prefix, key, value in await connection.fetch(for_rows(sql["items"], len(rows)), row_parameters(rows)):
-            found[prefix, key] = _value(value)
+def _reads(sql: Mapping[str, str], keys: Sequence[ItemKey]) -> list[Statement]:
+    """Return the statements that read items."""
+    return _groups(sql["items"], [_place(key) for key in keys])
+
+
+def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
+    """Return a statement of many rows, as often as it takes."""
+    groups = [rows[start : start + _ITEMS_AT_ONCE] for start in range(0, len(rows), _ITEMS_AT_ONCE)]
+    return [(for_rows(sql, len(group)), row_parameters(group)) for group in groups]
+
+
+def _found(keys: Sequence[ItemKey], groups: Sequence[Sequence[Row]]) -> list[Value | None]:
+    """Return the items in the rows of `_reads`, in the order of the keys."""
+    found = {(prefix, key): _value(value) for rows in groups for prefix, key, value in rows}
     return [found.get((_text(key.namespace), key.key)) for key in keys]
 
 
@@ -215,9 +273,12 @@ def _value(text: str | bytes) -> Value:
     return value if isinstance(value, dict) else {}
 
 
-def _text_of(value: Value) -> str:
-    """Return the JSON of an item, whose values are JSON already."""
-    return to_json(value).decode()
+def _text_of(value: Value, *, padded: bool) -> str:
+    """Return the JSON of an item, whose values are JSON already; long ones may be padded to a round length."""
+    text = to_json(value)
+    pages = len(text) // _PAD_BYTES
+    # SQLite overwrites a value of the same length in place, and then writes only those of its pages that have changed.
+    return (text.ljust((pages + 1) * _PAD_BYTES) if padded and pages else text).decode()
 
 
 def _place(key: ItemKey) -> Parameters:

@@ -11,6 +11,8 @@ from threadkeep.graph_store.shapes import Conversation, message_in, messages_in
 from threadkeep.records import Message
 
 _MOST_CHARACTERS = 8_000_000
+_LEAST_CHARACTERS = 1_000
+"""What a conversation counts without messages, so that their number is limited too."""
 
 
 class KnownMessages:
@@ -18,7 +20,7 @@ class KnownMessages:
 
     def __init__(self, chunk: int, value_field: str) -> None:
         self.chunk = chunk
-        self.characters = 0
+        self.characters = _LEAST_CHARACTERS
         self._value_field = value_field
         self._known: dict[int, tuple[Value, Message]] = {}
 
@@ -52,18 +54,32 @@ class KnownChunks:
         """Return the messages of a chunk as the function of this name does. Raises `SessionDamaged`."""
         if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
             return messages_in(conversation, chunk, value, self._read_plain, places)
-        known = self._chunks.get(conversation.session_id)
-        if known is None or known.chunk != chunk:
-            self.forget(conversation.session_id)
-            known = self._chunks[conversation.session_id] = KnownMessages(chunk, self._value_field)
-        self._chunks.move_to_end(conversation.session_id)
+        known = self.of(conversation.session_id, chunk)
         before = known.characters
         try:
             return messages_in(conversation, chunk, value, known.message, places)
         finally:
-            self._characters += known.characters - before
-            while self._characters > _MOST_CHARACTERS:
-                self.forget(next(iter(self._chunks)))
+            self._add(known.characters - before)
+
+    def of(self, session_id: str, chunk: int) -> KnownMessages:
+        """Return the known messages of the newest chunk of a conversation."""
+        known = self._chunks.get(session_id)
+        if known is None or known.chunk != chunk:
+            self.forget(session_id)
+            known = self._chunks[session_id] = KnownMessages(chunk, self._value_field)
+            self._add(known.characters)
+        self._chunks.move_to_end(session_id)
+        return known
+
+    def _add(self, characters: int) -> None:
+        self._characters += characters
+        while self._characters > _MOST_CHARACTERS:
+            self.forget(next(iter(self._chunks)))
+
+    def chunk(self, session_id: str) -> int | None:
+        """Return the newest chunk of a conversation when it was read or written last."""
+        known = self._chunks.get(session_id)
+        return None if known is None else known.chunk
 
     def forget(self, session_id: str) -> None:
         """Drop the messages of a conversation."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from threadkeep.errors import SessionDamaged, StoreUnavailable
-from threadkeep.graph_store.items import Items, Value, Writing
+from threadkeep.graph_store.items import Items, Readable, ReadItems, Value, Writing
 from threadkeep.graph_store.known import KnownChunks
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace, chunk_key, chunk_of, places_down, stretches
 from threadkeep.graph_store.shapes import (
@@ -158,13 +158,30 @@ class ConversationReader:
         self.owner_of: Callable[[str], Awaitable[str | None]] | None = None
         """Who owns a conversation whose metadata do not say it any more."""
 
-    async def conversation(self, session_id: str, *, user_id: str | None = None) -> Conversation | None:
+    def beginning(self, session_id: str) -> list[ItemKey]:
+        """Return the keys of a conversation's metadata and, if it is known from before, of its newest chunk."""
+        chunk = self.known.chunk(session_id)
+        newest = [] if chunk is None else [self._layout.chunk(session_id, chunk)]
+        return [self._layout.metadata(session_id), *newest]
+
+    async def opened(
+        self, session_id: str, limit: int, *, user_id: str | None = None
+    ) -> tuple[Conversation | None, Readable]:
+        """Return what `conversation` does, and items to read the newest messages from, up to a limit."""
+        items = ReadItems(self._items)
+        if limit <= self._layout.chunk_size:
+            await items.get(self.beginning(session_id))
+        return await self.conversation(session_id, user_id=user_id, items=items), items
+
+    async def conversation(
+        self, session_id: str, *, user_id: str | None = None, items: Readable | None = None
+    ) -> Conversation | None:
         """Return the metadata of a conversation; None if it does not exist (or is not this user's).
 
         Raises:
             SessionDamaged: the metadata cannot be read, and the conversation is not known to be another user's.
         """
-        [found] = await self._items.get([self._layout.metadata(session_id)])
+        [found] = await (items or self._items).get([self._layout.metadata(session_id)])
         if found is None:
             self.forget(session_id)
             return None
@@ -225,22 +242,31 @@ class ConversationReader:
                     places[message.id] = message.seq
         return [seq for seq in places.values() if seq is not None]
 
-    async def between(self, conversation: Conversation, first_seq: int, last_seq: int) -> list[Message]:
+    async def between(
+        self, conversation: Conversation, first_seq: int, last_seq: int, *, items: Readable | None = None
+    ) -> list[Message]:
         """Return the existing messages between two `seq` values, both included, in order."""
         first = max(first_seq, conversation.deleted_seq + 1)
         last = min(last_seq, conversation.last_seq)
         chunks = [part.chunk for part in stretches(first, last, conversation.chunk_size)]
-        return [m async for _, messages in self._read(conversation, chunks, (first, last)) for m in messages]
+        reading = self._read(conversation, chunks, (first, last), items)
+        return [message async for _, messages in reading for message in messages]
 
     async def down(
-        self, conversation: Conversation, high: int, low: int, *, active: bool = False
+        self,
+        conversation: Conversation,
+        high: int,
+        low: int,
+        *,
+        active: bool = False,
+        items: Readable | None = None,
     ) -> AsyncIterator[Message]:
         """Yield the messages between two `seq` values, both included, newest first; chunks are read on demand."""
         first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
         for part in stretches(first, last, conversation.chunk_size, newest_first=True):
             if active and conversation.superseded_between(*part.places) == (part.places,):
                 continue
-            for message in reversed(await self.between(conversation, *part.places)):
+            for message in reversed(await self.between(conversation, *part.places, items=items)):
                 if not (active and message.superseded_at is not None):
                     yield message
 
@@ -268,13 +294,18 @@ class ConversationReader:
         return [message async for _, messages in reading for message in messages if message.seq in wanted]
 
     async def _read(
-        self, conversation: Conversation, chunks: Sequence[int], places: tuple[int, int] | None = None
+        self,
+        conversation: Conversation,
+        chunks: Sequence[int],
+        places: tuple[int, int] | None = None,
+        items: Readable | None = None,
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
         """Yield chunks as stored, each with its messages, or those between two `seq` values, both included."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
         for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
             numbers = chunks[start : start + _CHUNKS_AT_ONCE]
-            values = await self._items.get([self._layout.chunk(conversation.session_id, chunk) for chunk in numbers])
+            keys = [self._layout.chunk(conversation.session_id, chunk) for chunk in numbers]
+            values = await (items or self._items).get(keys)
             for number, value in zip(numbers, values, strict=True):
                 if number == newest:
                     with self.damages.noting(conversation.session_id, "newest"):

@@ -98,13 +98,15 @@ class GraphTranscripts:
         view: View = "active",
     ) -> Page:
         """Return the newest messages before a `seq`, oldest first."""
-        conversation = await self.reader.conversation(session_id, user_id=user_id) if limit > 0 else None
+        if limit <= 0:
+            return Page((), None)
+        conversation, items = await self.reader.opened(session_id, limit, user_id=user_id)
         if conversation is None:
             return Page((), None)
         high = min(before - 1, conversation.last_seq)
         if view == "active" and conversation.superseded:
             return await self._newest_active(conversation, high, limit)
-        messages = tuple(await self.reader.between(conversation, high - limit + 1, high))
+        messages = tuple(await self.reader.between(conversation, high - limit + 1, high, items=items))
         older = messages and (messages[0].seq or 0) > conversation.deleted_seq + 1
         return Page(messages, messages[0].seq if older else None)
 
@@ -120,13 +122,13 @@ class GraphTranscripts:
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
         """Return the rows for a window."""
-        conversation = await self.reader.conversation(session_id, user_id=user_id)
+        conversation, items = await self.reader.opened(session_id, limit, user_id=user_id)
         if conversation is None:
             return Recent(())
         low = max(conversation.reset_seq, after)
         found: list[Message] = []
         if limit > 0:
-            async for message in self.reader.down(conversation, before - 1, low + 1, active=True):
+            async for message in self.reader.down(conversation, before - 1, low + 1, active=True, items=items):
                 if message.role in SPEAKERS:
                     found.append(message)
                     if len(found) == limit:

@@ -7,9 +7,10 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Final
 
-from threadkeep.errors import QuestionGone, SessionDamaged, StoreUnavailable, WrongUser
+from threadkeep.errors import QuestionGone, SessionDamaged, StoreError, StoreUnavailable, WrongUser
 from threadkeep.graph_store.appending import Appended, Place, Written, append, receipt_of, steps_left
 from threadkeep.graph_store.items import ConversationChanged, Items, ReadOnce, Value, Writing
 from threadkeep.graph_store.layout import STEPS, GraphLayout, ItemKey, chunk_of, stretches
@@ -23,9 +24,13 @@ from threadkeep.graph_store.shapes import (
 )
 from threadkeep.records import Receipt, Turn, dump_json
 from threadkeep.store.codec import Prepared, clean_json, clean_text, time_text
+from threadkeep.store.driver import RowLocked, Statement
 from threadkeep.store.transcripts import SessionChanges
 
-type Work[T] = Callable[[Writing, Conversation | None], Awaitable[T]]
+type Work[T] = Callable[[ReadOnce, Conversation | None], Awaitable[T]]
+
+type Beside = Callable[[Written], Sequence[Statement]]
+"""Statements for an appended turn, in the database of its items; the last one has a row if they succeed."""
 
 _PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
 _MOST_CHUNKS = 10_000
@@ -69,6 +74,8 @@ class ConversationWriter:
         self.layout = layout
         self.reader = reader
         self._conflicted = conflicted
+        self.beside: Beside | None = None
+        """Statements that are executed in the transaction of an appended turn, if they do not fail."""
 
     async def append(self, turn: Turn, prepared: Prepared, now: datetime, take_place: TakingPlace) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
@@ -81,11 +88,11 @@ class ConversationWriter:
             QuestionGone: the message that the turn answers does not exist.
         """
 
-        async def work(writing: Writing, found: Conversation | None) -> Written:
+        async def work(writing: ReadOnce, found: Conversation | None, *, beside: Beside | None = None) -> Written:
             if found is not None and turn.user_id not in (None, found.user_id):
                 raise WrongUser(turn.session_id)
             if found is not None:
-                await writing.get(self._needed(found, turn, prepared))
+                await writing.get(self._ends(found))
             ready = prepared if turn.answers is None else await self._answering(writing, found, turn, prepared, now)
             new = Conversation(turn.session_id, now, now, turn.user_id, chunk_size=self.layout.chunk_size)
             former = found or new
@@ -98,26 +105,42 @@ class ConversationWriter:
             if adopted is not None and not fresh.messages and not there:
                 return Written(receipt_of(prepared, adopted))
             appended = await self.appended(writing, former, fresh, there, now)
+            written = Written(appended.receipt)
             if appended.items:
-                stored = await self.put(writing, former, appended.conversation, appended.items)
-                appended = replace(appended, conversation=stored)
-            if adopted is not None:
-                return Written(replace(appended.receipt, adopted=str(adopted.get("id"))))
-            return Written(appended.receipt, former.version, appended if appended.items else None)
+                appended = replace(appended, conversation=_next_version(former, appended.conversation))
+                written = Written(appended.receipt, former.version, appended, writing.rows)
+                writing.beside = () if beside is None or adopted is not None else beside(written)
+                await self.put(writing, former, appended.conversation, appended.items)
+                self.reader.known.of(turn.session_id, chunk_of(appended.conversation.last_seq, former.chunk_size))
+            return written if adopted is None else Written(replace(written.receipt, adopted=str(adopted.get("id"))))
 
-        return await self.hold(turn.session_id, work)
+        return await self._hold_with_rows(turn.session_id, work, self._named(turn, prepared))
 
-    def _needed(self, conversation: Conversation, turn: Turn, prepared: Prepared) -> list[ItemKey]:
-        """Return the keys of the items that an append needs, to read them at once."""
-        session_id, size, last_seq = conversation.session_id, conversation.chunk_size, conversation.last_seq
+    async def _hold_with_rows(
+        self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
+    ) -> Written:
+        """Execute work on a conversation, first with the statements beside it, without them if they may have failed."""
+        if self.beside is not None:
+            try:
+                return await self._once(session_id, partial(work, beside=self.beside), needed)
+            except StoreError as error:
+                if not _may_be_of_rows(error):
+                    raise
+        return await self.hold(session_id, work, needed)
+
+    def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
+        """Return the keys of the notes that an append needs, and of the first chunk if no other one is known."""
         names = [str(message.id) for message in prepared.messages]
         names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
         names += [] if turn.answers is None else [turn.answers]
+        first = [] if self.reader.known.chunk(turn.session_id) else [self.layout.chunk(turn.session_id, 0)]
+        return [*(self.layout.message_id(turn.session_id, name) for name in names), *first]
+
+    def _ends(self, conversation: Conversation) -> list[ItemKey]:
+        """Return the keys of the newest chunk, and of that of the next message."""
+        last_seq, size = conversation.last_seq, conversation.chunk_size
         chunks = {chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)}
-        return [
-            *(self.layout.message_id(session_id, name) for name in names),
-            *(self.layout.chunk(session_id, chunk) for chunk in chunks),
-        ]
+        return [self.layout.chunk(conversation.session_id, chunk) for chunk in chunks]
 
     async def _answering(
         self, writing: Writing, found: Conversation | None, turn: Turn, prepared: Prepared, now: datetime
@@ -298,21 +321,17 @@ class ConversationWriter:
             await writing.remove([metadata, *found])
         return True
 
-    async def hold[T](self, session_id: str, work: Work[T]) -> T:
-        """Lock a conversation and execute work on it; its metadata are read first.
+    async def hold[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey] = ()) -> T:
+        """Lock a conversation and execute work on it; its metadata are read first, together with what work needs.
 
         Raises:
             ConversationChanged: another writer changed it in each attempt.
         """
-        key = self.layout.metadata(session_id)
         pauses = list(_PAUSES_SECONDS)
         broken = False
         while True:
             try:
-                async with self._items.writing(key) as held:
-                    writing = ReadOnce(held)
-                    [found] = await writing.get([key])
-                    return await work(writing, None if found is None else self.reader.described(session_id, found))
+                return await self._once(session_id, work, needed)
             except ConversationChanged:
                 if self._conflicted is not None:
                     self._conflicted(session_id)
@@ -325,6 +344,14 @@ class ConversationWriter:
                     raise
                 broken = True
 
+    async def _once[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey]) -> T:
+        """Lock a conversation and execute work on it, in one attempt."""
+        keys = [*self.reader.beginning(session_id), *needed]
+        async with self._items.writing(keys[0]) as held:
+            writing = ReadOnce(held)
+            found, *_ = await writing.get(keys)
+            return await work(writing, None if found is None else self.reader.described(session_id, found))
+
     async def put(
         self,
         writing: Writing,
@@ -334,7 +361,7 @@ class ConversationWriter:
     ) -> Conversation:
         """Write the new state of a conversation, with other items of it; return it with its new version."""
         version = former.version if former.version >= 0 else None
-        changed = replace(conversation, version=max(former.version, 0) + 1)
+        changed = _next_version(former, conversation)
         await writing.put(metadata_value(changed), others or {}, version=version)
         return changed
 
@@ -390,6 +417,17 @@ class ConversationWriter:
         """Return the keys of the notes for messages: one for each id, and one for each answer."""
         names = [name for message in messages for name in (message.get("id"), answer_note(message)) if name]
         return [self.layout.message_id(session_id, name) for name in names]
+
+
+def _next_version(former: Conversation, conversation: Conversation) -> Conversation:
+    return replace(conversation, version=max(former.version, 0) + 1)
+
+
+def _may_be_of_rows(error: StoreError) -> bool:
+    """Return whether a transaction may have failed because of the rows in our tables, or may have been committed."""
+    if isinstance(error, StoreUnavailable):
+        return error.interrupted or isinstance(error, RowLocked)
+    return not isinstance(error, SessionDamaged)
 
 
 def _superseded_by(winner: Value, prepared: Prepared, now: datetime) -> Prepared:

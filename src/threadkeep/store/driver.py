@@ -126,6 +126,19 @@ class Connection(Protocol):
         """Execute a statement once for each row of parameters."""
 
 
+class Transaction(Protocol):
+    """A write transaction with few round trips; it begins with its first statements and ends with its last ones.
+
+    Raises the errors of a connection. Whatever is not committed is rolled back.
+    """
+
+    async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Return all rows of each statement, with one round trip."""
+
+    async def commit(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Execute the last statements and commit, with one round trip; return all rows of each."""
+
+
 class Driver(Protocol):
     """An open database.
 
@@ -151,6 +164,9 @@ class Driver(Protocol):
 
     def writing(self, *, lock_timeout_seconds: float | None = None) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection inside a write transaction."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Lend a write transaction; it takes its write lock with its first statements."""
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
         """Return all rows of a single statement that reads."""

@@ -27,7 +27,7 @@ from threadkeep.store.driver import (
     StoreOptions,
     seconds_left,
 )
-from threadkeep.store.postgres_connection import PostgresConnection, RawConnection, translated
+from threadkeep.store.postgres_connection import PostgresConnection, PostgresTransaction, RawConnection, translated
 from threadkeep.store.statements import load_statements
 
 type DictConnection = psycopg.AsyncConnection[DictRow]
@@ -118,11 +118,20 @@ class PostgresDriver:
                 # psycopg ends the block without an error if the connection was closed.
                 raise psycopg.OperationalError("The connection was closed before the transaction was committed.")
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[PostgresTransaction]:
+        """Lend a write transaction."""
+        async with self._working() as raw:
+            connection = PostgresConnection(raw)
+            try:
+                yield PostgresTransaction(connection, self._lock_timeout(None))
+            finally:
+                await connection.roll_back()
+
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one write transaction, in one round trip; return all rows of each."""
-        async with self._working() as raw:
-            limits = self._lock_timeout(None)
-            return (await PostgresConnection(raw).transact([*limits, *statements]))[len(limits) :]
+        async with self.transaction() as transaction:
+            return await transaction.commit(statements)
 
     async def append(
         self,

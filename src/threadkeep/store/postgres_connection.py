@@ -52,10 +52,11 @@ class PostgresConnection:
 
     async def transact(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one transaction; return all rows of each."""
-        async with AsyncOnFailure(self._roll_back):
-            return (await self.fetch_each([("BEGIN", {}), *statements, ("COMMIT", {})]))[1:-1]
+        async with AsyncOnFailure(self.roll_back):
+            return await PostgresTransaction(self).commit(statements)
 
-    async def _roll_back(self) -> None:
+    async def roll_back(self) -> None:
+        """Roll back the transaction, if one is open."""
         if self.raw.info.transaction_status in _IN_TRANSACTION:
             await self.raw.rollback()
 
@@ -83,6 +84,23 @@ class PostgresConnection:
         # psycopg's own pipeline would turn a cancellation at its start into an AssertionError.
         async with self._pipeline(), self.raw.cursor() as cursor:
             await cursor.executemany(_query(sql), rows)
+
+
+class PostgresTransaction:
+    """A write transaction, with a pipeline for each group of statements; it begins with `first`."""
+
+    def __init__(self, connection: PostgresConnection, first: Sequence[Statement] = ()) -> None:
+        self._connection = connection
+        self._first = [("BEGIN", {}), *first]
+
+    async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Return all rows of each statement."""
+        first, self._first = self._first, []
+        return (await self._connection.fetch_each([*first, *statements]))[len(first) :]
+
+    async def commit(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Execute the last statements and commit; return all rows of each."""
+        return (await self.fetch_each([*statements, ("COMMIT", {})]))[:-1]
 
 
 def _query(sql: str) -> LiteralString:

@@ -17,11 +17,11 @@ from threadkeep.store.driver import Appended, Backend, Parameters, Row, Statemen
 from threadkeep.store.private_files import is_read_only, make_private_database
 from threadkeep.store.search_terms import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import (
-    Batch,
     Begin,
     Group,
     OpenFile,
     SqliteConnection,
+    SqliteTransaction,
     connect,
     read_only_uri,
     sqlite_errors,
@@ -121,8 +121,17 @@ class SqliteDriver:
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one write transaction, in one call to the connection's thread; return all rows."""
+        async with self.transaction() as transaction:
+            return await transaction.commit(statements)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[SqliteTransaction]:
+        """Lend a write transaction."""
         async with _Lent(self.take_writer, self.give_writer) as connection:
-            return await connection.run(Batch(statements, [], whole=True, wait_seconds=seconds_left()))
+            transaction = SqliteTransaction(connection)
+            yield transaction
+            if transaction.is_open:
+                await self._roll_back(connection)
 
     async def append(
         self,

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import aiosqlite
 
 from threadkeep.errors import DatabaseFileReplaced, StoreClosed, StoreError, StoreUnavailable
-from threadkeep.store.driver import DuplicateRow, Parameters, Row, Statement
+from threadkeep.store.driver import DuplicateRow, Parameters, Row, Statement, seconds_left
 from threadkeep.store.private_files import is_read_only
 
 # aiosqlite's debug log contains statement parameters, which are people's texts, so it is off at every log level.
@@ -71,23 +71,43 @@ def read_only_uri(path: Path) -> str:
 class Batch(NamedTuple):
     """Statements passed in place of a statement's parameters; `rows` receives the results.
 
-    With `whole` they are one transaction, which waits for the file's lock as long as the connection does, or for
-    `wait_seconds`.
+    The first of a transaction (`begins`) wait for the file's lock as long as the connection does, or for
+    `wait_seconds`. After the last ones it is committed (`commits`).
     """
 
     statements: Sequence[Statement]
     rows: list[list[Row]]
-    whole: bool = False
+    begins: bool = False
+    commits: bool = False
     wait_seconds: float | None = None
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """Execute the statements; if they are a whole transaction, the caller rolls back on an error."""
-        if self.whole:
+        """Execute the statements; in a transaction the caller rolls back on an error."""
+        if self.begins:
             begin(connection, self.wait_seconds)
         for sql, parameters in self.statements:
             self.rows.append(connection.execute(sql, parameters).fetchall())
         # Return no row: an unread row would keep the statement active, and an interrupt would fail later statements.
-        return connection.execute("COMMIT" if self.whole else "SELECT 1 WHERE FALSE")
+        return connection.execute("COMMIT" if self.commits else "SELECT 1 WHERE FALSE")
+
+
+class SqliteTransaction:
+    """A write transaction, with one call to the connection's thread for each group of statements."""
+
+    def __init__(self, connection: SqliteConnection) -> None:
+        self._connection = connection
+        self.is_open = False
+
+    async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Return all rows of each statement."""
+        begins, self.is_open = not self.is_open, True
+        return await self._connection.run(Batch(statements, [], begins, wait_seconds=seconds_left()))
+
+    async def commit(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Execute the last statements and commit; return all rows of each."""
+        rows = await self._connection.run(Batch(statements, [], not self.is_open, True, seconds_left()))
+        self.is_open = False
+        return rows
 
 
 class Begin(NamedTuple):

@@ -17,12 +17,17 @@ LIMIT :limit
 SELECT key FROM store WHERE prefix = :prefix AND key LIKE :pattern ESCAPE '\'
 
 -- name: insert_metadata
-INSERT INTO store (prefix, key, value) VALUES (:prefix, :key, :value) ON CONFLICT (prefix, key) DO NOTHING
-
--- name: put_item
+-- Refused if they are there.
 INSERT INTO store (prefix, key, value) VALUES (:prefix, :key, :value)
+
+-- name: put_items
+INSERT INTO store (prefix, key, value)
+VALUES (:prefix, :key, :value)
 ON CONFLICT (prefix, key) DO UPDATE SET
     value = excluded.value, updated_at = CURRENT_TIMESTAMP, expires_at = NULL, ttl_minutes = NULL
 
--- name: delete_item
-DELETE FROM store WHERE prefix = :prefix AND key = :key
+-- name: delete_items
+WITH unwanted (prefix, key) AS (
+VALUES (:prefix, :key)
+)
+DELETE FROM store WHERE (prefix, key) IN (SELECT prefix, key FROM unwanted)

@@ -5,8 +5,18 @@
 SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))
 
 -- name: update_metadata
-UPDATE store SET value = :value, updated_at = CURRENT_TIMESTAMP
-WHERE prefix = :prefix AND key = :key AND (value ->> 'version')::BIGINT = :version
+-- Violate the key with two equal rows, if the metadata have another version.
+WITH changed AS (
+    UPDATE store SET value = :value, updated_at = CURRENT_TIMESTAMP
+    WHERE prefix = :prefix AND key = :key AND (value ->> 'version')::BIGINT = :version
+    RETURNING 1
+)
+INSERT INTO store (prefix, key, value)
+SELECT :prefix, :key, '{}' FROM generate_series(1, 2) WHERE NOT EXISTS (SELECT FROM changed)
 
 -- name: delete_metadata
-DELETE FROM store WHERE prefix = :prefix AND key = :key AND (value ->> 'version')::BIGINT = :version
+WITH changed AS (
+    DELETE FROM store WHERE prefix = :prefix AND key = :key AND (value ->> 'version')::BIGINT = :version RETURNING 1
+)
+INSERT INTO store (prefix, key, value)
+SELECT :prefix, :key, '{}' FROM generate_series(1, 2) WHERE NOT EXISTS (SELECT FROM changed)

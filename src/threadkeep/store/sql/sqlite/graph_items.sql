@@ -8,3 +8,8 @@ WHERE prefix = :prefix AND key = :key AND json_extract(CAST(value AS TEXT), '$.v
 -- name: delete_metadata
 DELETE FROM store
 WHERE prefix = :prefix AND key = :key AND json_extract(CAST(value AS TEXT), '$.version') = :version
+
+-- name: refuse_unchanged
+-- Violate the key with two equal rows, unless the statement before has changed a row.
+INSERT INTO store (prefix, key, value)
+SELECT :prefix, :key, '{}' FROM (VALUES (1), (2)) WHERE changes() = 0
