@@ -64,7 +64,8 @@ MOST_FILES = 378
 # Estimates for the tokenizers of ten families of models brought 54.
 # Messages that stream at once, which end each on its own, brought 26.
 # Turns of a graph store that are read once, and written once with their rows, brought 237.
-MOST_LINES = 81_503
+# Turns that are left out before they are ranked, and shares of topics that are read once, brought 13.
+MOST_LINES = 81_516
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

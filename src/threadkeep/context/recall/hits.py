@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from heapq import nlargest
 from itertools import repeat
-from operator import or_
+from operator import add, mul, or_
 from typing import Final, Self
 
 from threadkeep.context.recall.packing import Packed
@@ -137,7 +139,7 @@ class Coverage(dict[int, float]):
 class Hits:
     """The sources at each position, as bits, with their coverage and the BM25 score of the position.
 
-    `scale` makes the scores of short and long queries comparable.
+    `scale` makes the scores of short and long queries comparable. `shares` has the coverage at each of the positions.
     """
 
     def __init__(self, postings: Postings, query: Query) -> None:
@@ -156,6 +158,7 @@ class Hits:
         total = self._total(terms)
         self.coverage.weigh([weight / total for weight, _ in terms])
         self.scale = 1 / total
+        self.shares = list(map(self.coverage.__getitem__, self.masks.values()))
 
     def _total(self, terms: Sequence[tuple[float, str]]) -> float:
         return sum(weight for (weight, _), found in zip(terms, self._found, strict=True) if found) or 1.0
@@ -165,10 +168,9 @@ class Hits:
         for number, (weight, term) in enumerate(terms):
             places, amounts = postings.of_term(term)
             bit = self.coverage.bit(number, 1.0)
-            for index in self._read(places, left):
-                place = places[index]
+            for place, amount in self._read(places, amounts, left):
                 masks[place] = masks.get(place, 0) | bit
-                scores[place] = scores.get(place, 0.0) + weight * amounts[index]
+                scores[place] = scores.get(place, 0.0) + weight * amount
             left -= min(left, len(places))
             self._found[number] = bool(places)
 
@@ -177,19 +179,20 @@ class Hits:
         read = [(len(places), self.coverage.bit(number, part), number, places) for number, part, places in others]
         left, masks = _OTHER_PLACES, self.masks
         for count, bit, number, places in sorted(read, key=lambda other: other[0]):
-            for index in self._read(places, left):
-                masks[places[index]] = masks.get(places[index], 0) | bit
+            for place, _ in self._read(places, places, left):
+                masks[place] = masks.get(place, 0) | bit
             left -= min(left, count)
             self._found[number] = self._found[number] or bool(places)
 
-    def _read(self, places: Sequence[int], left: int) -> Iterator[int]:
-        """Yield the indexes of the positions to read, if `left` more may be read."""
+    def _read[Value](self, places: Sequence[int], values: Sequence[Value], left: int) -> Iterable[tuple[int, Value]]:
+        """Return the positions to read, if `left` more may be read, each with its value."""
         count = len(places)
         if count <= left:
-            return iter(range(count))
+            return zip(places, values, strict=True)
         if self._best is None:
             self._best = sorted(nlargest(_BEST_PLACES, self.scores, key=self.scores.__getitem__))
-        return beside(places, self._best, max(0, count - max(_LEAST_PLACES, left)))
+        read = beside(places, self._best, max(0, count - max(_LEAST_PLACES, left)))
+        return [(places[index], values[index]) for index in read]
 
 
 def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
@@ -212,12 +215,16 @@ _BEST_TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Facts about a query beside its terms: near days by episode, positions to score, and more if there are few."""
+    """Facts about a query beside its terms: near days by episode, positions to score, and more if there are few.
+
+    Turns with the ids `left_out` are not scored.
+    """
 
     dates: Mapping[int, tuple[float, float]]
     certain: Sequence[int]
     telling: Sequence[int]
     everybody: int
+    left_out: Collection[str] = frozenset()
 
 
 def places_of(hits: Hits, match: Match, places: Places) -> list[int]:
@@ -226,8 +233,8 @@ def places_of(hits: Hits, match: Match, places: Places) -> list[int]:
         return []
     best: Sequence[int] = list(hits.masks)
     if len(best) > _MOST_HITS:
-        coverage, amount, scale = hits.coverage, hits.scores.get, hits.scale
-        values = {place: coverage[bits] + amount(place, 0.0) * scale for place, bits in hits.masks.items()}
+        scores = map(hits.scores.get, best, repeat(0.0))
+        values = dict(zip(best, map(add, hits.shares, map(mul, scores, repeat(hits.scale))), strict=True))
         best = sorted(best, key=values.__getitem__, reverse=True)[:_MOST_HITS]
     chosen = set(match.certain)
     for distance in (-2, -1, 0, 1, 2):
@@ -236,20 +243,20 @@ def places_of(hits: Hits, match: Match, places: Places) -> list[int]:
         if len(chosen) >= _LEAST_CANDIDATES:
             break
         chosen.add(place)
-    end, ids = len(places), places.ids
-    return [place for place in sorted(chosen) if 0 <= place < end and ids[place]]
+    found = sorted(chosen)
+    ids, left_out, end = places.ids, {"", *match.left_out}, bisect_left(found, len(places))
+    return [place for place in found[bisect_left(found, 0) : end] if ids[place] not in left_out]
 
 
 def episodes_of(hits: Hits, places: Places) -> dict[int, tuple[float, float]]:
     """Return, for each episode with hits, the share of the query that it covers and the quality of its best turns."""
-    masks: dict[int, int] = {}
-    scores: dict[int, list[float]] = {}
-    episodes, amount = places.episodes, hits.scores.get
-    for place, mask in hits.masks.items():
-        episode = episodes[place]
-        masks[episode] = masks.get(episode, 0) | mask
-        if found := amount(place):
-            scores.setdefault(episode, []).append(found)
+    masks: defaultdict[int, int] = defaultdict(int)
+    scores: defaultdict[int, list[float]] = defaultdict(list)
+    episodes = map(places.episodes.__getitem__, hits.masks)
+    for episode, mask, score in zip(episodes, hits.masks.values(), map(hits.scores.get, hits.masks), strict=True):
+        masks[episode] |= mask
+        if score:
+            scores[episode].append(score)
     best = {episode: sum(sorted(found, reverse=True)[:_BEST_TURNS]) for episode, found in scores.items()}
     most = max(best.values(), default=0.0) or 1.0
     return {episode: (hits.coverage[mask], best.get(episode, 0.0) / most) for episode, mask in masks.items()}

@@ -197,21 +197,15 @@ class RecallIndex:
             semantic: The embedding similarity of the input and a turn, by id; turns without one count as dissimilar.
         """
         likeness = self._likeness(semantic) if semantic else None
-        matching = self._matching(query, recent, asker, now, likeness.best() if likeness else ())
+        matching = self._matching(query, recent, asker, now, likeness.best() if likeness else (), exclude)
         scores = matching.scores()
         if likeness is not None:
             scores = [(score + likeness.share(place), place) for score, place in scores]
         # A stable sort: equal scores stay in the order of positions.
         scores.sort(key=itemgetter(0), reverse=True)
-        ids, ranked = self._places.ids, list[Ranked]()
-        for score, place in scores:
-            turn_id = ids[place]
-            if turn_id not in exclude:
-                # Created by the hundred; the constructor of a named tuple takes twice as long.
-                ranked.append(tuple.__new__(Ranked, (turn_id, score, place, matching)))
-                if len(ranked) >= limit:
-                    break
-        return ranked
+        # Created by the hundred; the constructor of a named tuple takes twice as long.
+        ids, new = self._places.ids, tuple.__new__
+        return [new(Ranked, (ids[place], score, place, matching)) for score, place in scores[:limit]]
 
     def weights_of(self, query: str) -> dict[str, float]:
         """Return the terms of an input with their rarity, to choose passages by."""
@@ -238,6 +232,7 @@ class RecallIndex:
         asker: str | None,
         now: datetime | None,
         alike: Sequence[int] = (),
+        left_out: Collection[str] = frozenset(),
     ) -> Matching:
         spans = self._spans(query, now)
         participants = Participants(self._names, self._askers(asker), self._others(asker), self._nicknames)
@@ -251,7 +246,8 @@ class RecallIndex:
             for episode in sorted(dates, key=lambda number: (-dates[number][0], -number))[:3]
             for place in self._of_episode(episode)
         ]
-        match = Match(dates=dates, certain=[*dated, *alike], telling=telling, everybody=len(self._speakers))
+        certain, everybody = [*dated, *alike], len(self._speakers)
+        match = Match(dates=dates, certain=certain, telling=telling, everybody=everybody, left_out=left_out)
         return Matching(self._postings, self._places, match, read_query)
 
     def _of_episode(self, number: int) -> range:
@@ -360,7 +356,7 @@ def select(
         group_of: The group of a turn, such as its day; its first turn costs more.
         group_cost: The tokens that the first turn of a group costs in addition.
     """
-    costs = [max(1, cost_of(entry.id)) for entry in ranked]
+    costs = [max(1, cost) for cost in map(cost_of, map(itemgetter(0), ranked))]
     groups: Sequence[Hashable] = [group_of(entry.id) for entry in ranked] if group_of else ()
     first_cost, log = group_cost if group_of else 0, math.log
     waiting = [

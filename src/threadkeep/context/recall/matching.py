@@ -55,13 +55,20 @@ class Scoring:
         around, speaker_words = weights["around"], weights["speaker_words"]
         topics_beside = weights["topics_near"] / 2
         topics_here = weights["topics"] + 2 * topics_beside
+        following, before, here, after = NOBODY, 0.0, 0.0, 0.0
         scores: list[tuple[float, int]] = []
         for place, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
             score = priors[place] + amounts.get(place, 0.0) + shares.get(episodes[place], 0.0)
             if asked:
-                before, here, after = columns[place - 1 : place + 2]
-                score += topics_here * profile[here & asked]
-                score += topics_beside * (profile[before & asked] + profile[after & asked])
+                # Most candidates are in a row, and two of three shares are known from the last one.
+                if place == following:
+                    before, here = here, after
+                else:
+                    before, here = profile[columns[place - 1] & asked], profile[columns[place] & asked]
+                following = place + 1
+                after = profile[columns[following] & asked]
+                score += topics_here * here
+                score += topics_beside * (before + after)
             one = e | own | f
             two = d | one | g
             wide = a | b | c | two | h | i | j
@@ -130,7 +137,7 @@ class Matching:
 
     def _of_many(self) -> float:
         """Return the (logarithmic) number of turns that match about as well as the best one: 0 for none."""
-        shares = list(map(self._hits.coverage.__getitem__, self._hits.masks.values()))
+        shares = self._hits.shares
         nearly = _NEARLY * max(shares, default=0.0)
         return _MANY_SCALE * math.log1p(sum(map(nearly.__le__, shares)))
 
@@ -140,19 +147,22 @@ class Matching:
             hits=self._hits,
             profile=self._profile,
             kind=self._kind,
-            episodes={episode: self._episode_share(episode) for episode in {*self._episodes, *self._dates}},
+            episodes=self._episode_shares(),
             speakers=self._speakers,
             per_score=self._per_score,
             per_when_score=self._is_when,
         )
         return Scoring(self._places, found, self._weights).scores(self.places)
 
-    def _episode_share(self, episode: int) -> float:
-        words, score = self._episodes.get(episode, (0.0, 0.0))
-        date, in_date = self._dates.get(episode, (0.0, 0.0))
+    def _episode_shares(self) -> dict[int, float]:
+        """Return the weighted signals of each episode that has any."""
         weights = self._weights
-        share = weights["episode_words"] * words + weights["episode_score"] * score
-        return share + weights["date"] * date + weights["in_date"] * in_date
+        of_words, of_score = weights["episode_words"], weights["episode_score"]
+        shares = {episode: of_words * words + of_score * score for episode, (words, score) in self._episodes.items()}
+        for episode, (date, in_date) in self._dates.items():
+            share = shares.get(episode, 0.0)
+            shares[episode] = share + weights["date"] * date + weights["in_date"] * in_date
+        return shares
 
     def signals(self, place: int) -> dict[str, float]:
         """Return the signals shared by the query and the turn at this position, which `MATCH` weighs."""
