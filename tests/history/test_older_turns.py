@@ -123,11 +123,12 @@ async def test_the_index_of_a_user_forgets_a_deleted_session(sqlite_memory: Memo
 async def test_what_was_not_asked_for_longest_goes_when_there_is_too_much(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The indexes of a process are bounded by their messages; the one that is asked for is there in any case."""
-    monkeypatch.setattr("threadkeep.history.older_turns._MOST_INDEXED", 25)
+    """The indexes of a process are bounded by their bytes; the one that is asked for is there in any case."""
     for name in ("room:1", "room:2", "room:3", "room:4"):
         await say(sqlite_memory, 20, name)
         assert await found(sqlite_memory, "cake", name)
+        if (first := sqlite_memory.older_turns.index("session", "room:1")) is not None:
+            monkeypatch.setattr("threadkeep.history.older_turns._MOST_BYTES", first.size * 5 // 4)
     indexes = [sqlite_memory.older_turns.index("session", f"room:{number}") for number in range(1, 5)]
     assert [index is not None for index in indexes] == [False, False, True, True]
 
@@ -330,10 +331,27 @@ async def test_of_the_sessions_of_a_user_the_newest_messages_are_indexed(
 
 async def test_long_messages_fill_the_indexes_sooner(sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """What bounds them is about their memory: a message of thousands of words is not one like any other."""
-    monkeypatch.setattr("threadkeep.history.older_turns._MOST_INDEXED", 30)
+    monkeypatch.setattr("threadkeep.history.older_turns._MOST_BYTES", 1_000_000)
     for name in ("room:1", "room:2", "room:3"):
         words = " ".join(f"word{number} of {name}" for number in range(2_000))
         await sqlite_memory.session(name).append([Message(role="user", content=words)])
         assert await found(sqlite_memory, "word7", name)
     indexes = [sqlite_memory.older_turns.index("session", f"room:{number}") for number in (1, 2, 3)]
     assert [index is not None for index in indexes] == [False, True, True]
+
+
+async def test_vectors_and_long_words_fill_the_indexes_sooner(sqlite_memory: Memory) -> None:
+    """A vector of a model takes more memory than the words of its turn, and a word of thousands of letters too."""
+    await say(sqlite_memory, 20)
+    await found(sqlite_memory, "cake")
+    index = sqlite_memory.older_turns.index("session", ROOM)
+    assert index is not None
+    words = index.size
+    await sqlite_memory.older_turns.find(Search(ROOM, None, "cake"), 1_000, Vectors([1.0] * 1_000))
+    assert index.embedding is not None
+    await index.embedding
+    assert 20 * 4_000 < index.size - words < 20 * 5_000
+    words = index.size
+    await sqlite_memory.session(ROOM).append([Message("user", "x" * 10_000)])
+    await found(sqlite_memory, "cake")
+    assert index.size - words > 10_000

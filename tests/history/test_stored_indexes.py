@@ -75,10 +75,15 @@ async def test_the_next_process_indexes_only_what_is_new(
         await fill(memory)
         assert query(shared_url, ROWS) == [(13,)]
         before = [await found(memory, words) for words in ("the code of the vault", "word3", "what did Ann say?")]
+        made = memory.older_turns.index("session", ROOM)
     indexed.clear()
     async with open_memory(shared_url, options=memory_options) as memory:
         after = [await found(memory, words) for words in ("the code of the vault", "word3", "what did Ann say?")]
         assert (after, indexed) == (before, [])
+        read = memory.older_turns.index("session", ROOM)
+        assert made is not None
+        assert read is not None
+        assert (read.days, read.tokens, read.size) == (made.days, made.tokens, made.size)
         await memory.session(ROOM).append([Message("user", "The bees are on the roof.")])
         assert (await found(memory, "bees"))[0] == "The bees are on the roof."
         assert indexed == [14]

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from itertools import batched
 from typing import Self
 
 from threadkeep.context.recall import Analysis, IndexedTurn, RecallIndex, analysis_of
-from threadkeep.context.recall.packing import Packed, analysis_version
+from threadkeep.context.recall.packing import COPIED_AT_ONCE, Packed, analysis_version
 from threadkeep.records import SPEAKERS, TAKEN_BACK, Message, SessionInfo, Summary
 from threadkeep.store.contexts import IndexedState
 from threadkeep.store.summaries import Summaries
@@ -34,7 +35,9 @@ A longer text is analysed in a thread.
 """
 _AT_LEAST = 160
 _MOST_DOUBLINGS = 10
-_TERMS_OF_TURN = 50
+_NO_DAY = 0
+_TURN_BYTES, _VECTOR_BYTES = 600, 200
+"""The memory of a turn besides its terms, and of a vector besides its numbers."""
 
 
 @cache
@@ -100,8 +103,9 @@ class ConversationIndex:
 
     @property
     def size(self) -> int:
-        """The number of indexed turns, long ones counted as several: each takes about two kilobytes."""
-        return len(self.tokens) + self.words.size // _TERMS_OF_TURN
+        """About the bytes of memory of the turns, their terms and their vectors."""
+        vectors = sum(_bytes_of(vectors) for vectors in self.vectors.values())
+        return _TURN_BYTES * len(self.tokens) + self.words.size + vectors
 
     def holds(self, session_id: str) -> bool:
         """Return whether turns of a session are indexed, or will be."""
@@ -175,12 +179,10 @@ class ConversationIndex:
         turns = -1
         while turns != len(self.tokens):
             turns, states = len(self.tokens), []
-            for state in self.words.dump():
+            for state in self._parts():
                 states.append(state)
                 await asyncio.sleep(0)
         about = {
-            "tokens": list(self.tokens.items()),
-            "days": [(session_id, day and day.toordinal()) for session_id, day in self.days.values()],
             "first": dict(self.first),
             "read": dict(self.read),
             "superseded": sorted(self.superseded),
@@ -191,6 +193,13 @@ class ConversationIndex:
             },
         }
         return *states, Packed(about, {})
+
+    def _parts(self) -> Iterator[Packed]:
+        """Yield copies of what there is of each turn."""
+        yield from self.words.dump()
+        yield Packed({"tokens": list(self.tokens.items())}, {})
+        for some in batched(list(self.days.values()), COPIED_AT_ONCE):
+            yield Packed({}, {"days": array("I", [day.toordinal() if day else _NO_DAY for _, day in some])})
 
     async def load(self, state: Packed, info: SessionInfo, summaries: Summaries | None) -> bool:
         """Take over the stored state of a session; return False if it is not of the same messages."""
@@ -250,11 +259,18 @@ class ConversationIndex:
         self.summaries[turn_id] = summary
 
 
+def _bytes_of(vectors: Vectors) -> int:
+    """Return about the bytes of memory of vectors, which have the length of the first one."""
+    first = next(iter(vectors.values()), array("f"))
+    return len(vectors) * (_VECTOR_BYTES + len(first) * first.itemsize)
+
+
 def _turns_of(state: Packed) -> tuple[RecallIndex, dict[str, int], dict[str, tuple[str, date | None]]]:
     """Return the indexed turns of a stored state, with the tokens and the session and day of each."""
     tokens = dict(state.values["tokens"])
-    days = ((key, day and date.fromordinal(day)) for key, day in state.values["days"])
-    return RecallIndex.load(state), tokens, dict(zip(tokens, days, strict=True))
+    days = [None if day == _NO_DAY else date.fromordinal(day) for day in state.arrays["days"]]
+    days_of = {turn_id: (position_of(turn_id)[0], day) for turn_id, day in zip(tokens, days, strict=True)}
+    return RecallIndex.load(state), tokens, days_of
 
 
 def id_at(session_id: str, seq: int) -> str:

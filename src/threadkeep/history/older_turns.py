@@ -41,7 +41,8 @@ type RecallScope = Literal["session", "user"]
 
 _TIMEOUT_SECONDS = 0.3
 _MOST_INDEXES = 200
-_MOST_INDEXED = 200_000  # messages of all conversations, about two kilobytes each; long ones count as several
+_MOST_BYTES = 400_000_000
+"""The memory of all indexes, without the one that is searched: about 200,000 messages between people."""
 _MOST_OF_USER = 50_000
 _NEWEST = (50, 500)
 """The numbers of newest messages that are indexed first if a conversation has more than twice the last number."""
@@ -204,12 +205,12 @@ class OlderTurns:
             if sum(_allowed(infos, _MOST_OF_USER).values()) > 2 * _NEWEST[-1]:
                 index.newest = ConversationIndex()
         self._indexes.move_to_end(key)
-        while len(self._indexes) > _MOST_INDEXES or (len(self._indexes) > 1 and self._indexed > _MOST_INDEXED):
+        while len(self._indexes) > _MOST_INDEXES or (len(self._indexes) > 1 and self._bytes > _MOST_BYTES):
             self._drop(next(iter(self._indexes)))
         return index
 
     @property
-    def _indexed(self) -> int:
+    def _bytes(self) -> int:
         return sum(index.size for index in self._indexes.values())
 
     async def _catch_up(

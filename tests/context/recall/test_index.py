@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from threadkeep.context.recall import IndexedTurn, Ranked, RecallIndex, select
 from threadkeep.context.recall import weights as fitted
-from threadkeep.context.recall.packing import pack, unpack
+from threadkeep.context.recall.packing import COPIED_AT_ONCE, pack, unpack
 
 BEGIN = datetime(2024, 3, 4, 9, tzinfo=UTC)
 SMALL_TALK = ("Good morning!", "How are things?", "All fine over here.", "Nice to hear.", "The sky is grey again.")
@@ -264,6 +264,19 @@ def test_a_long_talk_is_looked_through_in_bounded_steps() -> None:
     ranked = index.rank("Did the garden gnome need water?", limit=10_000)
     assert best(ranked) == "1234"
     assert len(ranked) < 600
+
+
+def test_an_index_is_copied_in_parts_of_bounded_length() -> None:
+    """Whoever copies it lets other tasks run after each; all parts together are the index."""
+    made = RecallIndex()
+    for number in range(5_000):
+        made.add(IndexedTurn(str(number), f"The code of room{number} is {number}.", "Ann"))
+    parts = list(made.dump())
+    assert max(len(part.arrays.get("term_lengths", ())) for part in parts) <= COPIED_AT_ONCE
+    width = next(part.values["topic_bytes"] for part in parts if "topic_bytes" in part.values)
+    assert max(len(part.arrays.get("topic_bits", ())) for part in parts) <= width * COPIED_AT_ONCE
+    read = RecallIndex.load(unpack(pack(parts)))
+    assert [entry[:3] for entry in read.rank("room4321")] == [entry[:3] for entry in made.rank("room4321")]
 
 
 def test_a_packed_index_ranks_and_grows_as_before() -> None:

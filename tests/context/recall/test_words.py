@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from threadkeep.context.recall.words import stem, terms_of, words_of
+from threadkeep.context.recall.words import WordTable, stem, terms_of, words_of
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,10 @@ def test_unspaced_scripts_give_characters_and_pairs() -> None:
 def test_full_width_and_accents_are_made_plain() -> None:
     """The same word in another dress is the same."""
     assert words_of("ＡＢＣ Crème") == ["abc", "creme"]
+
+
+def test_long_words_are_not_kept() -> None:
+    """Each message may have another one of thousands of letters."""
+    table = WordTable(len)
+    assert [table[word] for word in ("word", "w" * 5_000)] == [4, 5_000]
+    assert list(table) == ["word"]

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from heapq import nlargest
-from itertools import repeat
+from itertools import batched, repeat
 from operator import add, mul, or_
 from typing import Final, Self
 
-from threadkeep.context.recall.packing import Packed
+from threadkeep.context.recall.packing import COPIED_AT_ONCE, Packed
 from threadkeep.context.recall.postings import Postings, beside
 from threadkeep.context.recall.priors import Priors
 from threadkeep.context.recall.query import KINDS, Query
@@ -66,13 +66,14 @@ class Places:
         self.topics.append(0)
         self.voices.append(voice)
 
-    def dump(self) -> Packed:
-        """Return a copy of the state, to store it."""
+    def dump(self) -> Iterator[Packed]:
+        """Yield copies of the parts of the state, to store them."""
         width = max(1, (reduce(or_, self.topics).bit_length() + 7) // 8)
-        topics = array("B", b"".join(map(int.to_bytes, self.topics, repeat(width))))
         priors = {f"priors_{number}": column[:] for number, column in enumerate(self.priors)}
         values = {"ids": list(self.ids), "speakers": list(self.speakers), "topic_bytes": width}
-        return Packed(values, {"episodes": self.episodes[:], "voices": self.voices[:], "topic_bits": topics, **priors})
+        yield Packed(values, {"episodes": self.episodes[:], "voices": self.voices[:], **priors})
+        for some in batched(list(self.topics), COPIED_AT_ONCE):
+            yield Packed({}, {"topic_bits": array("B", b"".join(map(int.to_bytes, some, repeat(width))))})
 
     @classmethod
     def load(cls, state: Packed) -> Self:

@@ -114,7 +114,7 @@ class RecallIndex:
 
     @property
     def size(self) -> int:
-        """The number of indexed terms of turns, which most of the memory is for."""
+        """About the bytes of memory of the indexed terms, which most of it is for."""
         return self._postings.size
 
     def add(self, turn: IndexedTurn, analysis: Analysis | None = None) -> None:
@@ -140,8 +140,8 @@ class RecallIndex:
 
     def dump(self) -> Iterator[Packed]:
         """Yield copies of the parts of the state, to store them; nothing may be added in between."""
-        yield self._postings.dump()
-        yield self._places.dump()
+        yield from self._postings.dump()
+        yield from self._places.dump()
         episodes = [
             (one.session, one.last_time and one.last_time.isoformat(), one.first_place, one.turns, one.asks)
             for one in self._episodes

@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import reduce
+from itertools import batched
 from operator import or_
 from typing import Self
 
-from threadkeep.context.recall.packing import Packed, divided, joined
+from threadkeep.context.recall.packing import COPIED_AT_ONCE, Packed, divided, joined
 from threadkeep.context.recall.words import ASKS, COUNTS
 
 # BM25 with a fixed average length, so that stored values stay valid when turns are added.
@@ -21,6 +22,8 @@ _BEGINNING = 4
 # The share of letters that a term and its misspelling have in common: one of seven may differ.
 _LEAST_ALIKE = 0.8
 _ROUNDING = 1e-9
+# Measured on conversations between people: a term with its arrays, and each position with its weight.
+_TERM_BYTES, _POSITION_BYTES = 550, 10
 # The distance from a known position within which a frequent term is looked up.
 _REACH = 2
 
@@ -28,7 +31,8 @@ _REACH = 2
 class Postings:
     """Terms, topics and prefixes of terms, each with the positions of their turns.
 
-    Positions and weights are in arrays: lists of numbers take five times the memory. `size` is their number.
+    Positions and weights are in arrays: lists of numbers take five times the memory. `size` is about the memory of the
+    terms, in bytes.
     """
 
     def __init__(self) -> None:
@@ -45,7 +49,7 @@ class Postings:
         Return the rarity of its terms so far, about 0 to 1, and their topics as bits.
         """
         self._turns += 1
-        self.size += len(counts)
+        self.size += _POSITION_BYTES * len(counts)
         pace = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * sum(counts.values()) / _USUAL_TERMS)
         once = (_SATURATION + 1) / (1 + pace)
         known, log, of_topics = self._terms, math.log, COUNTS.get
@@ -67,6 +71,7 @@ class Postings:
 
     def _new(self, term: str, found: tuple[array[int], array[float]] | None = None) -> tuple[array[int], array[float]]:
         found = self._terms[term] = found or (array("I"), array("f"))
+        self.size += _TERM_BYTES + len(term)
         if len(term) >= _BEGINNING:
             self._beginnings.setdefault(term[:_BEGINNING], []).append(term)
             terms, letters = self._spellings.setdefault((term[0], len(term)), ([], array("Q")))
@@ -74,26 +79,26 @@ class Postings:
             letters.append(_letters_of(term))
         return found
 
-    def dump(self) -> Packed:
-        """Return a copy of the state, to store it."""
-        lengths = array("I", [len(places) for places, _ in self._terms.values()])
+    def dump(self) -> Iterator[Packed]:
+        """Yield copies of the parts of the state, to store them."""
         of_topics = array("I", map(len, self._topics.values()))
-        return Packed(
+        yield Packed(
             {"turns": self._turns, "terms": list(self._terms), "topics": list(self._topics)},
-            {
-                "term_lengths": lengths,
-                "term_places": joined("I", (places for places, _ in self._terms.values())),
-                "term_weights": joined("f", (weights for _, weights in self._terms.values())),
-                "topic_lengths": of_topics,
-                "topic_places": joined("I", self._topics.values()),
-            },
+            {"topic_lengths": of_topics, "topic_places": joined("I", self._topics.values())},
         )
+        for some in batched(list(self._terms.values()), COPIED_AT_ONCE):
+            arrays = {
+                "term_lengths": array("I", [len(places) for places, _ in some]),
+                "term_places": joined("I", (places for places, _ in some)),
+                "term_weights": joined("f", (weights for _, weights in some)),
+            }
+            yield Packed({}, arrays)
 
     @classmethod
     def load(cls, state: Packed) -> Self:
         """Return the posting lists with a stored state."""
         found, values, arrays = cls(), state.values, state.arrays
-        found._turns, found.size = values["turns"], len(arrays["term_places"])
+        found._turns, found.size = values["turns"], _POSITION_BYTES * len(arrays["term_places"])
         places = divided(arrays["term_places"], arrays["term_lengths"])
         weights = divided(arrays["term_weights"], arrays["term_lengths"])
         for term, lists in zip(values["terms"], zip(places, weights, strict=True), strict=True):

@@ -30,7 +30,7 @@ BASE_FORMS = _base_forms()
 """Each irregular form in lower case, with its base form."""
 
 
-_MOST_WORDS = 65_536
+_MOST_WORDS, _LONGEST_KEPT = 65_536, 64
 _NO_PLURALS = frozenset(("athletics", "lens", "mathematics", "news", "physics", "series", "species"))
 _VOWELS = frozenset("aeiouy")
 _DOUBLED = frozenset(("bb", "dd", "ff", "gg", "mm", "nn", "pp", "rr", "tt"))
@@ -198,16 +198,18 @@ def terms_of(words: list[str]) -> list[str]:
 
 
 class WordTable[Value](dict[str, Value]):
-    """A value of each word, computed when it is first read. It is emptied when it has many words."""
+    """A value of each word, computed when it is first read. It keeps no long words, and is emptied when it has many."""
 
     def __init__(self, value_of: Callable[[str], Value]) -> None:
         super().__init__()
         self._value_of = value_of
 
     def __missing__(self, word: str) -> Value:
-        if len(self) >= _MOST_WORDS:
-            self.clear()
-        value = self[word] = self._value_of(word)
+        value = self._value_of(word)
+        if len(word) <= _LONGEST_KEPT:
+            if len(self) >= _MOST_WORDS:
+                self.clear()
+            self[word] = value
         return value
 
 
