@@ -64,7 +64,7 @@ def test_a_bot_is_tried_at_its_platform(cli: CommandLine, telegram: FakeTelegram
     assert cli("channels", "test", "support", "--json").json["username"] == "FakeBot"
     assert "username: FakeBot" in cli("channels", "test", "support").out
     refused = cli("channels", "test", "other")
-    assert (refused.exit_code, "there are: support" in refused.err) == (1, True)
+    assert (refused.exit_code, "existing channels: support" in refused.err) == (1, True)
 
 
 def test_a_webhook_is_set_and_taken_away(cli: CommandLine, telegram: FakeTelegram) -> None:

@@ -184,7 +184,7 @@ def test_sigterm_ends_a_chat_and_keeps_what_was_said(cli: CommandLine) -> None:
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate()
     assert process.returncode == 1
-    assert err == "Stopped before it was done.\n"
+    assert err == "Stopped before the command was done.\n"
     assert _stored(cli) == [("user", "hello", "complete"), ("assistant", "Slowly, ", "interrupted")]
 
 

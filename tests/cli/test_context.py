@@ -72,7 +72,7 @@ def test_what_is_before_a_reset_is_out(long_session: CommandLine) -> None:
     long_session("sessions", "reset", "a")
     outcome = long_session("context", "show", "--session", "a")
     assert "out: 1–25, before the reset" in outcome.out
-    assert "Nothing of the session is in." in outcome.out
+    assert "No message of the session is included." in outcome.out
 
 
 @pytest.mark.parametrize("variables", [{"THREADKEEP_HISTORY_ENABLED": "false"}, {"THREADKEEP_HISTORY_MAX_TOKENS": "0"}])
@@ -87,9 +87,8 @@ def test_a_session_that_is_not_there_is_a_failure(cli: CommandLine) -> None:
     cli.store("a", "hi", user_id="u1")
     outcome = cli("context", "show", "--session", "b")
     assert outcome.exit_code == 1
-    assert f"There is no session 'b' here; list what there is with `threadkeep sessions list`. Here is {cli.url};" in (
-        outcome.err
-    )
+    sentence = "There is no session 'b' here; list what there is with `threadkeep sessions list`. "
+    assert f"{sentence}The database is {cli.url};" in outcome.err
     assert "THREADKEEP_DATABASE_URL" in outcome.err
     assert cli("context", "show", "--session", "a", "--user", "u2").exit_code == 1
     assert cli("context", "show", "--session", "a", "--user", "u1").exit_code == 0

@@ -111,7 +111,7 @@ def test_a_call_long_ago_is_found_page_by_page(cli: CommandLine, monkeypatch: py
     talk(cli, ScriptedModel(["ok"] * 5), [f"question {number}" for number in range(5)])
     found = [cli(*SHOW, "--call", str(number), "--json").json["messages"][-1]["content"] for number in range(1, 6)]
     assert found == [f"question {number}" for number in reversed(range(5))]
-    assert "--call takes 1, the newest, to 5" in cli(*SHOW, "--call", "7").err
+    assert "--call takes 1 (the newest) to 5" in cli(*SHOW, "--call", "7").err
 
 
 def test_the_calls_of_a_run_are_counted_from_its_first(cli: CommandLine) -> None:
@@ -158,10 +158,10 @@ def test_without_a_call_it_is_the_last_one_and_the_next(cli: CommandLine) -> Non
     shown = cli(*SHOW).out
     assert shown.startswith("Call 1 of run ")
     assert f"tools    {view['tools']} tokens on top" in shown
-    assert "The built-in chat's next call would see messages 1 to 4 beside its input" in shown
+    assert "The built-in chat's next call would see messages 1 to 4 and its input" in shown
     following = cli(*SHOW, "--next").out
     assert "two" in following
-    assert following.startswith("The built-in chat's next call, beside its input\nin a\n")
+    assert following.startswith("The built-in chat's next call, without its input\nin a\n")
     assert "Call 1" not in following
     following_view = cli(*SHOW, "--next", "--json").json
     assert (following_view["call"], following_view["next_call"]) == (None, None)
@@ -203,7 +203,7 @@ def test_two_calls_are_compared(cli: CommandLine) -> None:
         assert [message["content"] for message in difference["came"]] == ["one", "second", "two", "third"]
     shown = cli(*SHOW, "--diff").out
     assert "Both begin with the same 4 messages" in shown
-    assert "All that did not depend on the earlier input" in shown
+    assert "All parts that do not depend on the input" in shown
 
 
 def test_steps_of_the_turn_before_are_a_section_of_their_own(cli: CommandLine) -> None:
@@ -236,7 +236,7 @@ def test_what_went_from_one_call_to_the_next_is_told_with_its_reason(cli: Comman
     assert not difference["shared"]["stable_prefix"]
     assert {message["reason"] for message in difference["went"]} == {"over_limit"}
     shown = cli(*SHOW, "--diff").out
-    assert "The window was cut back" in shown
+    assert "The window was shortened" in shown
     assert "over the limit of 6 messages" in shown
 
 
@@ -276,16 +276,16 @@ def test_it_works_while_another_process_talks(any_cli: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "cure"),
     [
-        ((*SHOW, "--call", "4"), 1, "--call takes 1, the newest, to 3"),
-        (("context", "show", "--run", "r0"), 1, "No model call of run r0 is on record"),
+        ((*SHOW, "--call", "4"), 1, "--call takes 1 (the newest) to 3"),
+        (("context", "show", "--run", "r0"), 1, "No model call of run r0 is recorded"),
         (("context", "show", "--session", "b", "--call", "1"), 1, "There is no session 'b'"),
         ((*SHOW, "--user", "bob", "--call", "1"), 1, "There is no session 'a'"),
-        ((*SHOW, "--call", "3", "--diff"), 1, "name one with --diff N"),
+        ((*SHOW, "--call", "3", "--diff"), 1, "name another one with --diff N"),
         ((*SHOW, "--diff", "0"), 2, "the number of a call"),
         (("context", "show", "--call", "1"), 2, "--session ID, or --run RUN"),
         ((*SHOW, "--call", "0"), 2, "--call"),
-        ((*SHOW, "--next", "--diff"), 2, "Leave out the ones or the others"),
-        ((*SHOW, "--max-tokens", "500", "--call", "1"), 2, "Leave out the ones or the others"),
+        ((*SHOW, "--next", "--diff"), 2, "Use only one of the two groups"),
+        ((*SHOW, "--max-tokens", "500", "--call", "1"), 2, "Use only one of the two groups"),
     ],
 )
 def test_what_is_not_there_is_said_with_the_cure(
@@ -313,7 +313,7 @@ def test_a_call_that_a_run_does_not_have_is_said(cli: CommandLine) -> None:
 def test_where_nothing_is_kept_the_setting_is_named(cli: CommandLine) -> None:
     """It is the cure."""
     cli.store("a", "hi", "hello")
-    assert "nothing was asked yet" in cli(*SHOW, "--call", "1").err
+    assert "there was none yet" in cli(*SHOW, "--call", "1").err
     cli.set(THREADKEEP_MANIFEST_RETENTION_DAYS="0")
     assert "THREADKEEP_MANIFEST_RETENTION_DAYS is 0" in cli(*SHOW, "--call", "1").err
 

@@ -98,7 +98,7 @@ async def test_ctrl_c_stops_the_answer_and_keeps_the_prompt(capsys: pytest.Captu
     assert well
     captured = capsys.readouterr()
     assert captured.out == "This is \nBack again.\n"
-    assert captured.err == "Stopped; what was said so far is kept as interrupted.\n"
+    assert captured.err == "Stopped; the part so far is stored as interrupted.\n"
     assert stored[:2] == [("user", "tell me", "complete"), ("assistant", "This is ", "interrupted")]
     assert stored[3] == ("assistant", "Back again.", "complete")
 
@@ -147,7 +147,7 @@ async def test_the_last_call_and_the_next_are_shown(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "Call 1 of run " in out
     assert "second" in out
-    assert "The built-in chat's next call would see messages 1 to 4 beside its input" in out
+    assert "The built-in chat's next call would see messages 1 to 4 and its input" in out
 
 
 async def test_a_reset_hides_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ async def test_commands_are_told_and_unknown_ones_too(capsys: pytest.CaptureFixt
     model = ScriptedModel(["One."])
     _, stored = await _talk(["/stats", "/hlep", "/help", "hi", "/STATS", "/quit", "never"], model)
     captured = capsys.readouterr()
-    assert "Nothing was said in this session yet." in captured.out
+    assert "This session has no messages yet." in captured.out
     assert "no command /hlep" in captured.err
     assert "/context" in captured.out
     assert "a: 2 messages in all. Here: 1 turn," in captured.out
@@ -195,7 +195,7 @@ async def test_trouble_with_the_memory_is_said_at_the_end_of_the_turn(
     captured = capsys.readouterr()
     assert captured.out == "Here I am.\n"
     assert "kept on disk" in captured.err
-    assert "without what was said before" in captured.err
+    assert "does not use earlier messages" in captured.err
 
 
 def test_each_notice_is_given_once() -> None:

@@ -57,7 +57,7 @@ def test_every_finding_that_is_not_ok_has_a_cure(cli: CommandLine) -> None:
         finding = _finding(outcome, check)
         assert finding["level"] == level
         assert finding["cure"]
-    assert "→ Set THREADKEEP_HISTORY_ENABLED=true" in cli("doctor").out
+    assert "→ Unless this is intended, set THREADKEEP_HISTORY_ENABLED=true" in cli("doctor").out
 
 
 def test_a_variable_that_is_no_setting_is_found(cli: CommandLine) -> None:
@@ -85,7 +85,7 @@ def test_runs_that_need_somebody_are_found(any_cli: CommandLine) -> None:
     """Those that nobody carries out, and those that wait to be tried again."""
     any_cli("migrate")
     finding = _finding(any_cli("doctor", "--json"), "runs")
-    assert (finding["level"], finding["detail"]) == ("ok", "0 queued, 0 at work, 0 wait for a person.")
+    assert (finding["level"], finding["detail"]) == ("ok", "0 queued, 0 running, 0 waiting for a person.")
 
     async def queue(memory: Memory) -> None:
         await memory.runs.order.add(NewRun(run_id="r1", workflow="desk", input={}))
@@ -101,14 +101,14 @@ def test_runs_that_need_somebody_are_found(any_cli: CommandLine) -> None:
 
     any_cli.remember(give_up)
     finding = _finding(any_cli("doctor", "--json"), "runs")
-    assert (finding["level"], "1 are set aside" in finding["detail"]) == ("warn", True)
+    assert (finding["level"], "1 set aside" in finding["detail"]) == ("warn", True)
 
 
 def test_a_database_that_is_not_there_yet_is_no_trouble(cli: CommandLine, tmp_path: Path) -> None:
     """And looking does not make it."""
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 0
-    assert "first start makes it" in _finding(outcome, "database")["detail"]
+    assert "first start creates it" in _finding(outcome, "database")["detail"]
     assert not (tmp_path / "threadkeep.db").exists()
 
 
@@ -167,7 +167,7 @@ def test_messages_that_are_missing_are_found(any_cli: CommandLine) -> None:
 def test_what_postgres_knows_to_be_wrong_is_found(cli: CommandLine, postgres_url: str) -> None:
     """An index that was never finished, and with amcheck one that is damaged."""
     cli.set(THREADKEEP_DATABASE_URL=postgres_url)
-    assert "amcheck would" in _finding(cli("doctor", "--json"), "integrity")["detail"]
+    assert "with the extension amcheck" in _finding(cli("doctor", "--json"), "integrity")["detail"]
     # The extension itself is in no wheel: a function of its name stands for it.
     execute(
         postgres_url,
@@ -188,7 +188,7 @@ def test_every_database_that_is_configured_is_looked_at(
     cli.store("a", "hi")
     graph_store = tmp_path / "store.db"
     cli.set(THREADKEEP_GRAPH_STORE_BACKEND="sqlite", THREADKEEP_GRAPH_STORE_SQLITE_PATH=str(graph_store))
-    assert "not there yet" in _finding(cli("doctor", "--json"), "graph store database")["detail"]
+    assert "does not exist yet" in _finding(cli("doctor", "--json"), "graph store database")["detail"]
     graph_store.write_text("A letter to a friend. " * 500)
     (tmp_path / "threadkeep.db.runs").write_text("Another letter. " * 500)
     outcome = cli("doctor", "--json")
@@ -278,7 +278,7 @@ def test_what_waits_to_be_written_is_found(cli: CommandLine) -> None:
     assert outcome.exit_code == 1
     finding = _finding(outcome, "pending writes")
     assert finding["detail"].startswith("2 turns to be written, the oldest for ")
-    assert "1 of them left by processes that are gone" in finding["detail"]
+    assert "1 of them by processes that have ended" in finding["detail"]
     assert "WrongUser" in finding["detail"]
     assert "threadkeep pending list" in finding["cure"]
     assert "canary" not in outcome.out
@@ -328,7 +328,7 @@ def test_a_search_index_that_lags_is_told(cli: CommandLine, tmp_path: Path) -> N
 
 def test_the_model_is_asked_only_when_told_to(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call may cost money."""
-    assert "can be made" in _finding(cli("doctor", "--json"), "model")["detail"]
+    assert "can be created" in _finding(cli("doctor", "--json"), "model")["detail"]
     assert "answers in" in _finding(cli("doctor", "--call-model", "--json"), "model")["detail"]
 
     async def fail(self: DemoModel, text: str) -> None:

@@ -81,7 +81,7 @@ def test_a_failure_is_one_sentence_and_exits_with_1(cli: CommandLine) -> None:
     assert outcome.exit_code == 1
     assert outcome.err == (
         "There is no session 'telegram:1' here; list what there is with `threadkeep sessions list`. "
-        f"Here is {cli.url}; --database or THREADKEEP_DATABASE_URL chooses another.\n"
+        f"The database is {cli.url}; set another with --database or THREADKEEP_DATABASE_URL.\n"
     )
     problem = cli("sessions", "show", "telegram:1", "--json").problem
     assert problem["type"] == "urn:threadkeep:session-not-found"
@@ -113,7 +113,7 @@ def test_every_command_takes_a_database(cli: CommandLine, tmp_path: Path, empty_
         assert len(cli("sessions", "list", "--json").json["sessions"]) == 1
     assert [path.name for path in (tmp_path / "a folder").glob("*.db")] == ["other.db"]
     missing = cli("sessions", "show", "a", "--database", other)
-    assert f"Here is {other.replace('%20', ' ')}; --database" in missing.err
+    assert f"The database is {other.replace('%20', ' ')}; set another with --database" in missing.err
     assert "--database starts with mysql://" in cli("doctor", "--database", "mysql://host").err
 
 

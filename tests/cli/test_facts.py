@@ -19,9 +19,9 @@ ANN = ("--user", "ann")
 def test_a_fact_is_added_listed_shown_and_forgotten(any_cli: CommandLine) -> None:
     """Confirmed by the same value, replaced by another, gone with all of them."""
     cli = any_cli
-    assert cli("facts", "list").err == "No such fact is known.\n"
+    assert cli("facts", "list").err == "There are no such facts.\n"
     assert "diet of user ann is remembered" in cli("facts", "add", "diet", "vegetarian", *ANN).out
-    assert "2 times now" in cli("facts", "add", "diet", "vegetarian", *ANN, "--kind", "preference").out
+    assert "(2 times)" in cli("facts", "add", "diet", "vegetarian", *ANN, "--kind", "preference").out
     added = cli("facts", "add", "diet", '["vegan", 1]', *ANN, "--confidence", "0.5", "--json").json
     assert (added["value"], added["kind"], added["confidence"], added["confirmed"]) == (
         ["vegan", 1],
@@ -150,15 +150,15 @@ def test_a_fact_that_changes_during_an_export_is_in_it(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (None, "no exported fact"),
-        ({"scope": "global"}, "no exported fact (scope)"),
-        ({"confirmed": -1}, "no exported fact (confirmed)"),
-        ({"valid_from": "2026-01-01T00:00:00"}, "no exported fact (valid_from)"),
+        (None, "not an exported fact"),
+        ({"scope": "global"}, "not an exported fact (scope)"),
+        ({"confirmed": -1}, "not an exported fact (confirmed)"),
+        ({"valid_from": "2026-01-01T00:00:00"}, "not an exported fact (valid_from)"),
         ({"valid_to": "2020-01-01T00:00:00Z"}, "valid_to must not be before valid_from"),
-        ({"value": None}, "is not None"),
+        ({"value": None}, "cannot be None"),
         ({"key": "a\nb"}, "not only spaces"),
         ({"scope": "session", "owner": "room:9"}, "no session"),
-        ({"more": 1}, "no exported fact"),
+        ({"more": 1}, "not an exported fact"),
     ],
 )
 def test_a_damaged_line_is_named_and_not_repeated(
@@ -214,5 +214,5 @@ def test_a_proposed_fact_is_listed_accepted_and_undone(cli: CommandLine) -> None
     assert "Lisbon" in cli("facts", "list", *ANN).out
     assert cli("facts", "reject", proposal["id"]).exit_code == 2
     assert cli("facts", "undo", proposal["id"], "--json").json["status"] == "undone"
-    assert cli("facts", "list", *ANN).err == "No such fact is known.\n"
+    assert cli("facts", "list", *ANN).err == "There are no such facts.\n"
     assert cli("facts", "proposals", "--status", "lost").exit_code == 2

@@ -168,7 +168,7 @@ def test_an_import_that_was_broken_off_goes_on(cli: CommandLine, source: str, mo
         patch.setattr(Memory, "restore", fail_later)
         outcome = cli("import", "langgraph", source)
     assert outcome.exit_code == 1
-    assert "Broken off: 2 messages stored" in outcome.err
+    assert "Interrupted: 2 messages stored" in outcome.err
     again = cli("import", "langgraph", source, "--json").json
     assert (again["known"], again["stored"]) == (2, 4)
     assert len(contents(cli, "telegram:1")) == 4
@@ -197,8 +197,9 @@ def test_what_nobody_said_is_left_out(cli: CommandLine, tmp_path: Path) -> None:
     file = str(tmp_path / "checkpoints.sqlite")
     save(file, lambda saver: _state_graph(saver, MessagesState).ainvoke({"messages": messages}, config_of("t")))
     outcome = cli("import", "langgraph", file)
-    assert "Stored 2 messages of 1 session; there already: 0." in outcome.out
-    assert "Left out, since nobody said it: 1 system message, 1 summary, 1 empty message, 1 tool result." in outcome.out
+    assert "Stored 2 messages of 1 session; already known: 0." in outcome.out
+    left_out = "1 system message, 1 summary, 1 empty message, 1 tool result."
+    assert f"Skipped, because they are not utterances: {left_out}" in outcome.out
     assert contents(cli, "t") == [("user", "[image]"), ("assistant", "A cat.")]
 
 
@@ -267,7 +268,7 @@ def test_another_channel_can_be_named(cli: CommandLine, tmp_path: Path) -> None:
     save(file, saying)
     outcome = cli("import", "langgraph", file)
     assert "name another with --channel" in outcome.err
-    assert "Conversations without an utterance: 1." in outcome.out
+    assert "Conversations without utterances: 1." in outcome.out
     assert cli("import", "langgraph", file, "--channel", "history", "--json").json["stored"] == 1
 
 
@@ -317,7 +318,7 @@ def test_a_thread_that_cannot_be_read_is_named_and_the_rest_is_stored(cli: Comma
     assert contents(cli, "good") == [("user", "hi")]
     told = cli("import", "langgraph", str(file))
     assert "damaged: Its newest checkpoint cannot be read" in told.err
-    assert "Conversations that were not read or not stored: 4." in told.out
+    assert "Conversations that could not be read or stored: 4." in told.out
 
 
 def test_checkpoints_without_their_writes_are_refused_with_the_cure(cli: CommandLine, source: str) -> None:

@@ -32,7 +32,7 @@ def test_off_is_said(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_consent_is_given_shown_and_withdrawn(cli: CommandLine) -> None:
     """For the endpoint of the settings, and for what they send."""
-    assert "Nobody has decided yet" in cli("knowledge", "consent").err
+    assert "There is no decision yet" in cli("knowledge", "consent").err
     assert "--yes" in cli("knowledge", "consent", "--grant").err
     granted = cli("knowledge", "consent", "--grant", "--yes", "--by", "ops", "--json").json["consents"]
     assert [(one["endpoint"], one["data_classes"], one["decided_by"]) for one in granted] == [
@@ -67,7 +67,7 @@ def test_messages_are_listed_dropped_and_retried(cli: CommandLine) -> None:
     cli("knowledge", "consent", "--grant", "--data", "chat_text", "--data", "promoted_facts", "--yes")
     cli("knowledge", "trust", "shop")
     told = cli("knowledge", "promote", "decision", "Use PostgreSQL.", "--workspace", "shop")
-    assert "the graph is told" in told.out
+    assert "it is sent to the graph" in told.out
     assert cli("knowledge", "promote", "wish", "x", "--workspace", "shop").exit_code == 2
     assert "queued" in cli("knowledge", "deliveries").out
     cli("knowledge", "consent", "--decline")
@@ -75,7 +75,7 @@ def test_messages_are_listed_dropped_and_retried(cli: CommandLine) -> None:
     assert dead["reason"] == "consent_withdrawn"
     assert cli("knowledge", "deliveries", "retry").exit_code == 2
     assert cli("knowledge", "deliveries", "shake").exit_code == 2
-    assert "1 message given up" in cli("knowledge", "deliveries", "drop", str(dead["number"])).out
+    assert "1 message dropped" in cli("knowledge", "deliveries", "drop", str(dead["number"])).out
     refused = cli("knowledge", "deliveries", "retry", "--all")
     assert (refused.exit_code, "consent --grant" in refused.err) == (1, True)
     cli("knowledge", "consent", "--grant", "--data", "chat_text", "--yes")

@@ -69,14 +69,14 @@ def test_the_search_index_is_filled(any_cli: CommandLine) -> None:
     assert any_cli("migrate", "--check", "--json").json["unindexed"] == 4
     told = any_cli("migrate", "--no-search-index")
     assert (told.exit_code, told.err) == (0, "")
-    assert "The search index still lacks 4 messages; `threadkeep migrate` fills it" in told.out
+    assert "4 messages still missing in the search index; `threadkeep migrate`" in told.out
     filled = any_cli("migrate")
     assert filled.exit_code == 0
     assert filled.err.splitlines() == [
         "Filling the search index: 50 % 2 of 4 messages",
         "Filling the search index: 100 % 4 of 4 messages",
     ]
-    assert filled.out.splitlines()[1:] == ["4 messages went into the search index."]
+    assert filled.out.splitlines()[1:] == ["4 messages added to the search index."]
     again = any_cli("migrate", "--json")
     assert (again.json["indexed"], again.json["unindexed"], again.err) == (0, 0, "")
 
@@ -97,7 +97,7 @@ def test_filling_that_is_broken_off_goes_on_the_next_time(cli: CommandLine, monk
         broken.setattr(SearchIndex, "_step", failing)
         outcome = cli("migrate")
     assert outcome.exit_code == 1
-    assert "Broken off: 2 of 4 messages are in the search index. Migrate again to go on" in outcome.err
+    assert "Interrupted: 2 of 4 messages are in the search index. Run the command again to continue" in outcome.err
     assert cli("migrate", "--json").json["indexed"] == 2
 
 

@@ -38,11 +38,11 @@ def test_what_the_model_saw_is_shown_as_of_a_session(cli: CommandLine) -> None:
     last = cli(*show, "--json").json
     assert (last["run_id"], last["conversation"]["key"]) == (runs[2], KEY)
     assert cli(*show, "--call", "3", "--json").json["run_id"] == runs[0]
-    assert "--call takes 1, the newest, to 3" in cli(*show, "--call", "4").err
+    assert "--call takes 1 (the newest) to 3" in cli(*show, "--call", "4").err
     difference = cli(*show, "--diff").out
     assert "third" in difference
     assert "first" not in difference
-    assert "agent keeps" in cli(*show, "--next").err
+    assert "agent stores" in cli(*show, "--next").err
     assert cli(*show, "--user", "bob").exit_code == 1
 
 

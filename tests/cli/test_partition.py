@@ -73,7 +73,7 @@ def test_a_call_that_is_broken_off_says_so(postgres_cli: CommandLine, monkeypatc
         broken.setattr(partitions, "_swap", stop)
         outcome = cli("partition", "4")
     assert outcome.exit_code == 1
-    assert "Broken off: 2 messages copied. Say the same again to go on" in outcome.err
+    assert "Interrupted: 2 messages copied. Run the command again to continue" in outcome.err
     found = finding(cli, "partitions")
     assert found is not None
     assert (found[0], found[2]) == ("warn", "Run: threadkeep partition 4 (with --abandon to remove the copy)")

@@ -26,7 +26,7 @@ def keep(cli: CommandLine, entry_id: str = "entry-1", *, error: str | None = Non
 
 def test_nothing_waits_in_the_beginning(cli: CommandLine) -> None:
     """Which is said on stderr."""
-    assert cli("pending", "list").err == "Nothing waits to be written.\n"
+    assert cli("pending", "list").err == "There are no pending turns.\n"
     assert cli("pending", "list", "--json").json == {"entries": [], "unreadable": []}
 
 
@@ -89,7 +89,7 @@ def test_damaged_lines_are_listed_and_dropped_by_a_person(cli: CommandLine) -> N
     shown = cli("pending", "list")
     assert damaged["entry"] in shown.out
     assert "canary" not in shown.out + shown.err
-    assert "Nothing waits" not in shown.err
+    assert "There are no pending turns" not in shown.err
     [finding] = [f for f in cli("doctor", "--json").json["findings"] if "cannot be read" in f["detail"]]
     assert (finding["check"], finding["level"]) == ("pending writes", "fail")
 

@@ -45,7 +45,7 @@ def test_what_was_said_is_done(filled: CommandLine) -> None:
     assert said == {"dry_run": True, "trees": 1, "runs": 2, "events": 2, "root_run_ids": ["old"]}
     shown = filled("runs", "prune", "--dry-run")
     assert "Would be deleted: 2 runs (2 events) of 1 tree. Nothing was changed." in shown.out
-    assert filled("runs", "prune", "--older-than", "41", "--dry-run").out == "No run is over for so long.\n"
+    assert filled("runs", "prune", "--older-than", "41", "--dry-run").out == "There are no runs that old.\n"
     assert left(filled) == ["aside", "child", "old", "young"]
     refused = filled("runs", "prune")
     assert refused.exit_code == 2
@@ -55,7 +55,7 @@ def test_what_was_said_is_done(filled: CommandLine) -> None:
     assert done == {"dry_run": False, "trees": 1, "runs": 2, "events": 2, "versions": 0, "busy": 0}
     assert left(filled) == ["aside", "young"]
     assert query(filled.url, "SELECT run_id FROM chat_run_checkpoints ORDER BY run_id") == [("young",)]
-    assert filled("runs", "prune").out == "No run is over for so long.\n"
+    assert filled("runs", "prune").out == "There are no runs that old.\n"
 
 
 def test_the_limits_may_be_named(filled: CommandLine) -> None:

@@ -135,7 +135,7 @@ def test_a_trace_is_a_line_for_each_event(filled: CommandLine) -> None:
     page = filled("runs", "trace", "r-parent", "--after", "1", "--limit", "1")
     assert page.out.startswith("2 ")
     assert "--after 2" in page.err
-    assert "Nothing happened" in filled("runs", "trace", "r-queued").err
+    assert "There are no events" in filled("runs", "trace", "r-queued").err
 
 
 def test_the_loop_of_an_agent_is_a_line_for_each_message(cli: CommandLine) -> None:
@@ -184,7 +184,7 @@ def test_runs_are_stopped_in_the_database(filled: CommandLine) -> None:
     assert "within two seconds" in filled("runs", "cancel", "r-works").out
     assert filled("runs", "show", "r-works", "--json").json["cancel_requested_at"] is not None
     assert filled("runs", "cancel", "r-asks", "--json").json == {"run_ids": ["r-asks"]}
-    assert "Nothing is left to stop" in filled("runs", "cancel", "r-parent").err
+    assert "There is nothing to cancel" in filled("runs", "cancel", "r-parent").err
 
 
 @pytest.mark.parametrize("verb", ["show", "tree", "trace", "cancel"])

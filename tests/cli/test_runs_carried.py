@@ -180,7 +180,7 @@ def test_runs_of_another_process_are_stopped(desk: CommandLine) -> None:
             for text in ("one", "two")
         )
         _until(desk, slow, "running")
-        assert "it ends when the turns before it are over" in desk("runs", "cancel", behind).out
+        assert "it ends after the turns before it" in desk("runs", "cancel", behind).out
         assert "within two seconds" in desk("runs", "cancel", slow).out
         asked = time.monotonic()
         _until(desk, slow, "cancelled")
@@ -229,7 +229,7 @@ def test_a_worker_carries_out_what_others_leave_to_it(sqlite_desk: CommandLine) 
         _until(sqlite_desk, later, "done")
         worker.send_signal(signal.SIGTERM)
         _, err = worker.communicate()
-    assert (worker.returncode, "Traceback" in err, "It stops" in err) == (0, False, True)
+    assert (worker.returncode, "Traceback" in err, "Stopping" in err) == (0, False, True)
     assert "did you mean THREADKEEP_RUN_CONCURRENCY?" in err
 
 

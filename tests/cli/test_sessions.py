@@ -175,7 +175,7 @@ def test_messages_are_found(any_cli: CommandLine) -> None:
     [hit] = any_cli("sessions", "search", "退款", "--json").json["hits"]
     assert hit["message"]["content"] == "我的退款在哪里"
     assert "refund" in any_cli("sessions", "search", "refund").out
-    assert any_cli("sessions", "search", "nowhere").err == "No message has all these words.\n"
+    assert any_cli("sessions", "search", "nowhere").err == "No message contains all these words.\n"
 
 
 def test_a_search_that_could_not_look_at_all_says_so(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_a_search_that_could_not_look_at_all_says_so(cli: CommandLine, monkeypat
     assert cli("sessions", "search", "refund", "--json").json == {"hits": [], "unindexed": 3}
     told = cli("sessions", "search", "refund", "--user", "u1").err
     assert told.splitlines()[1].startswith(
-        "Not all was searched: the index still lacks 2 messages. `threadkeep migrate`"
+        "Not all messages were searched: 2 messages not indexed yet. `threadkeep migrate`"
     )
 
 

@@ -39,7 +39,7 @@ def test_the_newest_messages_are_taken_back(any_cli: CommandLine) -> None:
     any_cli.store("a", "one", "two", "three", user_id="ann")
     outcome = any_cli("sessions", "take-back", "a", "-n", "2")
     assert outcome.out.splitlines() == ["#2  assistant: two", "#3  user: three"]
-    assert "Took 2 messages back." in outcome.err
+    assert "Took back 2 messages." in outcome.err
     assert any_cli("sessions", "take-back", "a", "--user", "bob").exit_code == 1
     told = any_cli("sessions", "take-back", "a", "--json").json
     assert [message["content"] for message in told["messages"]] == ["one"]

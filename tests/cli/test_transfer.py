@@ -109,7 +109,7 @@ def test_what_was_archived_and_deleted_moves_as_it_is(any_cli: CommandLine, post
         assert any_cli("sessions", "export", "--all").out == exported
         assert any_cli.info("long") == info
         assert any_cli.info("kept").retention == Retention(delete=RetentionLimits(max_age_days=1000))
-        assert any_cli("sessions", "search", "1-0").err == "No message has all these words.\n"
+        assert any_cli("sessions", "search", "1-0").err == "No message contains all these words.\n"
 
 
 def _other(postgres_url: str, cli: CommandLine) -> str:
@@ -224,7 +224,7 @@ def test_messages_go_after_those_that_are_there(cli: CommandLine) -> None:
     exported = _lines(2).replace('"id": "m1"', '"id": "m1", "seq": 1').replace('"id": "m2"', '"id": "m2", "seq": 2')
     outcome = cli("sessions", "import", "-", given=exported)
     assert outcome.exit_code == 0
-    assert "messages before: 2." in outcome.out
+    assert "already had messages: 2." in outcome.out
     contents = [message["content"] for message in cli("sessions", "show", "a", "--json").json["messages"]]
     assert contents == ["Already here.", "Word 1.", "Word 2."]
 
@@ -242,7 +242,7 @@ def test_what_others_wrote_by_hand_is_taken(cli: CommandLine) -> None:
 def test_characters_that_no_database_keeps_are_replaced(cli: CommandLine) -> None:
     """Which is said."""
     lines = _lines(2).replace("Word 1.", "Nul \\u0000.")
-    assert "no database keeps: 1." in cli("sessions", "import", "-", given=lines).out
+    assert "databases reject: 1." in cli("sessions", "import", "-", given=lines).out
 
 
 def test_a_file_that_is_not_there_is_a_failure(cli: CommandLine) -> None:
@@ -278,7 +278,7 @@ def test_an_import_that_the_database_broke_off_says_how_far_it_came(
         patch.setattr(Memory, "restore", fail_later)
         outcome = cli("sessions", "import", "-", given=_lines(1200))
     assert outcome.exit_code == 1
-    assert "Broken off: 500 messages stored" in outcome.err
+    assert "Interrupted: 500 messages stored" in outcome.err
     assert outcome.err.splitlines()[-1] == "The disk is full; make room."
     again = cli("sessions", "import", "-", "--json", given=_lines(1200)).json
     assert (again["known"], again["stored"]) == (500, 700)

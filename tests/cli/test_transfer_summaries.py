@@ -21,7 +21,7 @@ def test_what_is_covered_stays_covered(cli: CommandLine) -> None:
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
     outcome = cli("sessions", "import", "-", given=lines)
     assert outcome.exit_code == 0
-    assert "With 2 summaries of them." in outcome.out
+    assert "Stored 2 summaries." in outcome.out
     assert cli.remember(_ranges) == [(1, 6), (7, 8)]
     assert cli("sessions", "export", "a").out == lines
 
@@ -43,7 +43,7 @@ def test_summaries_of_what_is_not_here_are_left_out(cli: CommandLine) -> None:
     cli.url = f"sqlite:///{cli.folder}/other.db"
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
     outcome = cli("sessions", "import", "-", given="".join(lines))
-    assert "not here as they were: 2." in outcome.out
+    assert "stored differently here: 2." in outcome.out
     assert cli.info("a").message_count == 9
     assert cli.remember(_ranges) == []
 

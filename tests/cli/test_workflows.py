@@ -42,7 +42,7 @@ def test_workflows_are_listed_and_shown(cli: CommandLine, flow: Path) -> None:
 
 def test_files_are_validated(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
     """Everything that is wrong, with its place; exit code 1."""
-    assert cli("workflows", "validate").out == "All is well: chat, bot.\n"
+    assert cli("workflows", "validate").out == "Valid: chat, bot.\n"
     bad = tmp_path / "bad.yaml"
     bad.write_text(
         FLOW.replace("next: end", "next: nowhere").replace("kind: agent", "tools: [no_such.module:tool], kind: agent")
@@ -66,7 +66,7 @@ def test_modules_lie_where_the_command_is_given(
     (tmp_path / "bot.yaml").write_text(FLOW.replace("kind: agent", 'tools: ["corner_shop:open_until"], kind: agent'))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
-    assert cli("workflows", "validate", "bot.yaml").out == "All is well: bot.\n"
+    assert cli("workflows", "validate", "bot.yaml").out == "Valid: bot.\n"
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_keys_are_explained(cli: CommandLine, flow: Path, tmp_path: Path) -> Non
     shown = cli("explain-key", "--workflow", str(flow), "--payload", str(payload)).out
     assert shown.startswith("answer: telegram:b:-5\n  by telegram:{{")
     payload.write_text('{"results": {}}')
-    assert "works in memory only" in cli("explain-key", "--workflow", "bot", "--payload", str(payload)).out
+    assert "its history is in memory only" in cli("explain-key", "--workflow", "bot", "--payload", str(payload)).out
     for text in ("[1]", "nonsense", "\xff"):
         payload.write_bytes(text.encode("latin-1"))
         assert cli("explain-key", "--workflow", "bot", "--payload", str(payload)).exit_code == 2

@@ -43,14 +43,14 @@ class Answer:
         return None
 
     def begin(self) -> None:
-        """Start an answer; on a terminal a spinner shows that the model is silent."""
+        """Start an answer. On a terminal a spinner is shown until the first piece arrives."""
         self._shown = ""
         if terminal.interactive:
             self._spinner = terminal.out.status("thinking", spinner="dots")
             self._spinner.start()
 
     def piece(self, text: str, message_id: str | None = None) -> None:
-        """Show a piece at once; another message begins a paragraph."""
+        """Show a piece at once. A piece of another message starts a new paragraph."""
         if terminal.as_json:
             return
         if self._spinner is not None:
@@ -76,7 +76,7 @@ class Answer:
             terminal.say()
 
     def fail(self, problem: Problem) -> None:
-        """Show the problem of an answer, as JSON instead of the answer."""
+        """Show the problem of a failed answer; with `--json`, as an object in place of the answer."""
         self._stop_spinner()
         if terminal.as_json:
             terminal.json(problem.to_dict())
@@ -117,7 +117,7 @@ class PromptedLines:
         from prompt_toolkit.formatted_text import FormattedText
 
         try:
-            # Ctrl-C arrives as a key; signals from elsewhere are for the chat.
+            # Ctrl-C arrives as a key press. Signals from other processes are handled by the chat.
             return await self._prompt.prompt_async(
                 FormattedText([("bold ansicyan", "you "), ("", "› ")]), handle_sigint=False
             )
@@ -138,7 +138,7 @@ class PipedLines:
         return await self._lines.get()
 
     def _read(self, descriptor: int) -> None:
-        # Python's own stdin holds a lock while it waits, which would block the exit.
+        # `sys.stdin` holds a lock while it waits, which would block the exit of the process.
         with open(descriptor, encoding="utf-8", errors="replace", newline="\n", closefd=False) as stream:
             try:
                 for line in stream:
@@ -149,7 +149,7 @@ class PipedLines:
 
 
 def _history() -> History:
-    """Return the history of earlier chats; an in-memory history if its file cannot be written."""
+    """Return the history of earlier chats, or an in-memory history if the file cannot be written."""
     from platformdirs import user_state_path
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 

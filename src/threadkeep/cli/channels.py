@@ -63,7 +63,7 @@ async def list_channels() -> None:
 
 @commands.command("status")
 async def show_status() -> None:
-    """Show for each bot when a person wrote last, and how long the oldest open answer has waited."""
+    """Show when each bot last received a message, and the age of its oldest open answer."""
     file = _file()
     async with opened_memory() as memory:
         counts = await memory.channels.outbox.counts()
@@ -96,7 +96,7 @@ def add_channel(
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Another field of the bot; repeatable.")
     ] = None,
 ) -> None:
-    """Add a bot to the channels file. Start the service again to run it."""
+    """Add a bot to the channels file. Restart the service to run it."""
     from threadkeep.channels.configuration import add_bot
     from threadkeep.settings import default_channels
 
@@ -110,7 +110,7 @@ def add_channel(
 
 @commands.command("test")
 async def check_channel(name: Name) -> None:
-    """Show the bot's account and webhook as the platform reports them."""
+    """Show the account and the webhook of a bot, as reported by the platform."""
     bot = _bot(name)
     async with _client(bot) as client:
         account = await client.account()
@@ -144,7 +144,7 @@ async def send_text(
     name: Name,
     session: Annotated[str, typer.Argument(metavar="SESSION", help="The conversation of the person.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to send.")],
-    message_id: Annotated[str, typer.Option("--id", help="The id of the message; a repeated id is sent once.")] = "",
+    message_id: Annotated[str, typer.Option("--id", help="The message's id. A repeated id is sent only once.")] = "",
 ) -> None:
     """Send a person a message that is not a reply, and store it in the transcript."""
     sent_id = await _send(name, session, text, message_id)
@@ -158,13 +158,13 @@ async def send_text(
 @synchronous
 async def list_outbox(
     context: typer.Context,
-    status: Annotated[str, typer.Option("--status", help=f"Only those that are {', '.join(OUTBOX_STATUSES)}.")] = "",
+    status: Annotated[str, typer.Option("--status", help=f"Only {', '.join(OUTBOX_STATUSES)}.")] = "",
 ) -> None:
-    """List undelivered answers; finished ones only if requested."""
+    """List undelivered answers, or the answers with a given status."""
     if context.invoked_subcommand is not None:
         return
     if status and status not in OUTBOX_STATUSES:
-        raise WrongUse(f"--status is one of {', '.join(OUTBOX_STATUSES)}.")
+        raise WrongUse(f"--status must be one of {', '.join(OUTBOX_STATUSES)}.")
     entries = await _entries([known for known in OUTBOX_STATUSES if status == known or (not status and known in _OPEN)])
     values = [{name: value for name, value in vars(entry).items() if name not in _NOT_SHOWN} for entry in entries]
     terminal.listing(
@@ -192,14 +192,14 @@ async def retry_answer(number: Number) -> None:
         found = await memory.channels.outbox.retry(number)
     if not found:
         raise NotDone("No failed answer has this number; list them with: threadkeep channels outbox --status failed")
-    terminal.result({"retried": number}, f"Answer {number} is sent again.")
+    terminal.result({"retried": number}, f"Answer {number} will be sent again.")
 
 
 @outbox_commands.command("drop")
 @synchronous
 async def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
-    """Drop an undelivered answer; it stays in the transcript."""
-    refusal = "The person never gets a dropped answer; add --yes to drop it without confirmation."
+    """Drop an undelivered answer. It stays in the transcript."""
+    refusal = "The person will not receive a dropped answer; add --yes to drop it without confirmation."
     terminal.confirm(f"Drop answer {number}?", refusal, confirmed=confirmed)
     async with opened_memory() as memory:
         found = await memory.channels.outbox.drop(number)
@@ -220,7 +220,7 @@ def _file() -> ChannelsFile:
 def _bot(name: str) -> AnyBot:
     bots = {bot.name: bot for bot in _file().channels}
     if name not in bots:
-        raise NotDone(f"There is no channel {name!r}; there are: {', '.join(bots) or 'none'}.")
+        raise NotDone(f"There is no channel {name!r}; existing channels: {', '.join(bots) or 'none'}.")
     return bots[name]
 
 
@@ -235,13 +235,13 @@ async def _client(bot: AnyBot) -> AsyncIterator[ChannelClient]:
 
 
 def _hint(bot: AnyBot, account: Mapping[str, object]) -> str | None:
-    """Return the cure for a bot that polls although it has a webhook, or has none although it needs one."""
+    """Return the cure for a polling bot that has a webhook, or for a bot that needs a webhook and has none."""
     if bot.kind != "telegram" or (bot.receive == "polling") != bool(account.get("url")):
         return None
     command = f"threadkeep channels webhook {bot.name}"
     if bot.receive == "polling":
-        return f"It polls, but has a webhook; remove the webhook with: {command} --delete"
-    return f"It has no webhook, so that it gets no messages; set one with: {command} https://HOST/channels/{bot.name}"
+        return f"The bot polls, but has a webhook; remove the webhook with: {command} --delete"
+    return f"The bot lacks a webhook, so it gets no messages; set one with: {command} https://HOST/channels/{bot.name}"
 
 
 async def _set_webhook(bot: AnyBot, url: str) -> None:
@@ -249,9 +249,9 @@ async def _set_webhook(bot: AnyBot, url: str) -> None:
     from threadkeep.channels.telegram_client import TelegramClient
 
     if not isinstance(bot, TelegramSettings):
-        raise NotDone("Only Telegram has this command; set the address of a WeCom bot on WeCom's page.")
+        raise NotDone("This command is for Telegram only; set the address of a WeCom bot on WeCom's page.")
     if url and not bot.secret.get_secret_value():
-        raise NotDone("The bot has no secret; add a field secret to it in the channels file first.")
+        raise NotDone("The bot has no secret; add the field `secret` to it in the channels file first.")
     async with _client(bot) as client:
         assert isinstance(client, TelegramClient)  # noqa: S101 - by the kind of the bot
         if url:
@@ -270,11 +270,11 @@ def _refusal(error: str) -> str:
         return "Telegram does not know the token; copy it from @BotFather into the channels file."
     if error in ("Code40001", "Code40013"):
         return "WeCom does not know the corporation or its secret; copy both into the channels file."
-    return f"The platform refused the call ({error}); try again, or check the address."
+    return f"The platform rejected the call ({error}); try again, or check the address."
 
 
 def _fields(given: Sequence[str] | None) -> dict[str, Json]:
-    """Return the fields of `--set`; a value is YAML, so that numbers, lists and true are understood."""
+    """Return the fields of `--set`. Values are parsed as YAML, so that they can be numbers, lists or true."""
     import yaml
 
     found: dict[str, Json] = {}
@@ -286,7 +286,7 @@ def _fields(given: Sequence[str] | None) -> dict[str, Json]:
             parsed = yaml.safe_load(value)
         except yaml.YAMLError:
             parsed = value
-        # Ids and secrets of digits are texts.
+        # Ids and secrets stay strings, even if they have only digits.
         known = isinstance(parsed, list | dict | bool) or (isinstance(parsed, int) and field in _NUMBERS)
         found[field] = parsed if known else value
     return found
@@ -313,12 +313,12 @@ async def _send(name: str, session_id: str, text: str, message_id: str) -> str:
     from threadkeep.records import Message
 
     if not text.strip():
-        raise WrongUse("A message has text; write some.")
+        raise WrongUse("The message is empty; write a text.")
     async with opened_memory() as memory:
         outbox = memory.channels.outbox
         recipient = await outbox.recipient(session_id)
         if recipient is None:
-            raise NotDone("No bot has a message of this conversation; the person must write to the bot first.")
+            raise NotDone("No bot has received a message of this conversation; the person must write to the bot first.")
         if recipient.channel != name:
             raise NotDone(f"The person of this conversation writes to {recipient.channel!r}; send it through that bot.")
         sent_id = message_id or str(uuid7())

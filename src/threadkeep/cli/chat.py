@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatTurn
 
 COMMANDS = {
-    "/help": "what can be typed here",
-    "/context": "what the model saw last and would see now, and what not",
-    "/stats": "how much was said, here and in the whole session",
+    "/help": "list these commands",
+    "/context": "show the context of the last call and of the next one",
+    "/stats": "show counts of this chat and of the session",
     "/reset": "start afresh; the transcript stays",
     "/quit": "leave (so do Ctrl-C and Ctrl-D)",
 }
@@ -53,9 +53,9 @@ async def chat(
         typer.Option("--system", "-s", metavar="TEXT", help="The system message, instead of THREADKEEP_SYSTEM_PROMPT."),
     ] = None,
 ) -> None:
-    """Talk to the agent, in the terminal or by a pipe.
+    """Talk to the agent, in the terminal or through a pipe.
 
-    A line is a turn. Ctrl-C stops an answer; what was said of it is kept. With --json each turn gets one JSON object.
+    Each line is a turn. Ctrl-C stops an answer; the part shown so far is kept. With --json each turn prints an object.
     """
     settings = command_settings(model=model, system_prompt=system)
     session_id = str(uuid4()) if session is None else session
@@ -65,11 +65,11 @@ async def chat(
         choice, look = CallChoice(session_id, user_id=user), look_of(settings)
         conversation = Conversation(app.chat, app.memory, choice, look=look, notices=notices)
         if terminal.interactive:
-            terminal.note(f"Session {session_id}, model {settings.model}. /help lists what can be typed here.")
+            terminal.note(f"Session {session_id}, model {settings.model}. /help lists the commands.")
         lines = PromptedLines(list(COMMANDS)) if terminal.interactive else PipedLines()
         succeeded = await conversation.run(lines, keep_on=terminal.interactive)
         if terminal.interactive:
-            terminal.note(f"Go on with: threadkeep chat --session {shlex.quote(session_id)}")
+            terminal.note(f"Continue with: threadkeep chat --session {shlex.quote(session_id)}")
     if not succeeded:
         raise typer.Exit(1)
 
@@ -104,11 +104,11 @@ class Notices:
     def notify(self, event: Event, /) -> None:
         """Record events that change the visible or the stored messages."""
         if isinstance(event, ReadFailed) and event.outcome == "fallback":
-            self._sentences.append("The memory could not be read: this was answered without what was said before.")
+            self._sentences.append("The memory could not be read: the answer does not use earlier messages.")
         elif isinstance(event, WriteDeferred):
-            self._sentences.append("The database did not take this: it is kept on disk, and written when it can be.")
+            self._sentences.append("The database is not available: this turn is kept on disk, and written later.")
         elif isinstance(event, WriteRecovered):
-            self._sentences.append("What waited to be written is written now.")
+            self._sentences.append("The turns that were kept on disk are now in the database.")
 
     def take(self) -> list[str]:
         """Return the notices since the last call, each once."""
@@ -117,7 +117,7 @@ class Notices:
 
 
 class Conversation:
-    """A user (or a pipe) with one session of a chat. It opens and closes nothing."""
+    """A loop of one chat session: it reads lines from a user or a pipe, and shows the answers."""
 
     def __init__(self, chat: Chat, memory: Memory, choice: CallChoice, *, look: ContextLook, notices: Notices) -> None:
         self._chat = chat
@@ -132,7 +132,7 @@ class Conversation:
         self._stopped = False
 
     async def run(self, lines: LineInput, *, keep_on: bool) -> bool:
-        """Answer line after line; return False if a turn failed.
+        """Answer each line in turn; return False if a turn failed.
 
         Ctrl-C stops the current answer; without one, or without `keep_on`, it ends the chat. SIGTERM and SIGHUP
         always end the chat. The part of an answer that was already shown is stored.
@@ -159,7 +159,7 @@ class Conversation:
             if (answer := await self._answer.show(self._turn)) is not None:
                 self._statistics.count(answer, time.perf_counter() - started)
         except Interrupted:
-            self._answer.fail(Problem("interrupted", "Stopped; what was said so far is kept as interrupted."))
+            self._answer.fail(Problem("interrupted", "Stopped; the part so far is stored as interrupted."))
         except ThreadkeepError as error:
             self._statistics.failed += 1
             self._answer.fail(problem_of(error))
@@ -215,10 +215,10 @@ class Conversation:
                 case "/help":
                     terminal.table(["command", ""], list(COMMANDS.items()))
                 case _:
-                    terminal.error(f"There is no command {name}; /help lists those there are.")
+                    terminal.error(f"There is no command {name}; /help lists the commands.")
         except SessionNotFound:
             values = {"session_id": self._session.session_id}
-            terminal.result(values, "Nothing was said in this session yet.", style="dim")
+            terminal.result(values, "This session has no messages yet.", style="dim")
         except ThreadkeepError as error:
             self._answer.fail(problem_of(error))
         return True
@@ -229,7 +229,7 @@ class Conversation:
         info = await self._session.info()
         terminal.result(
             {"session_id": info.session_id, "reset_seq": info.reset_seq},
-            f"From here on the model sees nothing of messages 1 to {info.reset_seq}; the transcript stays.",
+            f"From now on the model does not see messages 1 to {info.reset_seq}; the transcript stays.",
             style="dim",
         )
 

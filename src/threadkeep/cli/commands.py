@@ -110,13 +110,13 @@ def _verbs_of(noun: str, verb: str | None) -> typer.Typer:
 
 
 def _attribute(path: str) -> Any:
-    """Return a function or a group of commands of a module of this package, which is imported now."""
+    """Import a module of this package, and return one of its functions or groups of commands."""
     module, _, name = path.partition(".")
     return getattr(import_module(f"threadkeep.cli.{module}"), name)
 
 
 def _commands_for(arguments: Sequence[str]) -> TyperGroup:
-    """Return the commands for these arguments: all of them for help, completion and unknown names."""
+    """Return the commands that these arguments need: all of them for help, completion and unknown names."""
     noun, verb = (*arguments, "", "")[:2]
     return commands(noun, verb) if noun in _COMMANDS or noun in _NOUNS or noun == "--version" else commands()
 
@@ -137,7 +137,7 @@ def _root(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; an error becomes a sentence or a JSON object on stderr."""
-    # In its own context: the values of options must not outlive the command.
+    # Run in a separate context, so that the values of options do not outlive the command.
     context_of_command = copy_context()
     try:
         code = context_of_command.run(
@@ -149,7 +149,7 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as end:
         # After completing a word, typer ends the process itself.
         return end.code if isinstance(end.code, int) else 0
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last door: a person gets a sentence, never a traceback
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost handler: no traceback for a person
         return _fail(error, arguments)
     if code == _CTRL_C:
         return _fail(KeyboardInterrupt(), arguments)

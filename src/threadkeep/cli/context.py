@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from threadkeep.settings import Settings
     from threadkeep.store.manifests import Cursor, StoredManifest
 
-commands = verbs("The messages that the model saw, and those left out.")
+commands = verbs("Show the messages that the model saw, and the excluded ones.")
 
 _PAGE = 200
 
@@ -32,29 +32,29 @@ async def show_context(
     ] = None,
     call: Annotated[
         int | None,
-        typer.Option("--call", min=1, metavar="N", help="The call: 1 is the newest; with --run, the N-th of it."),
+        typer.Option("--call", min=1, metavar="N", help="The call: 1 is the newest; with --run, the N-th of the run."),
     ] = None,
     run_id: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Show calls of this run.")] = None,
     diff: Annotated[
         str | None,
-        typer.Option("--diff", metavar="[N]", help="Show changes since another call; by default the one before."),
+        typer.Option("--diff", metavar="[N]", help="Show changes since another call; by default the previous one."),
     ] = None,
     following: Annotated[bool, typer.Option("--next", help="Show only the context of the chat's next call.")] = False,
     user: UserId = None,
     max_messages: Annotated[int | None, typer.Option(min=0, help="For the next call, instead of the setting.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=0, help="For the next call, instead of the setting.")] = None,
 ) -> None:
-    """Show the context of a model call: its budget, its messages, the excluded messages, and the reasons.
+    """Show the context of a model call: its budget, its messages, and the excluded messages with the reasons.
 
     Without --call it shows the last call, and the context of the built-in chat's next call without its input.
     """
     if session is None and run_id is None:
-        raise WrongUse("Say which: --session ID, or --run RUN.")
+        raise WrongUse("Name a session or a run: --session ID, or --run RUN.")
     only_next = following or max_messages is not None or max_tokens is not None
     if only_next and not (call is None and run_id is None and diff is None):
         raise WrongUse(
-            "--next, --max-messages and --max-tokens are for a call that was not made yet; "
-            "--call, --run and --diff for calls that were. Leave out the ones or the others."
+            "--next, --max-messages and --max-tokens are for the next call; "
+            "--call, --run and --diff are for recorded calls. Use only one of the two groups."
         )
     other = None if diff in (None, PREVIOUS) else _number(diff or "")
     settings = command_settings(history_max_messages=max_messages, history_max_tokens=max_tokens)
@@ -71,7 +71,7 @@ async def show_context(
 
 
 def look_of(settings: Settings) -> ContextLook:
-    """Return the parameters of a preview of the settings' chat; an unknown model if its model cannot be created."""
+    """Return the parameters for a preview of the configured chat. The model is None if it cannot be created."""
     from threadkeep.agent.context_view import ContextLook
     from threadkeep.agent.models import make_model
     from threadkeep.app import chat_options
@@ -85,9 +85,9 @@ def look_of(settings: Settings) -> ContextLook:
 
 
 async def show_now(memory: Memory, choice: CallChoice, look: ContextLook, *, only_next: bool = False) -> None:
-    """Show the last call and the next one; the next one in full if no call is recorded or only it is requested.
+    """Show the last call and a summary of the next; without a last call, or with `only_next`, the next in full.
 
-    The built-in chat does not answer in conversations that an agent stores itself; for these the last call is shown.
+    For a conversation that an agent stores itself, show the last call: the built-in chat does not answer in it.
 
     Raises:
         SessionNotFound: the session does not exist, or this user may not see it.
@@ -102,7 +102,7 @@ async def show_now(memory: Memory, choice: CallChoice, look: ContextLook, *, onl
     if info.namespace:
         if only_next:
             raise NotDone(
-                f"An agent keeps {info.session_id} by itself, and the built-in chat makes no call there: leave out "
+                f"An agent stores {info.session_id} itself, and the built-in chat makes no calls there; omit "
                 "--next, --max-messages and --max-tokens to see the last call."
             )
         await show_call(memory, await choice.find(memory, None))
@@ -149,7 +149,7 @@ async def _compare(memory: Memory, choice: CallChoice, number: int | None, other
 
 def _number(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise WrongUse("--diff takes the number of a call, from 1; without one it is the call before.")
+        raise WrongUse("--diff takes the number of a call, from 1; without a number it is the previous call.")
     return int(text)
 
 
@@ -167,10 +167,10 @@ class CallChoice:
     retention_days: float = 0
 
     async def find(self, memory: Memory, number: int | None) -> StoredManifest:
-        """Return the call with a number: from the start of a run, or back from a session's newest; None is the last.
+        """Return a call by its number: from the first of a run, or back from the newest of a session; None: the last.
 
         Raises:
-            CallNotFound: it has no record; the sentence says which calls have one.
+            CallNotFound: the call is not recorded; the message names the recorded calls.
             SessionNotFound: the session does not exist, or this user may not see it.
         """
         if self.run_id is None:
@@ -178,9 +178,9 @@ class CallChoice:
         found = await memory.manifests.of_run(self.run_id, user_id=self.user_id)
         calls = {call.call: call for call in found if self.session_id in (None, call.session_id, _key_of(call))}
         if not calls:
-            raise CallNotFound(f"No model call of run {self.run_id} is on record{self._cure()}")
+            raise CallNotFound(f"No model call of run {self.run_id} is recorded{self._cure()}")
         if (call := calls.get(number or max(calls))) is None:
-            raise CallNotFound(f"Run {self.run_id} has the calls {min(calls)} to {max(calls)}; say one of them.")
+            raise CallNotFound(f"Run {self.run_id} has the calls {min(calls)} to {max(calls)}; choose one of them.")
         return call
 
     async def newest(self, memory: Memory) -> StoredManifest | None:
@@ -193,7 +193,7 @@ class CallChoice:
         return found[0] if found else None
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """Return the previous call of the session: the chosen one, else the call's own; or of the run if there is none.
+        """Return the previous call of the chosen session, or of the call's own session or run if none is chosen.
 
         Raises:
             CallNotFound: it was the first call, or the previous record was deleted.
@@ -205,7 +205,7 @@ class CallChoice:
         else:
             older = await call_before(memory, call, user_id=self.user_id)
         if older is None:
-            raise CallNotFound("There is no earlier call on record to compare it with; name one with --diff N.")
+            raise CallNotFound("No earlier call is recorded to compare it with; name another one with --diff N.")
         return older
 
     async def _newest(self, memory: Memory, limit: int, *, before: Cursor | None = None) -> list[StoredManifest]:
@@ -221,19 +221,19 @@ class CallChoice:
             if count == number:
                 return page[-1]
         if not count:
-            raise CallNotFound(f"No model call of {self.session_id} is on record{self._cure()}")
+            raise CallNotFound(f"No model call of {self.session_id} is recorded{self._cure()}")
         raise CallNotFound(
-            f"{counted(count, 'call')} of {self.session_id} on record: --call takes 1, the newest, to {count}."
+            f"{self.session_id} has {counted(count, 'recorded call')}: --call takes 1 (the newest) to {count}."
         )
 
     def _cure(self) -> str:
         variable = "THREADKEEP_MANIFEST_RETENTION_DAYS"
         if self.retention_days == 0:
-            return f": {variable} is 0, so none is kept. Set it above 0, ask something, and look again."
-        return f": nothing was asked yet, or longer ago than {variable}={self.retention_days:g} days."
+            return f": {variable} is 0, so calls are not recorded. Set it above 0, send a message, and try again."
+        return f": there was none yet, or only longer ago than {variable}={self.retention_days:g} days."
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the key of the conversation of a call if an agent stores that conversation itself."""
+    """Return the key of a call's conversation if an agent stores the conversation itself."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None

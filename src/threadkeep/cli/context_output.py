@@ -1,4 +1,4 @@
-"""Drawing of a context: a bar for each section of the budget, the included and excluded messages, and a difference."""
+"""Output of contexts: a bar for each section of the budget, the included and excluded messages, and differences."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _SUMMARY_TAGS = re.compile(r"</?summary\b[^>]*> ?")
 
 
 def show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
-    """Draw the whole context; `factor` is the current calibration of the model's token estimates."""
+    """Show the whole context. `factor` is the learned correction of the model's token estimates."""
     _show_bars(view)
     for label, fact in _facts(view.manifest, factor):
         terminal.labelled(f"{label:<{_LABEL}}", fact)
     terminal.say()
     show_rows([("", "", [row_of(message, view.manifest) for message in view.messages])])
     if view.manifest.session_id and not any(message.entry.seq is not None for message in view.messages):
-        terminal.say("Nothing of the session is in.")
+        terminal.say("No message of the session is included.")
     show_excluded(view.manifest)
 
 
@@ -65,20 +65,20 @@ def show_excluded(manifest: ContextManifest) -> None:
 
 
 def show_next(view: ContextView) -> None:
-    """Show the chat's next call without its input, in a few lines; a separate command shows all of it."""
+    """Show the chat's next call without its input, in a few lines. Name the command that shows it in full."""
     seqs = [message.entry.seq for message in view.messages if message.entry.seq is not None]
     terminal.say()
-    seen = f"messages {seqs[0]} to {seqs[-1]}" if seqs else "nothing of the session"
+    seen = f"messages {seqs[0]} to {seqs[-1]}" if seqs else "no message of the session"
     tokens = f"{view.manifest.tokens:,} of {counted(view.budget, 'token')}"
-    terminal.labelled("", f"The built-in chat's next call would see {seen} beside its input: {tokens}.")
+    terminal.labelled("", f"The built-in chat's next call would see {seen} and its input: {tokens}.")
     session = shlex.quote(view.manifest.session_id or "")
-    terminal.say(f"All of it: threadkeep context show --session {session} --next", style="dim")
+    terminal.say(f"In full: threadkeep context show --session {session} --next", style="dim")
     show_excluded(view.manifest)
 
 
 def show_whole_next(view: ContextView) -> None:
-    """Show the chat's next call without its input."""
-    terminal.labelled("", "The built-in chat's next call, beside its input")
+    """Show the chat's next call in full, without its input."""
+    terminal.labelled("", "The built-in chat's next call, without its input")
     terminal.labelled("in ", _location(view.manifest))
     show_view(view)
 
@@ -92,10 +92,10 @@ def show_title(manifest: ContextManifest, label: str = "") -> None:
 
 
 def show_rows(groups: Iterable[tuple[str, str, Sequence[Row]]], *, marked: bool = False) -> None:
-    """Print groups of rows: the mark of the group's rows, an optional heading, and the rows.
+    """Print groups of rows. A group has a mark for its rows, an optional heading, and the rows.
 
-    The columns are aligned across all groups; each row is cut to the width. With `marked` there is a column for the
-    marks.
+    The columns are aligned across all groups, and each row is cut to the width of the terminal. `marked` adds a column
+    for the marks.
     """
     filled = [(mark, heading, rows) for mark, heading, rows in groups if rows]
     every = [_COLUMNS, *(row for _, _, rows in filled for row in rows)]
@@ -110,7 +110,7 @@ def show_rows(groups: Iterable[tuple[str, str, Sequence[Row]]], *, marked: bool 
 
 
 def row_of(message: SeenMessage, manifest: ContextManifest) -> Row:
-    """Return the row of a message, with as much of its text as a line may have."""
+    """Return the row of a message, with as much of its text as fits in a line."""
     entry = message.entry
     words = _SUMMARY_TAGS.sub("", message.words) if entry.section == "summary" else message.words
     cut = "" if entry.tokens_before is None else f"(cut from {entry.tokens_before:,})"
@@ -119,7 +119,7 @@ def row_of(message: SeenMessage, manifest: ContextManifest) -> Row:
 
 
 def ranges(seqs: Iterable[int], *, joined: bool = False) -> str:
-    """Return positions as ranges, such as 1–4, 17; with `joined` one range from the first to the last."""
+    """Return positions as ranges, such as 1–4, 17. With `joined`, return one range from the first to the last."""
     found: list[list[int]] = []
     for seq in sorted(seqs):
         if found and (joined or seq <= found[-1][1] + 1):
@@ -144,7 +144,7 @@ def _show_bars(view: ContextView) -> None:
 
 def _show_row(row: Row, widths: Sequence[int], mark: str, *, style: str = "") -> None:
     *cells, text = row
-    columns = zip(_COLUMNS, cells, widths, strict=False)  # the text takes the rest of the line
+    columns = zip(_COLUMNS, cells, widths, strict=False)  # without the text, which takes the rest of the line
     aligned = [cell.rjust(width) if name in _RIGHT else cell.ljust(width) for name, cell, width in columns]
     line = Text(_GAP.join(filter(None, (mark, *aligned, text))))
     line.truncate(terminal.width, overflow="ellipsis")
@@ -159,7 +159,7 @@ def _location(manifest: ContextManifest) -> str:
 
 
 def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tuple[str, str]]:
-    """Yield further labelled facts of the record: limits, counter, and start of the window."""
+    """Yield labels and values of the record, such as the model, the provider's counts and the window."""
     learned = ""
     if factor is not None and factor.samples:
         learned = f"; learned by now: ×{factor.value:.2f} from {counted(factor.samples, 'call')}"
@@ -212,7 +212,7 @@ def _content(entry: Entry, manifest: ContextManifest) -> str:
 
 
 def _origins(entry: Entry) -> Iterator[str]:
-    """Yield the number of facts of each scope, and the messages that state them."""
+    """Yield the number of facts in each scope, with the messages that are their evidence."""
     for scope in dict.fromkeys(fact.scope for fact in entry.facts):
         facts = [fact for fact in entry.facts if fact.scope == scope]
         said = _by_session(*((turn.session_id, turn.seq) for fact in facts for turn in fact.evidence))
@@ -260,11 +260,11 @@ def _sharing(difference: Difference) -> list[str]:
     if after.reported is not None:
         lines.append(f"The provider took {counted(after.reported.cached_tokens, 'token')} from its cache.")
     if difference.stable:
-        lines.append("All that did not depend on the earlier input is at the beginning of the later call too.")
+        lines.append("All parts that do not depend on the input are also at the beginning of the later call.")
     elif before.anchor_seq != after.anchor_seq:
         lines.append(
-            f"The window was cut back: it began at message {max(before.anchor_seq, 1)}, then at {after.anchor_seq}."
+            f"The window was shortened: it began at message {max(before.anchor_seq, 1)}, now at {after.anchor_seq}."
         )
     else:
-        lines.append("What did not depend on the earlier input changed; the first line below says what.")
+        lines.append("A part that does not depend on the input changed; the first line below shows it.")
     return lines

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from threadkeep.store.driver import Driver
 
 _SLICE_SECONDS = 0.25
-# Passes without progress, because other processes hold locks: each pass waits half a second for a lock.
+# Passes without progress, after which the filling ends: other processes hold locks, and each pass waits half a second.
 _MOST_IDLE_PASSES = 20
 
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
@@ -34,7 +34,7 @@ pending_commands = verbs("Turns that are not written to a database yet.")
 
 @dataclass(frozen=True)
 class _Schema:
-    """The schema before and after the command. `left` messages were not indexed by a filling; None without one."""
+    """The schema before and after the command. `left` messages are still not indexed; None if none were counted."""
 
     database: str
     before: int
@@ -55,9 +55,9 @@ class _Schema:
 
     @property
     def unindexed(self) -> int | None:
-        """Return the number of messages missing in the search index; None before the migrations, if it is unknown.
+        """Return the number of messages missing in the search index; None if the schema is too old to count them.
 
-        After a filling it is the number left by it; messages that arrived since are not counted.
+        After the index was filled, messages that arrived since then are not counted.
         """
         if self.left is not None:
             return self.left
@@ -65,15 +65,15 @@ class _Schema:
 
 
 async def migrate_schema(
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit with 1 if migrations wait.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit with 1 if not up to date.")] = False,
     search_index: Annotated[
-        bool, typer.Option("--search-index/--no-search-index", help="Whether to fill the search index afterwards.")
+        bool, typer.Option("--search-index/--no-search-index", help="Fill the search index afterwards, or do not.")
     ] = True,
 ) -> None:
-    """Bring the database's schema up to date, and its search index.
+    """Update the database's schema and its search index.
 
-    Every start does this too, and fills the index in the background. Run this command to have it done beforehand. It
-    can be interrupted and repeated.
+    Every start also updates the schema, and fills the index in the background. Run this command to do both beforehand.
+    It can be interrupted and repeated.
     """
     schema = await _migrate(apply=not check, fill=search_index and not check)
     if terminal.as_json:
@@ -97,7 +97,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
     known = tuple(version for version, _ in known_migrations(address.backend))
     if not apply and address.path is not None and not address.path.exists():
         return _Schema(str(address), 0, known)
-    # Work lost in a power failure is repeated; the next acknowledged turn makes it durable.
+    # Not FULL: work that a power failure loses is repeated, and the next acknowledged turn makes it durable.
     options = replace(settings.store_options(), synchronous="NORMAL")
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
@@ -109,7 +109,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
 
 
 async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int]:
-    """Apply missing migrations: with a bar on a terminal, else with a line for each, since one may take long."""
+    """Apply missing migrations, and show the progress: a bar on a terminal, else a line for each migration."""
     from threadkeep.store.migrations import migrate
 
     if not found:
@@ -123,10 +123,10 @@ async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int
 
 
 async def _fill_index(driver: Driver) -> tuple[int, int]:
-    """Index missing messages, in parallel with other processes; return the numbers of indexed and remaining messages.
+    """Index missing messages, in parallel with other processes. Return the numbers of indexed and remaining messages.
 
-    Sessions that others have locked for long are left out. After an interruption it continues from there the next
-    time. Messages that arrive after the index has caught up are not counted as remaining.
+    Sessions that other processes lock for long are skipped. An interrupted filling continues at the next call. Messages
+    that arrive after the index has caught up are not counted as remaining.
     """
     from threadkeep.store.search import SearchIndex
 
@@ -134,7 +134,7 @@ async def _fill_index(driver: Driver) -> tuple[int, int]:
     total = left = await index.unindexed()
     idle = 0
     words = "{:,} of " + counted(total, "message")
-    again = " are in the search index. Migrate again to go on; nothing is half done."
+    again = " are in the search index. Run the command again to continue; finished steps are kept."
     with terminal.progress("Filling the search index", total, so_far=words.format(0), again=again) as reach:
         while left and idle < _MOST_IDLE_PASSES:
             complete = await index.catch_up(seconds=_SLICE_SECONDS)
@@ -150,38 +150,38 @@ def _show(schema: _Schema) -> None:
     elif schema.waiting:
         terminal.say(
             f"{schema.database} is at schema {schema.before} of {schema.newest}; "
-            "`threadkeep migrate` or the next start brings it up to date."
+            "`threadkeep migrate` or the next start updates it."
         )
     else:
         terminal.say(f"{schema.database} is up to date at schema {schema.newest}.")
     if schema.indexed:
-        terminal.say(f"{counted(schema.indexed, 'message')} went into the search index.")
+        terminal.say(f"{counted(schema.indexed, 'message')} added to the search index.")
     if schema.unindexed:
         terminal.say(
-            f"The search index still lacks {counted(schema.unindexed, 'message')}; "
-            "`threadkeep migrate` fills it, and so does a running service."
+            f"{counted(schema.unindexed, 'message')} still missing in the search index; "
+            "`threadkeep migrate` or a running service adds them."
         )
     if (condition := schema.condition) is not None and condition.much_is_free:
         terminal.say(
             f"{file_size(condition.free_bytes)} of the file's {file_size(condition.file_bytes)} are free for later "
-            "messages; `threadkeep sessions prune --vacuum` gives them back to the disk, "
-            "and nobody can write meanwhile."
+            "messages; `threadkeep sessions prune --vacuum` returns them to the file system, "
+            "and blocks all writes meanwhile."
         )
 
 
 async def backup_database(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")], replace: Replace = False
 ) -> None:
-    """Write a consistent copy of the database to a file, while services go on.
+    """Write a consistent copy of the database to a file. Services may continue meanwhile.
 
-    On PostgreSQL it calls pg_dump. The file is there only when it is complete.
+    For PostgreSQL it calls pg_dump. The file appears only when it is complete.
     """
     from threadkeep.store.backup import copy_sqlite, dump_postgres
 
     settings = command_settings()
     address, target = settings.database, file.absolute()
     if target.exists() and not replace:
-        raise WrongUse(f"{target} is there already; name another file, or say --replace.")
+        raise WrongUse(f"{target} exists already; name another file, or add --replace.")
     if address.path is not None and target.resolve() == address.path.resolve():
         raise WrongUse(f"{target} is the database itself; name another file.")
     if address.dsn is not None:
@@ -200,14 +200,14 @@ async def backup_database(
         f"{address} is copied to {target} ({file_size(size)}).",
     )
     for name in left_out:
-        terminal.note(f"Not in it: {name}.")
+        terminal.note(f"Not in the copy: {name}.")
 
 
 async def restore_database(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `threadkeep backup` wrote.")],
     replace: Replace = False,
 ) -> None:
-    """Bring a copy back as the database. Stop all processes that use the database before.
+    """Restore the database from a copy. First stop all processes that use the database.
 
     Existing data is replaced only with --replace.
     """
@@ -216,7 +216,7 @@ async def restore_database(
     settings = command_settings()
     address, source = settings.database, file.absolute()
     if not source.is_file():
-        raise WrongUse(f"{source} is no file; name one that `threadkeep backup` wrote.")
+        raise WrongUse(f"{source} is not a file; name one that `threadkeep backup` wrote.")
     if address.dsn is not None:
         await _check_empty(settings, replace=replace)
         with terminal.waiting("Restoring"):
@@ -226,12 +226,12 @@ async def restore_database(
     else:
         _check_version(source, key := settings.store_options().key)
         if address.path.exists() and not replace:
-            raise WrongUse(f"{address.path} is there already; name another one with --database, or say --replace.")
+            raise WrongUse(f"{address.path} exists already; name another one with --database, or add --replace.")
         restoring = partial(restore_sqlite, source, address.path, key=key)
         with terminal.progress("Restoring", None) as reach:
             await asyncio.to_thread(restoring, lambda done, total: reach(done, f"{done:,} of {total:,} pages"))
-    terminal.result({"database": str(address)}, f"{address} is as it was when {source} was written.")
-    terminal.note("Persons who were erased since then are in it again: erase them again.")
+    terminal.result({"database": str(address)}, f"{address} is restored from {source}.")
+    terminal.note("Persons who were erased after the copy was made are in the database again; erase them again.")
 
 
 def _check_version(source: Path, key: str | None) -> None:
@@ -252,11 +252,11 @@ async def _check_empty(settings: Settings, *, replace: bool) -> None:
         if (await partition_state(driver)).partitions:
             raise WrongUse(f"pg_restore cannot replace {settings.database}, which has partitions; name an empty one.")
         if await schema_version(driver) and not replace:
-            raise WrongUse(f"{settings.database} is not empty; name another one with --database, or say --replace.")
+            raise WrongUse(f"{settings.database} is not empty; name another one with --database, or add --replace.")
 
 
 def _not_copied(settings: Settings) -> list[str]:
-    """Return what belongs to the database and is not in its copy."""
+    """Return names of the data that belongs to the database, but is not in its copy."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 
@@ -272,7 +272,7 @@ async def partition_tables(
     partitions: Annotated[int, typer.Argument(metavar="COUNT", min=2, max=1024, help="The number of partitions.")],
     abandon: Annotated[bool, typer.Option("--abandon", help="Remove the copies of an unfinished call.")] = False,
 ) -> None:
-    """Put the messages and the search index of a PostgreSQL database into partitions by session.
+    """Partition the messages and the search index of a PostgreSQL database by session.
 
     Services continue meanwhile. The command can be interrupted and repeated.
     """
@@ -301,7 +301,7 @@ async def _partition(driver: Driver, partitions: int) -> bool:
     def report(done: int, total: int, copied: int) -> None:
         reach(100 * done // total if total else 100, counted(copied, "message"))
 
-    again = " copied. Say the same again to go on; the tables are as they were."
+    again = " copied. Run the command again to continue; the tables are unchanged."
     with terminal.progress("Copying", 100, so_far="0 messages", again=again) as reach:
         return await partition(driver, partitions, report=report)
 
@@ -347,13 +347,13 @@ def list_pending() -> None:
             for file, entry in found
         ]
         terminal.table(["entry", "session", "messages", "since", "process", "last error"], rows, right=["messages"])
-        terminal.note("The next start delivers what processes that are gone have left.")
+        terminal.note("The next start writes the turns of processes that are gone.")
     if damaged:
         lines = [(turn.entry_id, str(turn.size), relative(turn.found_at), str(turn.path)) for turn in damaged]
         terminal.table(["unreadable", "bytes", "since", "file"], lines, right=["bytes"])
-        terminal.note("Repair the line in its file and start again, or drop it: threadkeep pending drop ENTRY")
+        terminal.note("Repair the line in its file and restart, or drop it: threadkeep pending drop ENTRY")
     if not found and not damaged:
-        terminal.note("Nothing waits to be written.")
+        terminal.note("There are no pending turns.")
 
 
 @pending_commands.command("drop")
@@ -361,16 +361,16 @@ def drop_pending(
     entry: Annotated[str, typer.Argument(metavar="ENTRY", help="The id of the entry in the list.")],
     confirmed: Confirmed = False,
 ) -> None:
-    """Drop a turn permanently. A turn that its process still holds cannot be dropped from outside."""
+    """Drop a turn permanently. Turns of a running process cannot be dropped by this command."""
     from threadkeep.history.pending_files import drop_unreadable, drop_waiting
 
-    refusal = "Dropping loses the turn for good: say --yes to do it without being asked."
-    terminal.confirm(f"Drop {entry}, for good?", refusal, confirmed=confirmed)
+    refusal = "The turn would be lost permanently; add --yes to drop it without confirmation."
+    terminal.confirm(f"Drop {entry} permanently?", refusal, confirmed=confirmed)
     dropped = drop_waiting(_folder(), entry)
     if dropped is None and not drop_unreadable(_folder(), entry):
-        raise NotDone("No such entry waits; see what does with: threadkeep pending list")
+        raise NotDone("There is no such entry; list the entries with: threadkeep pending list")
     session_id = None if dropped is None else dropped.turn.session_id
-    sentence = f"{entry} is dropped; it could not be read."
+    sentence = f"The unreadable entry {entry} is dropped."
     if session_id is not None:
         sentence = f"{entry} of session {session_id} is dropped."
     terminal.result({"dropped": entry, "session_id": session_id}, sentence)

@@ -48,10 +48,10 @@ _DAMAGE_CURE = "Restore a backup. What can still be read is saved by: threadkeep
 
 
 async def check_database(settings: Settings) -> list[Finding]:
-    """Return all findings about the database that the settings name."""
+    """Return all findings about the configured database."""
     address = settings.database
     if address.path is not None and not address.path.exists():
-        return [Finding("database", "ok", f"{address} is not there yet; the first start makes it.")]
+        return [Finding("database", "ok", f"{address} does not exist yet; the first start creates it.")]
     try:
         async with open_database(address, _impatient(settings.store_options())) as driver:
             started = time.perf_counter()
@@ -76,7 +76,7 @@ def _unreachable(check: str, address: DatabaseAddress, error: StoreError | Modul
 
 
 def _impatient(options: StoreOptions) -> StoreOptions:
-    """Return options with short timeouts, for a user who does not wait as long as a service."""
+    """Return options with short timeouts, because a person does not wait as long as a service."""
     return replace(
         options,
         lock_timeout_seconds=min(options.lock_timeout_seconds, _DATABASE_SECONDS),
@@ -89,8 +89,8 @@ def _impatient(options: StoreOptions) -> StoreOptions:
 def _cure(address: DatabaseAddress) -> str:
     """Return a cure for an unusable database."""
     if address.backend == "postgres":
-        return "Start the server and let this machine connect, or name another in THREADKEEP_DATABASE_URL."
-    return "Mend the file or its permissions, restore a backup, or name another in THREADKEEP_DATABASE_URL."
+        return "Start the server and allow this machine to connect, or name another in THREADKEEP_DATABASE_URL."
+    return "Repair the file or its permissions, restore a backup, or name another in THREADKEEP_DATABASE_URL."
 
 
 def _answer(address: DatabaseAddress, condition: Condition, seconds: float) -> Finding:
@@ -103,9 +103,9 @@ def _answer(address: DatabaseAddress, condition: Condition, seconds: float) -> F
         detail += f", {file_size(address.path.stat().st_size)}"
         if condition.much_is_free:
             free = file_size(condition.free_bytes)
-            detail += f", {free} of it free (threadkeep sessions prune --vacuum gives that back)"
+            detail += f", {free} of it free (threadkeep sessions prune --vacuum releases it)"
     if seconds > _SLOW_SECONDS:
-        return Finding("database", "warn", f"{detail}.", "It is slow: look at its load, its disk and the network.")
+        return Finding("database", "warn", f"{detail}.", "It is slow; check its load, its disk and the network.")
     return Finding("database", "ok", f"{detail}.")
 
 
@@ -117,18 +117,18 @@ def _schema(condition: Condition) -> Finding:
         return Finding("schema", "fail", f"{detail}.", cure[:1].upper() + cure[1:])
     if found < newest:
         return Finding(
-            "schema", "warn", f"The schema is {found}, this Threadkeep's is {newest}.", "Run: threadkeep migrate"
+            "schema", "warn", f"The schema is {found}; this Threadkeep needs {newest}.", "Run: threadkeep migrate"
         )
     return Finding("schema", "ok", f"Up to date at {found}.")
 
 
 async def _location(driver: Driver, settings: Settings, condition: Condition) -> list[Finding]:
-    """Return a finding if the messages are not where the settings look for them, which prevents a start."""
+    """Return a finding if the messages are not stored where the settings expect them, which prevents a start."""
     try:
         if condition.schema == condition.newest:
             await check_location(driver, settings.transcripts)
     except InvalidSettings as error:
-        cure = f"Set {error.variable} back, or name another database in THREADKEEP_DATABASE_URL."
+        cure = f"Restore the earlier {error.variable}, or name another database in THREADKEEP_DATABASE_URL."
         return [Finding("transcripts", "fail", str(error), cure)]
     return []
 
@@ -148,10 +148,10 @@ def _durability(address: DatabaseAddress, condition: Condition) -> Finding:
     journal, synchronous = engine.get("journal_mode", ""), engine.get("synchronous", "")
     detail = f"Journal {journal}, synchronous {synchronous}"
     if address.path is not None and journal != "wal" and not is_read_only(address.path):
-        cure = "Move the file to a local disk: WAL is not for network file systems."
+        cure = "Move the file to a local disk: WAL does not work on network file systems."
         return Finding("durability", "warn", f"{detail}: readers and writers wait for each other.", cure)
     if synchronous == "normal":
-        cure = "Set THREADKEEP_SQLITE_SYNCHRONOUS=FULL unless that is meant."
+        cure = "Set THREADKEEP_SQLITE_SYNCHRONOUS=FULL unless this is intended."
         return Finding("durability", "warn", f"{detail}: a power cut may lose the last turns.", cure)
     return Finding("durability", "ok", f"{detail}: a power cut loses no acknowledged turn.")
 
@@ -159,7 +159,7 @@ def _durability(address: DatabaseAddress, condition: Condition) -> Finding:
 async def _writing(driver: Driver, address: DatabaseAddress, condition: Condition) -> list[Finding]:
     if condition.engine.get("transaction_read_only") == "on":
         cure = "Name the primary server in THREADKEEP_DATABASE_URL."
-        return [Finding("writing", "fail", "The server takes no writes here.", cure)]
+        return [Finding("writing", "fail", "The server is read-only.", cure)]
     if address.path is not None and is_read_only(address.path):
         cure = "Make it writable for this user, or use a copy: `threadkeep backup FILE` makes one."
         return [Finding("writing", "fail", "The file, its folder or its mount is read-only.", cure)]
@@ -171,17 +171,17 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
 
 
 def _holding(address: DatabaseAddress, holders: Sequence[LockHolder]) -> list[Finding]:
-    """Return findings about connections with locks that may block others."""
+    """Return findings about connections that hold locks and may block others."""
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]
     if busy:
         names = ", ".join(_name_of(holder) for holder in busy)
-        cure = "If that is not meant, end the process (or the transaction) that holds the others up."
-        return [Finding("locks", "warn", f"Held up by {names}.", cure)]
+        cure = "If this is not intended, end the process (or the transaction) that blocks the others."
+        return [Finding("locks", "warn", f"Writes are blocked by {names}.", cure)]
     if holders:
         return [Finding("locks", "ok", f"Also open in {', '.join(_name_of(holder) for holder in holders)}.")]
-    return [Finding("locks", "ok", "No other process holds a lock that can be seen from here.")]
+    return [Finding("locks", "ok", "No other process is seen to hold a lock.")]
 
 
 def _name_of(holder: LockHolder) -> str:
@@ -193,14 +193,14 @@ def _name_of(holder: LockHolder) -> str:
 
 
 def _partitions(state: PartitionState, wanted: int | None) -> list[Finding]:
-    """Return findings about the partitions of the tables, of which the settings want a number."""
+    """Return findings about the partitions of the tables; `wanted` is the number in the settings."""
     if state.is_begun:
         count = state.copied_into or wanted or "COUNT"
         cure = f"Run: threadkeep partition {count} (with --abandon to remove the copy)"
-        return [Finding("partitions", "warn", "Partitions were begun and are not complete; writes cost more.", cure)]
+        return [Finding("partitions", "warn", "Partitioning is not complete; until then, writes cost more.", cure)]
     detail = f"Messages are in {state.partitions} partitions." if state.partitions else "Messages are in one table."
     if wanted not in (None, state.partitions):
-        cure = f"Run: threadkeep partition {wanted}" if not state.partitions else "Set it to what there is."
+        cure = f"Run: threadkeep partition {wanted}" if not state.partitions else "Set it to the existing number."
         return [Finding("partitions", "warn", f"{detail} THREADKEEP_PARTITIONS is {wanted}.", cure)]
     return [Finding("partitions", "ok", detail)] if state.partitions else []
 
@@ -209,8 +209,8 @@ def _search(condition: Condition) -> list[Finding]:
     if condition.unindexed is None:
         return []
     if condition.unindexed >= MUCH_UNINDEXED:
-        cure = "Run: threadkeep migrate (it fills the index); a running service does so by itself."
-        return [Finding("search", "warn", f"The index still lacks {counted(condition.unindexed, 'message')}.", cure)]
+        cure = "Run: threadkeep migrate (it fills the index); a running service does it, too."
+        return [Finding("search", "warn", f"{counted(condition.unindexed, 'message')} not indexed yet.", cure)]
     return [Finding("search", "ok", f"{counted(condition.unindexed, 'message')} to be indexed.")]
 
 
@@ -220,13 +220,13 @@ async def _runs(driver: Driver, condition: Condition) -> list[Finding]:
         return []
     records, order = RunRecords(driver), RunOrder(driver, clock=utc_now)
     counts = await records.counts()
-    detail = f"{counts.queued:,} queued, {counts.running:,} at work, {counts.waiting:,} wait for a person"
+    detail = f"{counts.queued:,} queued, {counts.running:,} running, {counts.waiting:,} waiting for a person"
     if counts.set_aside:
-        cure = "See why, and have them tried again: threadkeep runs list --set-aside"
-        return [Finding("runs", "warn", f"{detail}, {counts.set_aside:,} are set aside.", cure)]
+        cure = "See the reasons, then retry them: threadkeep runs list --set-aside"
+        return [Finding("runs", "warn", f"{detail}, {counts.set_aside:,} set aside after too many failures.", cure)]
     if await order.ready(limit=1, waited_seconds=_LONG_QUEUED_SECONDS):
         cure = "Start `threadkeep serve` or `threadkeep worker` on this database, or more of them."
-        return [Finding("runs", "warn", f"{detail}; some have been in the queue for long.", cure)]
+        return [Finding("runs", "warn", f"{detail}; some have been queued for more than a minute.", cure)]
     return [Finding("runs", "ok", f"{detail}.")]
 
 
@@ -236,12 +236,12 @@ async def _token_factors(driver: Driver, condition: Condition) -> list[Finding]:
         return []
     factors = await TokenFactors(driver, clock=utc_now).all()
     if not factors:
-        return [Finding("token factors", "ok", "None learned yet: no provider has reported a count that differs.")]
+        return [Finding("token factors", "ok", "None learned yet: no provider has reported a different count.")]
     learned = [f"{model} ×{value:.2f} ({counted(calls, 'call')})" for model, (value, calls) in sorted(factors.items())]
     detail = f"Estimates are corrected for {', '.join(learned)}."
     far = [model for model, (value, _) in sorted(factors.items()) if not LEAST_FACTOR < value < GREATEST_FACTOR]
     if far:
-        cure = f"For {', '.join(far)} the correction is at its limit: what that provider reports may not be tokens."
+        cure = f"The correction for {', '.join(far)} is at its limit: the provider may not report tokens."
         return [Finding("token factors", "warn", detail, cure)]
     return [Finding("token factors", "ok", detail)]
 
@@ -264,7 +264,7 @@ async def _check_integrity(
     settings: Settings, check: str, address: DatabaseAddress, *, transcripts: bool = False, writing: bool = False
 ) -> list[Finding]:
     if address.path is not None and not address.path.exists():
-        return [Finding(check, "ok", f"{address} is not there yet; the first use makes it.")] if writing else []
+        return [Finding(check, "ok", f"{address} does not exist yet; the first use creates it.")] if writing else []
     started = time.perf_counter()
     try:
         async with (
@@ -278,8 +278,8 @@ async def _check_integrity(
                 driver, transcripts=transcripts and await schema_version(driver) == newest
             )
     except TimeoutError:
-        detail = f"{address} was not looked through within {_INTEGRITY_SECONDS:g} seconds."
-        return [Finding(check, "warn", detail, "Look at the load of its disk, and try it again at a quiet time.")]
+        detail = f"{address} could not be checked within {_INTEGRITY_SECONDS:g} seconds."
+        return [Finding(check, "warn", detail, "Check the load of its disk, and try again at a quiet time.")]
     except (StoreError, ModuleNotFoundError) as error:
         return [_unreachable(check, address, error)]
     return [_integrity(check, address, integrity, time.perf_counter() - started)]
@@ -291,18 +291,18 @@ def _integrity(check: str, address: DatabaseAddress, integrity: Integrity, secon
         return Finding(check, "fail", detail, _DAMAGE_CURE)
     if integrity.gaps:
         named = [f"{gap.session_id} ({gap.found:,} of {gap.expected:,})" for gap in integrity.gaps[:_MOST_NAMED]]
-        detail = f"{counted(len(integrity.gaps), 'session')} of {address} with another number of messages than stored: "
+        detail = f"{counted(len(integrity.gaps), 'session')} of {address} with a wrong number of messages: "
         return Finding(check, "fail", f"{detail}{', '.join(named)}.", _DAMAGE_CURE)
     indexes = ""
     if address.backend == "postgres" and integrity.indexes is None:
-        indexes = "; the extension amcheck would look through its indexes too"
+        indexes = "; with the extension amcheck, indexes would be checked, too"
     elif address.backend == "postgres":
-        indexes = f", {counted(integrity.indexes or 0, 'index', 'indexes')} looked through"
+        indexes = f", {counted(integrity.indexes or 0, 'index', 'indexes')} checked"
     return Finding(check, "ok", f"{address} has no damage{indexes} ({seconds:.1f} s).")
 
 
 async def check_graph_store(settings: Settings) -> list[Finding]:
-    """Read every conversation of the graph store; return no finding if none are expected."""
+    """Read every conversation of the graph store. Return no finding if the graph store is not used."""
     address, found = settings.graph_store, _Conversations()
     try:
         layouts = await _layouts(settings)
@@ -315,13 +315,13 @@ async def check_graph_store(settings: Settings) -> list[Finding]:
                         await found.read(ConversationReader(TableItems(driver), layout))
                 found.complete = True
     except (StoreError, ModuleNotFoundError) as error:
-        cure = "See what the finding on the database says, and the settings of the graph store."
+        cure = "Check the finding on the database, and the settings of the graph store."
         return [Finding("graph store", "fail", f"The graph store cannot be read: {error}", cure)]
     return [found.finding()]
 
 
 async def _layouts(settings: Settings) -> list[GraphLayout]:
-    """Return the layouts of all conversations: those of sessions, and those that agents store themselves."""
+    """Return the layouts of all conversations: of sessions, and of conversations that agents store themselves."""
     found = [GraphLayout()] if settings.transcripts == "graph_store" else []
     if settings.database.path is None or settings.database.path.exists():
         async with open_database(settings.database, settings.store_options()) as driver:
@@ -342,7 +342,7 @@ class _Conversations:
     complete: bool = False
 
     async def read(self, reader: ConversationReader) -> None:
-        """Read the conversations of a layout, and count the missing messages of each that is not damaged."""
+        """Read the conversations of a layout, and count the missing messages of each undamaged one."""
         try:
             async for conversation in reader.all():
                 self.count += 1
@@ -356,18 +356,18 @@ class _Conversations:
             self.damaged += reader.damages.of()
 
     def finding(self) -> Finding:
-        """Return the result."""
-        partly = "" if self.complete else f" Not all were looked at within {_GRAPH_STORE_SECONDS:g} seconds."
+        """Return the finding about all conversations that were read."""
+        partly = "" if self.complete else f" Not all could be checked within {_GRAPH_STORE_SECONDS:g} seconds."
         if self.damaged:
             sessions = list({error.session_id: None for error in self.damaged})
             named = [f"{error.session_id} ({error.item} {error.problem})" for error in self.damaged]
             detail = f"{counted(len(sessions), 'conversation')} cannot be read: {_some(named)}.{partly}"
-            cure = f"Repair these items, from a backup perhaps, or erase: threadkeep sessions delete {sessions[0]}"
+            cure = f"Repair these items, for example from a backup, or delete: threadkeep sessions delete {sessions[0]}"
             return Finding("graph store", "fail", detail, cure)
         if self.missing:
             named = [f"{session_id} ({counted(count, 'message')})" for session_id, count in self.missing.items()]
             conversations = counted(len(self.missing), "conversation")
-            cure = "Import them from a backup or an export if they are to be there; else nothing depends on them."
+            cure = "If they are needed, import them from a backup or an export; nothing else depends on them."
             return Finding(
                 "graph store", "warn", f"Messages are missing in {conversations}: {_some(named)}.{partly}", cure
             )

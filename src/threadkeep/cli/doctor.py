@@ -37,7 +37,7 @@ def check_settings(settings: Settings) -> list[Finding]:
     access = counted(keys, "API key") if keys else "no API key, this machine only"
     history = f"{settings.history_max_messages} messages and {settings.history_max_tokens:,} tokens of history"
     if not settings.history_enabled or 0 in (settings.history_max_messages, settings.history_max_tokens):
-        cure = "Set THREADKEEP_HISTORY_ENABLED=true and both THREADKEEP_HISTORY_MAX_… above 0, unless that is meant."
+        cure = "Unless this is intended, set THREADKEEP_HISTORY_ENABLED=true and both THREADKEEP_HISTORY_MAX_… above 0."
         return [Finding("settings", "warn", "Chats see nothing of earlier turns.", cure), *_no_room(settings)]
     if trouble := _no_room(settings):
         return trouble
@@ -45,27 +45,27 @@ def check_settings(settings: Settings) -> list[Finding]:
 
 
 def check_variables() -> list[Finding]:
-    """Return a finding for each variable with the settings' prefix that is not a setting."""
+    """Return a finding for each variable that has the settings' prefix, but is not a setting."""
     from threadkeep.settings import unknown_variables
 
-    cure = "Correct its name, or take it out of the environment and .env."
+    cure = "Correct its name, or remove it from the environment and .env."
     return [Finding("settings", "warn", sentence, cure) for sentence in unknown_variables()]
 
 
 def _no_room(settings: Settings) -> list[Finding]:
-    """Return findings about budgets too small for a question, which prevent a start, and about unusable models."""
+    """Return a finding if the budgets leave no room for a question, which prevents a start."""
     from threadkeep.app import chat_options
 
     try:
         chat_options(settings).check_room(_made(settings))
     except InvalidSettings as error:
-        cure = f"Change {error.variable}, or one of the others that are named."
+        cure = f"Change {error.variable}, or another setting that is named."
         return [Finding("settings", "fail", str(error), cure)]
     return []
 
 
 def _made(settings: Settings) -> BaseChatModel | None:
-    """Return the model; None if it cannot be created, which is reported by another finding."""
+    """Return the model; None if it cannot be created, which `check_model` reports."""
     from threadkeep.agent.models import make_model
 
     try:
@@ -101,16 +101,16 @@ async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
     except InvalidSettings as error:
         return [Finding("model", "fail", str(error), cure)]
     if not call:
-        hint = "; name a real one in THREADKEEP_MODEL" if settings.model == "demo" else "; --call-model asks it"
-        return [Finding("model", "ok", f"{settings.model} can be made{hint}.")]
+        hint = "; name a real one in THREADKEEP_MODEL" if settings.model == "demo" else "; --call-model tests it"
+        return [Finding("model", "ok", f"{settings.model} can be created{hint}.")]
     started = asyncio.get_running_loop().time()
-    # Each provider has its own errors, and the sentences of some quote the key.
+    # Each provider has its own errors, and some error messages quote the key.
     with ErrorBoundary() as call_of_model:
         async with asyncio.timeout(min(settings.model_timeout_seconds, _CALL_SECONDS)):
             await model.ainvoke("Answer with one word: are you there?")
     if call_of_model.error is not None:
         detail = f"{settings.model} does not answer ({type(call_of_model.error).__name__})."
-        return [Finding("model", "fail", detail, "Check the key, the model's name, the network and the provider.")]
+        return [Finding("model", "fail", detail, "Check the key, the name of the model, the network and the provider.")]
     seconds = asyncio.get_running_loop().time() - started
     return [Finding("model", "ok", f"{settings.model} answers in {seconds:.1f} s.")]
 
@@ -122,18 +122,18 @@ def check_summary_model(settings: Settings) -> list[Finding]:
     if not settings.summary_model:
         return []
     if not settings.summary_trigger:
-        cure = "Set THREADKEEP_SUMMARY_TRIGGER, to tokens:20000 say, if summaries are wanted."
-        return [Finding("summary model", "warn", f"{settings.summary_model} is named, and never asked.", cure)]
+        cure = "To get summaries, set THREADKEEP_SUMMARY_TRIGGER, for example to tokens:20000."
+        return [Finding("summary model", "warn", f"{settings.summary_model} is configured, but never used.", cure)]
     try:
         make_model(settings.summary_model, variable="THREADKEEP_SUMMARY_MODEL")
     except InvalidSettings as error:
         cure = "Correct THREADKEEP_SUMMARY_MODEL, install the provider's package, and put its key into the environment."
         return [Finding("summary model", "fail", str(error), cure)]
-    return [Finding("summary model", "ok", f"{settings.summary_model} can be made.")]
+    return [Finding("summary model", "ok", f"{settings.summary_model} can be created.")]
 
 
 def check_pending(settings: Settings) -> list[Finding]:
-    """Return findings about turns that wait to be written, to this database or to earlier ones."""
+    """Return findings about pending turns, which are not written to this database or to an earlier one yet."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 
@@ -146,7 +146,7 @@ def check_pending(settings: Settings) -> list[Finding]:
         return [Finding("pending writes", "fail", detail, "Correct the owner and the permissions of its files.")]
     if elsewhere:
         detail = f"{counted(elsewhere, 'turn')} to be written to other databases, below {own.parent}."
-        cure = "Open those databases once more with this user, or drop the turns there."
+        cure = "Open those databases again as this user, or drop the turns there."
         found.append(Finding("other databases", "warn", detail, cure))
     return found
 
@@ -154,24 +154,24 @@ def check_pending(settings: Settings) -> list[Finding]:
 def _waiting(files: list[WaitingFile]) -> Finding:
     entries = [entry for file in files for entry in file.entries]
     if not entries:
-        return Finding("pending writes", "ok", "Nothing waits to be written.")
+        return Finding("pending writes", "ok", "There are no pending turns.")
     left = sum(len(file.entries) for file in files if not file.live)
     age = (datetime.now(UTC) - min(entry.kept_at for entry in entries)).total_seconds()
     errors = sorted({entry.error for entry in entries if entry.error})
     detail = f"{counted(len(entries), 'turn')} to be written, the oldest for {duration(age)}"
-    detail += f", {left} of them left by processes that are gone" if left else ""
+    detail += f", {left} of them by processes that have ended" if left else ""
     detail += f"; last error: {', '.join(errors)}" if errors else ""
     refused = [error for error in errors if error not in ("StoreUnavailable", DatabaseFileReplaced.__name__)]
-    cure = "They are written when the database takes them again" + ("; start the service or a chat." if left else ".")
+    cure = "They are written when the database is available again" + ("; start the service or a chat." if left else ".")
     if DatabaseFileReplaced.__name__ in errors:
         cure = DatabaseFileReplaced.CURE.replace("this process", "a process")
     if refused:
-        cure += " What is refused for good stays until somebody drops it: threadkeep pending list"
+        cure += " Turns that the database rejects stay until a person drops them: threadkeep pending list"
     return Finding("pending writes", "fail" if age > _OLD_SECONDS else "warn", f"{detail}.", cure)
 
 
 def _unusable(own: Path) -> list[Finding]:
-    """Return a finding if the folder could not store the next turn; the folder is not created for that."""
+    """Return a finding if the folder could not store the next turn. The check does not create the folder."""
     from threadkeep.history.pending_files import check_folder
 
     try:
@@ -188,8 +188,8 @@ def _unreadable(own: Path) -> list[Finding]:
     turns = unreadable_turns(own)
     if not turns:
         return []
-    detail = f"{counted(len(turns), 'line')} of pending files cannot be read: turns that are not written anywhere else."
-    cure = "See them with `threadkeep pending list`: repair the files and start again, or drop them there."
+    detail = f"{counted(len(turns), 'line')} of pending files cannot be read; these turns are stored nowhere else."
+    cure = "List them with `threadkeep pending list`; repair the files and restart, or drop them."
     return [Finding("pending writes", "fail", detail, cure)]
 
 
@@ -205,29 +205,29 @@ def _existing(folder: Path) -> Path:
 
 def _room(name: str, folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
-    detail = f"{file_size(free)} are free where the {name} {'are' if name.endswith('s') else 'is'} ({folder})."
+    detail = f"{file_size(free)} free for the {name} ({folder})."
     if free < _NEARLY_FULL_BYTES:
-        cure = "Make room: a turn that finds no room anywhere is kept in memory only."
+        cure = "Free some space: without space, turns are kept in memory only."
         return Finding("disk", "fail" if free < _FULL_BYTES else "warn", detail, cure)
     return Finding("disk", "ok", detail)
 
 
 async def doctor(
-    call_model: Annotated[bool, typer.Option("--call-model", help="Send the model a question; may cost.")] = False,
+    call_model: Annotated[bool, typer.Option("--call-model", help="Send the model a question (may cost).")] = False,
 ) -> None:
     """Check the installation, and name a cure for each problem.
 
-    Looks at the settings, the database, its schema and locks, damage in every database, the conversations in the graph
-    store, the learned token factors of models, the disk, the models and the pending writes. Exits with 1 if any of them
+    Checks the settings, the database, its schema and locks, damage in every database, the conversations in the graph
+    store, the learned token factors of models, the disk, the models and the pending writes. Exits with 1 if a check
     fails.
     """
     try:
         settings = command_settings()
     except InvalidSettings as error:
-        cure = f"Correct {error.variable} in the environment or in .env; nothing else can be looked at before."
+        cure = f"Correct {error.variable} in the environment or in .env; other checks need valid settings."
         findings = [Finding("settings", "fail", str(error), cure), *check_variables()]
     else:
-        with terminal.waiting("Looking"):
+        with terminal.waiting("Checking"):
             findings = await _findings(settings, call_model=call_model)
     failed = any(finding.level == "fail" for finding in findings)
     if terminal.as_json:
@@ -257,7 +257,7 @@ async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    """Show a line for each finding, and one for its cure."""
+    """Show a line for each finding, and a second line for its cure, if any."""
     width = max(len(finding.check) for finding in findings) + 2
     for finding in findings:
         mark, color = _MARKS[finding.level]
@@ -268,6 +268,6 @@ def _show(findings: Sequence[Finding]) -> None:
     warned = sum(1 for finding in findings if finding.level == "warn")
     terminal.say()
     if failed or warned:
-        terminal.say(f"{failed} failed, {warned} to look at, {len(findings) - failed - warned} well.")
+        terminal.say(f"{failed} failed, {warned} with a warning, {len(findings) - failed - warned} ok.")
     else:
         terminal.say("All is well.")

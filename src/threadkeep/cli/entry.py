@@ -13,11 +13,11 @@ from threadkeep.version import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default with the process's arguments, and return the exit code."""
-    # Before LangGraph is imported: a checkpoint row may create only objects of known types, and call nothing else.
+    # Must be set before LangGraph is imported: checkpoints may then create only objects of known types.
     os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")
     if arguments is not None:
         return _run(arguments)
-    # Imported modules live until the process ends; garbage collection would only waste time.
+    # Imported modules stay until the process ends, so collecting garbage during imports would only take time.
     gc.disable()
     try:
         return _run(sys.argv[1:])
@@ -37,7 +37,7 @@ def _run(arguments: Sequence[str]) -> int:
         if package == "threadkeep":
             raise
         sentence = f"The command line needs the package {package}; install it with: pip install 'threadkeep[cli]'"
-        print(sentence, file=sys.stderr)  # noqa: T201 - rich may be what is missing
+        print(sentence, file=sys.stderr)  # noqa: T201 - the missing package may be rich
         return 1
     _import_from_here()
     return run(arguments)

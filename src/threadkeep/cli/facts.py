@@ -1,4 +1,4 @@
-"""`threadkeep facts`: lists, shows, adds and deletes facts that outlive a session, and decides on proposed facts."""
+"""`threadkeep facts`: list, show, add and delete facts that outlive a session, and decide on proposed facts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
     """Return the scope that a command names, or None.
 
     Raises:
-        WrongUse: it names more than one.
+        WrongUse: the command names more than one.
     """
     named = [("session", session), ("workspace", workspace), ("user", user)]
     scopes = [Scope(kind, owner) for kind, owner in named if owner is not None]  # type: ignore[arg-type]
@@ -58,11 +58,11 @@ def needed_scope(session: str | None, workspace: str | None, user: str | None, *
     """Return the scope that a command names.
 
     Raises:
-        WrongUse: it names none, or more than one.
+        WrongUse: the command names none, or more than one.
     """
     scope = scope_named(session, workspace, user)
     if scope is None:
-        raise WrongUse(f"Say whose {what} it is: --session ID, --workspace NAME or --user ID.")
+        raise WrongUse(f"Name the scope of the {what}: --session ID, --workspace NAME or --user ID.")
     return scope
 
 
@@ -78,7 +78,7 @@ async def list_facts(
     limit: Limit = 50,
     cursor: CursorOption = None,
 ) -> None:
-    """List facts, the last changed first."""
+    """List facts, most recently changed first."""
     from threadkeep.knowledge.views import FactView
 
     scope = scope_named(session, workspace, user)
@@ -99,7 +99,7 @@ async def list_facts(
             "changed": lambda fact: relative(fact.updated_at) + ("" if fact.valid_to is None else ", past"),
         },
         right=["confirmed"],
-        nothing="No such fact is known.",
+        nothing="There are no such facts.",
         more="threadkeep facts list --cursor",
     )
 
@@ -119,7 +119,7 @@ async def show_fact(
     async with opened_memory() as memory:
         facts = await memory.knowledge.facts(scope, key=key, past=True, limit=1000)
     if not facts:
-        raise NotDone("There is no such fact; list those there are with: threadkeep facts list")
+        raise NotDone("There is no such fact; list the facts with: threadkeep facts list")
     if terminal.as_json:
         terminal.json({"facts": [FactView.of(fact) for fact in facts]})
         return
@@ -148,7 +148,7 @@ async def add_fact(
         fact = await memory.knowledge.remember(scope, key, json_or_text(value), kind=fact_kind, confidence=confidence)
     sentence = f"{fact.key} of {_owner(fact)} is remembered."
     if fact.confirmed > 1:
-        sentence = f"{fact.key} was known, and is confirmed: {counted(fact.confirmed, 'time')} now."
+        sentence = f"{fact.key} was known, and is confirmed ({counted(fact.confirmed, 'time')})."
     terminal.result(FactView.of(fact), sentence)
 
 
@@ -165,11 +165,11 @@ async def forget_facts(
     """Delete facts with all their earlier values, permanently."""
     scope = needed_scope(session, workspace, user)
     if bool(keys) == everything:
-        raise WrongUse("Name the keys to forget, or say --all for all of them.")
+        raise WrongUse("Name the keys to forget, or add --all for all of them.")
     what = "everything" if everything else ", ".join(keys or ())
     terminal.confirm(
-        f"Forget {what} of {scope.kind} {scope.owner}, for good?",
-        "Forgetting is for good: say --yes to do it without being asked.",
+        f"Forget {what} of {scope.kind} {scope.owner} permanently?",
+        "Facts are deleted permanently; add --yes to do it without confirmation.",
         confirmed=confirmed,
     )
     async with opened_memory() as memory:
@@ -183,7 +183,7 @@ async def forget_facts(
     else:
         terminal.say(f"{counted(sum(counts.values()), 'value')} forgotten.")
         for key in missing:
-            terminal.error(f"Nothing is known under {key}; list what is with: threadkeep facts list")
+            terminal.error(f"There is no fact {key}; list the facts with: threadkeep facts list")
     if missing:
         raise typer.Exit(1)
 
@@ -208,14 +208,14 @@ def _show_fact(fact: Fact) -> None:
 @commands.command("proposals")
 async def list_proposals(
     *,
-    status: Annotated[str | None, typer.Option(help=f"Only those that are {', '.join(PROPOSAL_STATUSES)}.")] = None,
+    status: Annotated[str | None, typer.Option(help=f"Only {', '.join(PROPOSAL_STATUSES)}.")] = None,
     session: OfSession = None,
     workspace: OfWorkspace = None,
     user: OfUser = None,
     limit: Limit = 50,
     cursor: CursorOption = None,
 ) -> None:
-    """List facts that were proposed from messages, the last changed first."""
+    """List facts that were proposed from messages, most recently changed first."""
     from threadkeep.knowledge.views import ProposalView
 
     wanted = one_of("--status", status, PROPOSAL_STATUSES)
@@ -256,7 +256,7 @@ async def reject_proposal(proposal: _Id, by: By = None) -> None:
 
 @commands.command("undo")
 async def undo_proposal(proposal: _Id, by: By = None) -> None:
-    """Undo an accepted proposal: the value before it is valid again."""
+    """Undo an accepted proposal, so that the previous value is valid again."""
     await _decide(lambda proposals: proposals.undo(proposal, by=decider(by)))
 
 

@@ -55,14 +55,14 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A conversation that cannot be read; the sentence says why."""
+    """A conversation that cannot be read, and the reason."""
 
     name: str
     sentence: str
 
 
 class Source(ABC):
-    """The conversations of another system. `done` of `total` is the progress; `left_out` counts excluded entries."""
+    """The conversations of another system. `done` counts up to `total`; `left_out` counts excluded entries."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -88,7 +88,7 @@ async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple
     """Open a database of the wanted kind for reading.
 
     Raises:
-        WrongUse: the argument names something else.
+        WrongUse: the source is of another kind.
         OSError: the file cannot be read.
     """
     address = address_of(source)
@@ -103,10 +103,10 @@ async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple
 
 
 async def check_file(source: str, wanted: Kind) -> None:
-    """Reject a file of another kind. Handwritten lines are not recognised, and are read as JSONL.
+    """Reject a file of another kind. Files of unknown content, such as handwritten lines, are accepted as JSONL.
 
     Raises:
-        WrongUse: the sentence names the kind and its command.
+        WrongUse: the message names the kind and the command for it.
         OSError: the file cannot be read.
     """
     path = Path(source)
@@ -121,7 +121,7 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
     """Reject a source of another kind.
 
     Raises:
-        WrongUse: the sentence names the kind and its command.
+        WrongUse: the message names the kind and the command for it.
     """
     if wanted in kinds:
         return
@@ -152,7 +152,7 @@ def kinds_of_file(path: Path) -> list[Kind]:
 
 
 def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
-    """Return the files of an export's zip that hold conversations, in order: one file, or numbered files."""
+    """Return the names of the files with conversations in an export's zip, in order: one file, or numbered files."""
     return sorted(name for name in archive.namelist() if re.fullmatch(r"(.*/)?conversations(-\d+)?\.json", name))
 
 

@@ -1,4 +1,4 @@
-"""ChatGPT exports: `conversations.json`, alone or in the zip. Each conversation has the branch that was shown last."""
+"""ChatGPT exports: `conversations.json`, alone or in the zip. Only the last shown branch of a conversation is read."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ChatGptExport(Source):
             except ValueError:
                 yield Unreadable(
                     f"After conversation {number}",
-                    "What follows is not JSON, or ends in the middle; unpack the export again.",
+                    "The rest is not JSON, or is incomplete; unpack the export again.",
                 )
             before = self.done
 
@@ -102,7 +102,7 @@ class ChatGptExport(Source):
             return Unreadable(name, str(error))
 
     def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
-        """Return the messages of nodes; count other nodes. A message without a time has the time of the one before."""
+        """Return the messages of nodes; count other nodes. A message without a time gets the previous one's time."""
         messages: list[Message] = []
         for values in nodes:
             text = _text(values)
@@ -190,7 +190,7 @@ def _text(values: Mapping[str, Any]) -> str:
 
 
 def _without_citations(text: str, values: Mapping[str, Any]) -> str:
-    """Return a text as it was shown: with the words for marks of sources and names, without the other marks."""
+    """Return a text as ChatGPT shows it: marks with a shown text are replaced by it, all others are removed."""
     references = _part_of(values, "metadata").get("content_references")
     for reference in references if isinstance(references, list) else []:
         if not isinstance(reference, dict):
@@ -217,14 +217,14 @@ def _part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _seconds(message: object) -> float:
-    """Return when a message was created, in seconds since 1970; 0 if it does not say."""
+    """Return the time of a message in seconds since 1970; 0 if it has none."""
     moment = _moment(message.get("create_time")) if isinstance(message, dict) else None
     return moment.timestamp() if moment is not None else 0.0
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidInput("It is not of the shape that exports have.")
+        raise InvalidInput("It does not have the structure of an export.")
     return value
 
 

@@ -61,7 +61,7 @@ class AgentSessions(Source):
             self.done += 1
 
     async def _rows(self, session_id: str) -> list[Row]:
-        """Return the items of a session: of one branch, if it has branches."""
+        """Return the items of a session, or of the chosen branch if the session has branches."""
         if "message_structure" in self._database.columns and await self._database.rows(
             "agent_branches", session_id=session_id
         ):
@@ -185,9 +185,9 @@ async def open_threads(source: str, *, channel: str, user_id: str | None) -> Asy
 
 def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
     if "checkpoint_id" not in columns["checkpoints"]:
-        raise NotDone("A shallow saver wrote these checkpoints; write the lines of an import from its states instead.")
+        raise NotDone("A shallow saver wrote these checkpoints; convert its states to JSONL, and import that instead.")
     if writes not in columns or (writes == "checkpoint_writes" and "task_path" not in columns[writes]):
-        raise NotDone(f"`{writes}` is missing or of an older LangGraph; call `setup()` of the current saver once.")
+        raise NotDone(f"`{writes}` is missing or outdated; call `setup()` of the current LangGraph saver once.")
 
 
 class LangGraphThreads(Source):
@@ -206,13 +206,13 @@ class LangGraphThreads(Source):
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the threads by their ids."""
         for thread_id in self._threads:
-            # Anything may be wrong with bytes that another program wrote.
+            # Bytes that another program wrote may raise any error.
             with ErrorBoundary(raising=(StoreError,)) as attempt:
                 conversation = await self._conversation(thread_id)
             if attempt.error is None:
                 yield conversation
             elif isinstance(attempt.error, NotImplementedError):
-                yield Unreadable(thread_id, "Its state is encrypted, or in a format that is not known here.")
+                yield Unreadable(thread_id, "Its state is encrypted or in an unknown format.")
             else:
                 kind = type(attempt.error).__name__
                 yield Unreadable(thread_id, f"Its newest checkpoint cannot be read ({kind}).")
@@ -229,7 +229,7 @@ class LangGraphThreads(Source):
         return Conversation(line, messages)
 
     async def _values(self, newest: CheckpointTuple) -> list[object]:
-        """Return the values of the channel; a DeltaChannel stores them in the writes of earlier checkpoints."""
+        """Return the values of the channel. A DeltaChannel stores them in the writes of earlier checkpoints."""
         channel, values = self._channel, newest.checkpoint["channel_values"]
         if channel in values:
             found = _empty_channel().from_checkpoint(values[channel])
@@ -264,7 +264,7 @@ def _empty_channel() -> DeltaChannel[Any]:
 
 
 def _message_of(value: object) -> BaseMessage | None:
-    """Return a value of the state as a message; None if it is none."""
+    """Return a value of the state as a message; None if it is not a message."""
     if isinstance(value, str):
         return None
     try:

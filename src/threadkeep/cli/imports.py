@@ -1,4 +1,4 @@
-"""`threadkeep import`: conversations of other systems and exports of Threadkeep, stored as sessions."""
+"""`threadkeep import`: import conversations of other systems and exports of Threadkeep as sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from threadkeep.cli.foreign import Source
     from threadkeep.history.importing import Imported, Importer, Position
 
-commands = verbs("Import conversations of other systems, each message once.")
+commands = verbs("Import conversations of other systems; repeated imports add no duplicates.")
 
 _MOST_SHOWN = 1_000
 _LINES_BETWEEN = 500
@@ -78,7 +78,7 @@ async def import_chatgpt(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The zip of the export, or conversations.json.")],
     user: Owner = None,
 ) -> None:
-    """Store the conversations of an export of ChatGPT, each as it was shown last."""
+    """Store the conversations of a ChatGPT export, each with its last shown branch."""
     from threadkeep.cli.from_chatgpt import open_export
 
     await _import_source(open_export(file, user_id=user))
@@ -95,7 +95,7 @@ async def import_graph_store(
         bool, typer.Option("--sessions", help="Import them as sessions, not as conversations of the graph store.")
     ] = False,
 ) -> None:
-    """Store histories that a LangGraph store keeps as one item each: {"version", "messages"}."""
+    """Store histories from a LangGraph store in which each history is one item: {"version", "messages"}."""
     from threadkeep.cli.from_databases import open_histories
     from threadkeep.graph_store.layout import GraphLayout
 
@@ -108,10 +108,10 @@ async def import_sessions(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")],
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first invalid line.")] = False,
 ) -> None:
-    """Store sessions from JSONL, as they were.
+    """Store exported sessions from JSONL.
 
     Existing messages are not stored again, so a second import changes nothing, and an interrupted import can be
-    repeated. Invalid lines are reported and left out; exits with 1 if there were any.
+    repeated. Invalid lines are reported and skipped; exits with 1 if there were any.
     """
     refusals = _Refusals("line", "Line {}")
     done = await _import_lines(file, refusals, strict=strict)
@@ -166,7 +166,7 @@ async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> 
 async def _store_source[S: Source](
     opening: AbstractAsyncContextManager[S], refusals: _Refusals
 ) -> tuple[S, Imported, int]:
-    """Return the source after reading, the result of the import, and the number of conversations without utterances."""
+    """Import a source. Return it with the result, and the number of conversations without utterances."""
     from threadkeep.cli.foreign import Unreadable
     from threadkeep.history.archive_lines import MessageLine
     from threadkeep.history.importing import Importer
@@ -185,7 +185,7 @@ async def _store_source[S: Source](
                         await importer.accept(name, MessageLine(name, message))
                 else:
                     empty += 1
-                # The last line is for the end: a short file is at its end from its first conversation on.
+                # Do not report the end yet: a short file is read to its end with the first conversation.
                 if source.done < source.total:
                     reach(source.done)
             await importer.store()
@@ -225,50 +225,50 @@ def _reporting(importer: Importer, total: int | None) -> Iterator[Callable[[int]
         with terminal.progress("Importing", total) as reach:
             yield lambda done: reach(done, _words(importer.done))
     except (StoreError, asyncio.CancelledError):
-        terminal.note(f"Broken off: {_words(importer.done)}. Import the same again to go on; nothing is doubled.")
+        terminal.note(f"Interrupted: {_words(importer.done)}. Repeat the import to continue; nothing is stored twice.")
         raise
 
 
 def _words(done: Imported) -> str:
-    return f"{counted(done.stored, 'message')} stored, {done.known:,} there already"
+    return f"{counted(done.stored, 'message')} stored, {done.known:,} already known"
 
 
 def _show_source(source: Source, done: Imported, empty: int) -> None:
     terminal.say(
         f"Stored {counted(done.stored, 'message')} of {counted(done.sessions, 'session')}; "
-        f"there already: {done.known:,}."
+        f"already known: {done.known:,}."
     )
     if source.left_out:
         kinds = source.left_out.most_common()
         items = (counted(count, _LEFT_OUT[kind], _PLURALS.get(kind)) for kind, count in kinds)
-        terminal.say(f"Left out, since nobody said it: {', '.join(items)}.")
+        terminal.say(f"Skipped, because they are not utterances: {', '.join(items)}.")
     if empty:
-        terminal.say(f"Conversations without an utterance: {empty:,}.")
+        terminal.say(f"Conversations without utterances: {empty:,}.")
     _show_changes(done)
     if done.bad_lines:
-        terminal.say(f"Conversations that were not read or not stored: {done.bad_lines:,}.")
+        terminal.say(f"Conversations that could not be read or stored: {done.bad_lines:,}.")
 
 
 def _show_lines(done: Imported) -> None:
-    terminal.say(f"Stored {counted(done.stored, 'message')}; there already: {done.known:,}.")
+    terminal.say(f"Stored {counted(done.stored, 'message')}; already known: {done.known:,}.")
     if done.moved:
-        terminal.say(f"At other places than they had, since their sessions had messages before: {done.moved:,}.")
+        terminal.say(f"Stored at other positions, because their sessions already had messages: {done.moved:,}.")
     _show_changes(done)
     if done.summaries:
-        terminal.say(f"With {counted(done.summaries, 'summary', 'summaries')} of them.")
+        terminal.say(f"Stored {counted(done.summaries, 'summary', 'summaries')}.")
     if done.summaries_left_out:
         terminal.say(
-            f"Summaries left out, since their messages are not here as they were: {done.summaries_left_out:,}."
+            f"Summaries skipped, because their messages are stored differently here: {done.summaries_left_out:,}."
         )
     if done.skipped:
-        terminal.say(f"Left out because of their session: {done.skipped:,}.")
+        terminal.say(f"Skipped because of their session: {done.skipped:,}.")
     if done.bad_lines:
-        terminal.say(f"Bad lines: {done.bad_lines:,}. Mend them and import the file again: nothing is doubled.")
+        terminal.say(f"Invalid lines: {done.bad_lines:,}. Correct them and repeat the import; nothing is stored twice.")
 
 
 def _show_changes(done: Imported) -> None:
     if done.cleaned:
-        terminal.say(f"With U+FFFD for characters that no database keeps: {done.cleaned:,}.")
+        terminal.say(f"Messages with U+FFFD in place of characters that databases reject: {done.cleaned:,}.")
 
 
 @contextmanager

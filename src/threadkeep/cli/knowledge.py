@@ -1,4 +1,4 @@
-"""`threadkeep knowledge`: Graphiti consents, deliveries, and requests of a person."""
+"""`threadkeep knowledge`: consent, deliveries, promotion and maintenance of Graphiti."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from threadkeep.knowledge.graphiti.service import Graphiti, GraphitiStatus
     from threadkeep.records.graphiti import Consent
 
-commands = verbs("Graphiti: consent, messages on their way, tests of the server.")
+commands = verbs("Graphiti: consent, deliveries, tests of the server.")
 
 _PAUSE_SECONDS = 1.0
-_SAY_YES = "Say --yes to do it without being asked."
+_SAY_YES = "Add --yes to do it without confirmation."
 
 
 @commands.command("status")
 async def show_status() -> None:
-    """Show the data that may go to Graphiti, and the progress of deliveries."""
+    """Show the data that may be sent to Graphiti, and the progress of deliveries."""
     status = await _with_graphiti(lambda graphiti: graphiti.status())
     if terminal.as_json:
         terminal.json(status)
@@ -40,21 +40,23 @@ async def show_status() -> None:
 @commands.command("consent")
 async def decide_consent(
     *,
-    grant: Annotated[bool, typer.Option("--grant", help="Allow the data to go to the endpoint.")] = False,
-    decline: Annotated[bool, typer.Option("--decline", help="Allow nothing any more; what waits is given up.")] = False,
+    grant: Annotated[bool, typer.Option("--grant", help="Allow sending the data to the endpoint.")] = False,
+    decline: Annotated[
+        bool, typer.Option("--decline", help="Withdraw consent; waiting messages are given up.")
+    ] = False,
     data: Annotated[
-        list[str] | None, typer.Option("--data", help=f"What may go: {', '.join(DATA_CLASSES)}; by default all in use.")
+        list[str] | None, typer.Option("--data", help=f"Data: {', '.join(DATA_CLASSES)}; by default all in use.")
     ] = None,
     by: By = None,
     confirmed: Confirmed = False,
 ) -> None:
-    """Allow data to go to the Graphiti endpoint, or decline; without options show the decisions."""
+    """Allow sending data to the Graphiti endpoint, or decline it. Without options, show the decisions."""
     if grant and decline:
-        raise WrongUse("Say --grant or --decline, not both.")
+        raise WrongUse("Use --grant or --decline, not both.")
     if grant:
         classes = _classes(data)
         terminal.confirm(
-            "Everything of these kinds that is said from now on goes there. Allow it?", _SAY_YES, confirmed=confirmed
+            "All new data of these kinds will be sent to the endpoint. Allow it?", _SAY_YES, confirmed=confirmed
         )
         consents = [await _with_graphiti(lambda graphiti: _grant(graphiti, classes, decider(by)))]
     elif decline:
@@ -65,7 +67,7 @@ async def decide_consent(
         terminal.json({"consents": consents})
         return
     if not consents:
-        terminal.note("Nobody has decided yet; allow it with: threadkeep knowledge consent --grant")
+        terminal.note("There is no decision yet; allow it with: threadkeep knowledge consent --grant")
     rows = [
         (one.endpoint, one.decision, ", ".join(one.data_classes), one.decided_by, f"{one.decided_at:%Y-%m-%d %H:%M}")
         for one in consents
@@ -77,13 +79,13 @@ async def decide_consent(
 @commands.command("trust")
 async def trust_workspace(
     workspace: Annotated[
-        str | None, typer.Argument(metavar="[WORKSPACE]", help="Its name; without one that of runs that name none.")
+        str | None, typer.Argument(metavar="[WORKSPACE]", help="Its name; by default the one of the settings.")
     ] = None,
     *,
-    withdraw: Annotated[bool, typer.Option("--withdraw", help="Trust it no more.")] = False,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Withdraw the trust.")] = False,
     by: By = None,
 ) -> None:
-    """Trust a workspace: messages of other workspaces never go to Graphiti."""
+    """Trust a workspace. Messages of other workspaces are never sent to Graphiti."""
 
     async def trusting(graphiti: Graphiti) -> list[str | None]:
         name = workspace or graphiti.workspace
@@ -97,7 +99,7 @@ async def trust_workspace(
 @commands.command("test")
 async def check_server(
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Also write a message of our own, wait for it, and delete it again.")
+        bool, typer.Option("--smoke", help="Also write a test message, wait for it, and delete it.")
     ] = False,
 ) -> None:
     """Test the Graphiti server without sending people's words."""
@@ -119,41 +121,39 @@ async def check_server(
 
 @commands.command("promote")
 async def promote_fact(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What it is, such as decision or preference.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind, such as decision or preference.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The fact in a sentence.")],
     *,
     session: OfSession = None,
     workspace: OfWorkspace = None,
     user: OfUser = None,
-    key: Annotated[
-        str | None, typer.Option(help="The key under which it is kept; by default made of its words.")
-    ] = None,
+    key: Annotated[str | None, typer.Option(help="The key of the fact; by default derived from its words.")] = None,
 ) -> None:
     """Store a fact here, and send it to the graph if that is allowed."""
     from threadkeep.knowledge.graphiti.views import PromotedView
     from threadkeep.knowledge.promotion import Promotion
 
     scope = needed_scope(session, workspace, user)
-    promotion = Promotion(kind, text, scope.kind, key)  # type: ignore[arg-type]  # it is checked there
+    promotion = Promotion(kind, text, scope.kind, key)  # type: ignore[arg-type]  # `Promotion` checks it
     promoted = await _with_graphiti(lambda graphiti: graphiti.promote(promotion, scope.owner))
-    outcome = "the graph is told" if promoted.queued else "the graph knows it"
+    outcome = "it is sent to the graph" if promoted.queued else "the graph has it already"
     if promoted.closed:
-        outcome = f"the graph is not told ({promoted.closed})"
-    terminal.result(PromotedView.of(promoted), f"Kept as {promoted.fact.key}; {outcome}.")
+        outcome = f"it is not sent to the graph ({promoted.closed})"
+    terminal.result(PromotedView.of(promoted), f"Stored as {promoted.fact.key}; {outcome}.")
 
 
 @commands.command("undo")
 async def undo_promotion(
-    fact_id: Annotated[str, typer.Argument(metavar="FACT", help="The id of the fact, as `facts show` names it.")],
+    fact_id: Annotated[str, typer.Argument(metavar="FACT", help="The id of the fact, as shown by `facts show`.")],
 ) -> None:
-    """Take a promoted fact back, here and in the graph."""
+    """Retract a promoted fact, here and in the graph."""
     retracted = await _with_graphiti(lambda graphiti: graphiti.undo_promotion(fact_id))
     if terminal.as_json:
         terminal.json(retracted)
     elif retracted.remains:
-        terminal.error(f"Taken back here; the graph still has {retracted.remains}.")
+        terminal.error(f"Retracted here; the graph still has {retracted.remains}.")
     else:
-        terminal.say("Taken back, here and in the graph.")
+        terminal.say("Retracted here and in the graph.")
     if retracted.remains:
         raise typer.Exit(1)
 
@@ -163,15 +163,15 @@ async def backfill_turns(
     *,
     session: Annotated[list[str] | None, typer.Option("--session", metavar="ID", help="Only of this session.")] = None,
     user: Annotated[str | None, typer.Option(metavar="ID", help="Only of this user's sessions.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many turns in one go.")] = 1_000,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The maximum number of turns.")] = 1_000,
     everything: Annotated[
-        bool, typer.Option("--all", help="Go on until nothing is left; Ctrl-C loses nothing.")
+        bool, typer.Option("--all", help="Continue until no turns remain; Ctrl-C loses nothing.")
     ] = False,
 ) -> None:
-    """Queue earlier turns after current ones; repeat the command to continue.
+    """Queue earlier turns behind current ones. Repeat the command to continue.
 
-    Messages do not know their workspace: all turns go to the workspace of the settings. If this database has talk of
-    other workspaces, name the sessions.
+    Stored messages have no workspace, so all turns go to the workspace of the settings. If the database has sessions of
+    other workspaces, name the sessions to send.
     """
 
     async def queueing(graphiti: Graphiti) -> Backfilled:
@@ -184,45 +184,45 @@ async def backfill_turns(
             if not everything:
                 break
             if left:
-                terminal.note(f"{counted(total, 'turn')} queued, more are left.")
+                terminal.note(f"{counted(total, 'turn')} queued; more turns remain.")
                 await asyncio.sleep(_PAUSE_SECONDS)
         return Backfilled(total, left)
 
     queued = await _with_graphiti(queueing)
-    more = "; more are left, say it again" if queued.left else ""
+    more = "; more turns remain, repeat the command" if queued.left else ""
     terminal.result(queued, f"{counted(queued.queued, 'earlier turn')} queued{more}.")
 
 
 @commands.command("deliveries")
 async def list_deliveries(
     action: Annotated[
-        str, typer.Argument(metavar="[list|retry|drop]", help="List messages, send dead ones again, or give some up.")
+        str, typer.Argument(metavar="[list|retry|drop]", help="List messages, retry dead ones, or drop some.")
     ] = "list",
     number: Annotated[
-        int | None, typer.Argument(metavar="[NUMBER]", help="The message, as the list numbers it.")
+        int | None, typer.Argument(metavar="[NUMBER]", help="The number of the message in the list.")
     ] = None,
     *,
-    status: Annotated[str | None, typer.Option(help=f"Only those that are {', '.join(DELIVERY_STATUSES)}.")] = None,
+    status: Annotated[str | None, typer.Option(help=f"Only {', '.join(DELIVERY_STATUSES)}.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Retry or drop all of them.")] = False,
-    after: Annotated[int, typer.Option(min=0, help="Go on behind this number.")] = 0,
+    after: Annotated[int, typer.Option(min=0, help="Only numbers after this one.")] = 0,
     limit: Limit = 50,
 ) -> None:
-    """List messages on their way to Graphiti, send dead ones again, or give some up permanently."""
+    """List deliveries to Graphiti, retry dead ones, or drop some permanently."""
     wanted = one_of("--status", status, DELIVERY_STATUSES)
     if action not in ("list", "retry", "drop"):
-        raise WrongUse("Say list, retry or drop.")
+        raise WrongUse("The action must be list, retry or drop.")
     if action == "list":
         await _list(wanted, after, limit)
         return
     if (number is None) != everything:
-        raise WrongUse(f"Say which one to {action} by its number, or --all for all of them.")
+        raise WrongUse(f"Give the number of the message to {action}, or --all for all of them.")
     if action == "retry":
         changed = await _with_graphiti(lambda graphiti: graphiti.retry(number))
     else:
         changed = await _with_graphiti(lambda graphiti: graphiti.drop(number, status=wanted))
     terminal.result(
         {"changed": changed},
-        f"{counted(changed, 'message')} {'will be sent again' if action == 'retry' else 'given up'}.",
+        f"{counted(changed, 'message')} {'will be sent again' if action == 'retry' else 'dropped'}.",
     )
 
 
@@ -237,7 +237,7 @@ async def purge_group(
     """Delete the Graphiti server's data of a scope, and check that it is gone."""
     scope = needed_scope(session, workspace, user, what="group")
     terminal.confirm(
-        f"Delete what Graphiti has of {scope.kind} {scope.owner}, for good?", _SAY_YES, confirmed=confirmed
+        f"Delete Graphiti's data of {scope.kind} {scope.owner} permanently?", _SAY_YES, confirmed=confirmed
     )
     with terminal.waiting("Deleting"):
         purged = await _with_graphiti(lambda graphiti: graphiti.purge(scope))
@@ -245,11 +245,11 @@ async def purge_group(
         terminal.json(purged)
     elif purged.remains:
         terminal.error(
-            f"The server says that it deleted {purged.group_id}, and still has {purged.remains}. On FalkorDB its REST "
-            "server deletes nothing: use THREADKEEP_GRAPHITI_TRANSPORT=mcp."
+            f"The server reports that it deleted {purged.group_id}, but still has {purged.remains}. With FalkorDB, its "
+            "REST server deletes nothing: use THREADKEEP_GRAPHITI_TRANSPORT=mcp."
         )
     else:
-        terminal.say(f"{purged.group_id} is gone; {counted(purged.dropped, 'message')} on the way given up.")
+        terminal.say(f"{purged.group_id} is deleted; {counted(purged.dropped, 'waiting message')} dropped.")
     if purged.remains:
         raise typer.Exit(1)
 
@@ -298,7 +298,7 @@ def _status_lines(status: GraphitiStatus) -> list[tuple[str, str]]:
         ("allowed", allowed + (f"; not allowed: {', '.join(missing)}" if missing else "")),
         ("trusted", _workspaces(status.trusted)),
         ("messages", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"),
-        ("again", f"{status.repeats} were sent again, since the server did not store them"),
+        ("again", f"{status.repeats} sent again, because the server did not store them"),
     ]
     if status.dead:
         lines.append(("dead", ", ".join(f"{count} {reason}" for reason, count in status.dead.items())))
@@ -308,12 +308,12 @@ def _status_lines(status: GraphitiStatus) -> list[tuple[str, str]]:
 
 
 def _workspaces(trusted: Sequence[str | None]) -> str:
-    return ", ".join(name or "runs that name no workspace" for name in trusted) or "no workspace"
+    return ", ".join(name or "runs without a workspace" for name in trusted) or "no workspace"
 
 
 def _classes(data: Sequence[str] | None) -> list[DataClass] | None:
     if not data:
         return None
     if unknown := set(data) - set(DATA_CLASSES):
-        raise WrongUse(f"{', '.join(sorted(unknown))}: data is one of {', '.join(DATA_CLASSES)}.")
+        raise WrongUse(f"{', '.join(sorted(unknown))}: --data must be one of {', '.join(DATA_CLASSES)}.")
     return [name for name in DATA_CLASSES if name in data]

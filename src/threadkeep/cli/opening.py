@@ -28,7 +28,7 @@ chosen_database: ContextVar[str | None] = ContextVar("chosen_database", default=
 
 
 def command_settings(**overrides: object) -> Settings:
-    """Return the settings of the environment, with the database of `--database`; None overrides nothing.
+    """Return the settings of the environment, with `--database` and the overrides that are not None.
 
     Raises:
         InvalidSettings: the settings are invalid.
@@ -114,9 +114,9 @@ async def opened_session(session_id: str, user_id: str | None) -> AsyncIterator[
 
 @asynccontextmanager
 async def opened_tables() -> AsyncIterator[TableSessions | None]:
-    """Open the table of sessions alone; None if some sessions are stored elsewhere or the schema is out of date.
+    """Open only the table of sessions; yield None if some sessions are stored elsewhere or the schema is outdated.
 
-    In that case a memory is needed, whose imports take longer than a whole short command.
+    In these cases the command must open a memory, which takes longer to import than a short command takes to run.
     """
     from threadkeep.environment import plain_database
     from threadkeep.store.driver import StoreOptions
@@ -136,7 +136,7 @@ async def opened_tables() -> AsyncIterator[TableSessions | None]:
 
 @asynccontextmanager
 async def opened_app(settings: Settings, *, works: bool, observers: Sequence[Observer] = ()) -> AsyncIterator[App]:
-    """Open everything that the settings name; with `works` this process executes queued runs."""
+    """Open the configured app. With `works`, this process executes queued runs."""
     async with AsyncExitStack() as stack:
         with terminal.waiting("Opening"):
             # This imports LangChain and LangGraph, which takes some seconds on a slow machine.
@@ -150,11 +150,11 @@ async def opened_app(settings: Settings, *, works: bool, observers: Sequence[Obs
 async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterator[RunService]:
     """Open the runs of the configured database.
 
-    A command with `works` waits for its run and acts as a worker meanwhile: queued runs of other processes may be
+    With `works`, the command acts as a worker while it waits for its run, because queued runs of other processes may be
     ahead of it. Without `works` it executes no runs.
 
     Raises:
-        NotDone: other processes should execute a run, but they cannot see the database.
+        NotDone: the run is for other processes, but they cannot open an in-memory database.
     """
     settings = command_settings()
     if in_background:
@@ -170,11 +170,11 @@ def check_others_see(settings: Settings) -> None:
     """Reject an in-memory database if other processes must see its content.
 
     Raises:
-        NotDone: the sentence names the variable for a permanent database.
+        NotDone: the message names the variable for a permanent database.
     """
     if settings.database.path is None and settings.database.dsn is None:
         raise NotDone(
-            "A database in memory has no queue for other processes: name another with --database, or in "
+            "Other processes cannot open a database in memory; name another one with --database, or in "
             "THREADKEEP_DATABASE_URL."
         )
 
@@ -187,5 +187,5 @@ def naming_the_database(settings: Settings) -> Iterator[None]:
     try:
         yield
     except (RunNotFound, SessionNotFound) as error:
-        error.add_note(f"Here is {settings.database}; --database or THREADKEEP_DATABASE_URL chooses another.")
+        error.add_note(f"The database is {settings.database}; set another with --database or THREADKEEP_DATABASE_URL.")
         raise

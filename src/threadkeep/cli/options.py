@@ -37,10 +37,10 @@ type Cursor = tuple[datetime, str]
 
 
 def session_ids(incomplete: str) -> list[str]:
-    """Return the ids with this prefix for the shell, newest activity first; empty if they cannot be read."""
+    """Return ids with this prefix for shell completion, newest activity first; empty if they cannot be read."""
     import asyncio
 
-    # The shell would print a traceback between the words of the line that is being typed.
+    # The shell would print a traceback into the line that is being typed.
     with ErrorBoundary():
         return asyncio.run(_session_ids(incomplete))
     return []
@@ -103,7 +103,7 @@ def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | N
             return value
     if text is None:
         return None
-    raise WrongUse(f"{option} is one of {', '.join(allowed)}.")
+    raise WrongUse(f"{option} must be one of {', '.join(allowed)}.")
 
 
 def write_cursor(cursor: Cursor | None) -> str | None:
@@ -125,7 +125,7 @@ def read_cursor(text: str | None) -> Cursor | None:
     except ValueError:
         found = None
     if not separator or found is None or found.tzinfo is None:
-        raise WrongUse("This is no cursor; take the one that the last list gave.")
+        raise WrongUse("This is not a cursor; use the one that the last list printed.")
     return found, key
 
 
@@ -143,9 +143,9 @@ def read_payload(path: str) -> dict[str, Any]:
     try:
         value = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
-        raise WrongUse("The payload is no JSON in UTF-8; give a file with one JSON object.") from None
+        raise WrongUse("The payload is not JSON in UTF-8; name a file with one JSON object.") from None
     if len(data) > _PAYLOAD_BYTES or not isinstance(value, dict):
-        raise WrongUse("The payload is a JSON object of at most 2 MiB; put what the channel delivers into one.")
+        raise WrongUse("The payload must be a JSON object of at most 2 MiB, such as the channel delivers.")
     return value
 
 
@@ -170,7 +170,7 @@ def with_common_options(application: typer.Typer) -> TyperGroup:
 
 
 class _Conversion(RuntimeParam):
-    """A conversion of values that imports pydantic only for values that are neither texts nor defaults."""
+    """A conversion that imports pydantic only for values that are neither strings nor defaults."""
 
     def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:
         if value == param.default or (self.annotation in (str, str | None) and isinstance(value, str)):
@@ -194,7 +194,7 @@ def _add(command: TyperCommand | TyperGroup, database: TyperOption, as_json: Typ
 
 
 def _common() -> typer.Typer:
-    """Return an application with the options as typer creates them; their values do not go to the command."""
+    """Return an application that only defines the common options, so that typer creates them."""
     application = typer.Typer()
 
     @application.command()

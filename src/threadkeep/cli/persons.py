@@ -1,4 +1,4 @@
-"""`threadkeep persons` and `erase`: lists, exports, merges and erases persons, and erases sessions."""
+"""`threadkeep persons` and `erase`: list, export, merge and erase persons, and erase sessions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from threadkeep.records.knowledge import Person, PersonQuery
 commands = verbs("List persons, export one, merge two of them, or undo a merge.")
 _Person = Annotated[str, typer.Argument(metavar="PERSON", help="Any id of the person, such as telegram:123.")]
 
-erase_commands = verbs("Erase a person or a session for good.")
-_REFUSAL = "Erasing cannot be undone: say --yes to do it without being asked, or --dry-run."
+erase_commands = verbs("Erase a person or a session permanently.")
+_REFUSAL = "Erasing cannot be undone; add --yes to do it without confirmation, or --dry-run."
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the data that would be deleted; write nothing.")]
 Vacuum = Annotated[
     bool, typer.Option("--vacuum", help="Rewrite the tables, to remove earlier deletions too. Writes wait meanwhile.")
@@ -37,7 +37,7 @@ async def list_persons(
     limit: Limit = 50,
     cursor: CursorOption = None,
 ) -> None:
-    """List persons, the last seen first."""
+    """List persons, most recently seen first."""
     query = PersonQuery(text, limit, read_cursor(cursor))
 
     async with opened_memory() as memory:
@@ -51,7 +51,7 @@ async def list_persons(
             "also": lambda person: ", ".join(person.aliases[1:]),
             "last seen": lambda person: relative(person.last_seen_at),
         },
-        nothing="No such person is known.",
+        nothing="There are no such persons.",
         more="threadkeep persons list --cursor",
     )
 
@@ -86,7 +86,7 @@ async def export_person(
 
     partial = output.with_name(output.name + ".partial")
     if output.exists():
-        raise WrongUse(f"{output} is there already; name another file.")
+        raise WrongUse(f"{output} exists already; name another file.")
     partial.touch(mode=0o600)
     partial.chmod(0o600)
     with partial.open("r+b") as file:
@@ -108,13 +108,13 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """Refuse to continue a partial file of another person."""
+    """Reject the continuation of a partial file that belongs to another person."""
     try:
         yield
     except InvalidInput as error:
         if after is None:
             raise
-        raise WrongUse(f"{partial} cannot be continued: delete it, or name another file. {error}") from None
+        raise WrongUse(f"{partial} cannot be continued; delete it, or name another file. {error}") from None
 
 
 async def _read(file: BinaryIO) -> AsyncIterator[str]:
@@ -137,7 +137,7 @@ async def erase_user(
 ) -> None:
     """Erase a person with all ids. Repeat an interrupted command to continue it."""
     _check_writable(receipt)
-    terminal.confirm("Erase this person, for good?", _REFUSAL, confirmed=confirmed or dry_run)
+    terminal.confirm("Erase this person permanently?", _REFUSAL, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
         erased = await memory.erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum)
     _show_receipt(erased, receipt)
@@ -154,7 +154,7 @@ async def erase_session(
 ) -> None:
     """Erase a session. Repeat an interrupted command to continue it."""
     _check_writable(receipt)
-    terminal.confirm("Erase this session, for good?", _REFUSAL, confirmed=confirmed or dry_run)
+    terminal.confirm("Erase this session permanently?", _REFUSAL, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
         erased = await memory.erase(session_id=session_id, dry_run=dry_run, vacuum=vacuum)
     _show_receipt(erased, receipt)
@@ -164,13 +164,13 @@ async def erase_session(
 async def verify_receipt(
     receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="The file of a receipt.")],
 ) -> None:
-    """Check that a receipt is of this database, and that the person or session is still gone."""
+    """Check that this database signed a receipt, and that it has no data of the person or session."""
     try:
         values = json.loads(receipt.read_text(encoding="utf-8"))
         values.pop("complete", None)
         known = EraseReceipt.from_dict(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise WrongUse(f"{receipt} is no receipt; name a file that `threadkeep erase … --receipt` wrote.") from None
+        raise WrongUse(f"{receipt} is not a receipt; name a file that `threadkeep erase … --receipt` wrote.") from None
     async with opened_memory() as memory:
         found = await memory.verify_erased(known)
     if terminal.as_json:
@@ -178,13 +178,13 @@ async def verify_receipt(
     if found == "unsigned":
         raise NotDone("The receipt was not signed by this database, or it was changed; check --database.")
     if found == "there":
-        raise NotDone("The receipt is genuine, and there is something of the person or session (again): erase it.")
+        raise NotDone("The receipt is genuine, but there is data of the person or session (again); erase it.")
     if not terminal.as_json:
-        terminal.say("The receipt is genuine, and nothing of the person or session is there.")
+        terminal.say("The receipt is genuine, and there is no data of the person or session.")
 
 
 def _check_writable(file: Path | None) -> None:
-    """Refuse a receipt that could not be written, before anything is erased."""
+    """Reject a receipt file that cannot be written, before anything is erased."""
     if file is None:
         return
     is_new = not file.exists()
@@ -206,7 +206,7 @@ def _show_receipt(receipt: EraseReceipt, file: Path | None) -> None:
             file.touch(mode=0o600)
             file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
-            problem = f"The receipt could not be written to {file} ({error.strerror}): keep the one on the output."
+            problem = f"The receipt could not be written to {file} ({error.strerror}); save the one printed here."
     if terminal.as_json or problem is not None:
         terminal.json(values)
     else:
@@ -221,4 +221,4 @@ def _show_receipt(receipt: EraseReceipt, file: Path | None) -> None:
     if problem is not None:
         raise NotDone(problem)
     if not receipt.dry_run and not receipt.complete:
-        raise NotDone("Something was read back: a process still writes, or keeps pending turns. Repeat it.")
+        raise NotDone("Some data remains: a process still writes, or has pending turns. Repeat the command.")

@@ -1,4 +1,4 @@
-"""Errors and findings: a sentence with its cure for people, an object for programs, and an exit code."""
+"""Errors and findings: a message with a cure for people, an object for programs, and an exit code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WRONG_USE = 2
 
 
 class WrongUse(Exception):
-    """A command was called incorrectly; the sentence describes the correct usage."""
+    """A command was called incorrectly. The message describes the correct usage."""
 
 
 class NotDone(Exception):
-    """A command could not do its work; the sentence names an alternative."""
+    """A command could not do its work. The message names an alternative."""
 
 
 type Level = Literal["ok", "warn", "fail"]
@@ -57,21 +57,21 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the problem for an error; an unexpected error is named by class and location, without its message."""
+    """Return the problem for an error. An unexpected error is shown by class and location, without its message."""
     if isinstance(error, ThreadkeepError | WrongUse | NotDone):
         usage = isinstance(error, WrongUse) or (
             isinstance(error, InvalidInput) and not isinstance(error, InvalidSettings)
         )
         notes = list(getattr(error, "__notes__", ()))
         if isinstance(error, InvalidKey):
-            notes.append("The ids there are: threadkeep sessions list")
+            notes.append("List the ids with: threadkeep sessions list")
         sentence = " ".join((str(error), *notes))
         return Problem(_kind(error), sentence, WRONG_USE if usage else FAILED)
     if isinstance(error, typer.TyperException):
         kind = "wrong-use" if error.exit_code == WRONG_USE else "not-done"
         return Problem(kind, _usage_sentence(error), error.exit_code)
     if isinstance(error, typer.Abort | KeyboardInterrupt):
-        return Problem("stopped", "Stopped before it was done.")
+        return Problem("stopped", "Stopped before the command was done.")
     return _foreign(error)
 
 
@@ -83,7 +83,7 @@ def _foreign(error: BaseException) -> Problem:
             sentence = f"This needs the package {error.name}; install it with: pip install 'threadkeep[server]'"
             return Problem("package-missing", sentence)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EFBIG):
-            sentence = "The disk is full, or a file reached a limit of its size; make room, and repeat the command."
+            sentence = "The disk is full, or a file reached its maximum size; free some space, and repeat the command."
             return Problem("disk-full", sentence)
         case OSError(filename=str(name), strerror=str(reason)):
             return Problem("file-trouble", f"{name}: {reason}. Check the path, its permissions and the disk.")

@@ -1,4 +1,4 @@
-"""`threadkeep sessions prune` and `runs prune`: archive and delete data beyond the limits, or show a plan."""
+"""`threadkeep sessions prune` and `runs prune`: archive or delete data beyond the limits, or show what would be."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ async def prune_sessions(
     ] = None,
     *,
     delete: Annotated[
-        bool | None, typer.Option("--delete/--archive", help="What to do with messages beyond the limits below.")
+        bool | None, typer.Option("--delete/--archive", help="Delete or archive messages beyond the limits below.")
     ] = None,
     max_age_days: Annotated[float | None, typer.Option(help="Remove messages stored longer ago.")] = None,
     max_messages: Annotated[int | None, typer.Option(help="Keep only this number of newest messages.")] = None,
     max_idle_days: Annotated[float | None, typer.Option(help="Remove sessions idle for longer.")] = None,
     dry_run: DryRun = False,
-    vacuum: Annotated[bool, typer.Option("--vacuum", help="Return the freed space to the disk (SQLite).")] = False,
+    vacuum: Annotated[bool, typer.Option("--vacuum", help="Return freed space to the file system (SQLite).")] = False,
     user: UserId = None,
     confirmed: Confirmed = False,
 ) -> None:
-    """Archive or delete messages beyond the limits: those given here, or else those of the settings.
+    """Archive or delete messages beyond the limits of the options, or by default of the settings.
 
-    A session with limits of its own uses those. Repeat an interrupted command to continue it.
+    A session with its own limits uses those. Repeat an interrupted command to continue it.
     """
     from threadkeep.history.all_sessions import AllRetention
     from threadkeep.history.retention import Amount, Pruned
@@ -53,7 +53,7 @@ async def prune_sessions(
     rules = _rules(delete, RetentionLimits(max_age_days, max_messages, max_idle_days))
     async with opened_memory() as memory:
         retention, chosen = AllRetention(memory), tuple(sessions or ())
-        with terminal.waiting("Looking for what is beyond the limits"):
+        with terminal.waiting("Looking for messages beyond the limits"):
             plan = [removal async for removal in retention.plan(rules, session_ids=chosen, user_id=user)]
         amounts = [(one, Amount(1, one.messages, one.tokens)) for one in plan]
         total = sum(
@@ -69,7 +69,7 @@ async def prune_sessions(
             )
         vacuumed = False
         if vacuum:
-            with terminal.waiting("Returning the freed space to the disk"):
+            with terminal.waiting("Returning the freed space to the file system"):
                 vacuumed = await memory.retention.reclaim_space()
     if terminal.as_json:
         terminal.json({"dry_run": False, **done.to_dict(), "vacuumed": vacuumed})
@@ -83,15 +83,15 @@ async def prune_runs(
     *,
     older_than: Annotated[
         float | None,
-        typer.Option(min=0, metavar="DAYS", help="Runs that ended longer ago; by default as set."),
+        typer.Option(min=0, metavar="DAYS", help="Runs that ended longer ago; by default as in the settings."),
     ] = None,
     set_aside_older_than: Annotated[
-        float | None, typer.Option(min=0, metavar="DAYS", help="Also runs that are set aside and ended longer ago.")
+        float | None, typer.Option(min=0, metavar="DAYS", help="Also runs that were set aside and ended longer ago.")
     ] = None,
     dry_run: DryRun = False,
     confirmed: Confirmed = False,
 ) -> None:
-    """Delete old finished runs with their traces; messages stay in the sessions.
+    """Delete old finished runs with their traces. Messages stay in the sessions.
 
     A run is deleted together with its child runs, or not at all. Repeat an interrupted command to continue it.
     """
@@ -99,7 +99,7 @@ async def prune_runs(
 
     async with opened_memory() as memory:
         rules = _run_rules(memory.run_retention.rules, older_than, set_aside_older_than)
-        with terminal.waiting("Looking for runs that are over for long"):
+        with terminal.waiting("Looking for old runs"):
             plan = [tree async for tree in memory.run_retention.plan(rules)]
         total = PrunedRuns(len(plan), sum(tree.runs for tree in plan), sum(tree.events for tree in plan))
         if dry_run:
@@ -113,9 +113,9 @@ async def prune_runs(
     if terminal.as_json:
         terminal.json({"dry_run": False, **done.to_dict()})
     else:
-        terminal.say(f"Deleted {_run_words(done)}." if done.runs or done.versions else "No run is over for so long.")
+        terminal.say(f"Deleted {_run_words(done)}." if done.runs or done.versions else "There are no runs that old.")
         if done.busy:
-            terminal.error(f"{counted(done.busy, 'tree')} were busy and stay as they are; prune again to go on.")
+            terminal.error(f"Skipped, because they are in use: {counted(done.busy, 'tree')}. Prune again later.")
     if done.busy:
         raise typer.Exit(1)
 
@@ -124,20 +124,20 @@ def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
     """Return the limits given on the command line; None if there are none.
 
     Raises:
-        WrongUse: limits and the action for messages beyond them are not given together.
+        WrongUse: there are limits without an action, or an action without limits.
     """
     if limits.nothing and delete is None:
         return None
     if delete is None:
-        raise WrongUse("Say --archive or --delete: what becomes of messages beyond these limits.")
+        raise WrongUse("Add --archive or --delete for messages beyond these limits.")
     if limits.nothing:
-        raise WrongUse("Say what may stay: --max-age-days, --max-messages or --max-idle-days.")
+        raise WrongUse("Add a limit: --max-age-days, --max-messages or --max-idle-days.")
     return Retention(delete=limits) if delete else Retention(archive=limits)
 
 
 def _run_rules(rules: RunRetention, older_than: float | None, set_aside_older_than: float | None) -> RunRetention:
     if older_than is not None:
-        # Runs that wait for a person stay at least as long.
+        # Runs that were set aside stay at least as long.
         aside = rules.keep_set_aside_days
         rules = replace(rules, keep_days=older_than, keep_set_aside_days=aside and max(aside, older_than))
     if set_aside_older_than is not None:
@@ -146,7 +146,7 @@ def _run_rules(rules: RunRetention, older_than: float | None, set_aside_older_th
 
 
 async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
-    """Delete checkpoints as the next maintenance of a service or a worker would."""
+    """Delete the checkpoints of old runs, as the maintenance of a service or a worker does."""
     cutoffs, records = rules.cutoffs(memory.clock()), memory.runs.records
     if cutoffs is None or not await records.with_checkpoints(cutoffs.before, limit=1):
         return
@@ -160,12 +160,12 @@ async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
 
 
 def _confirm_deletion(what: str, confirmed: bool) -> None:
-    refusal = "Deleting is for good: say --yes to do it without being asked, or --dry-run to see what goes."
-    terminal.confirm(f"Delete {what}, for good?", refusal, confirmed=confirmed)
+    refusal = "The data is deleted permanently; add --yes to do it without confirmation, or --dry-run to see it first."
+    terminal.confirm(f"Delete {what} permanently?", refusal, confirmed=confirmed)
 
 
 def _progress(total: int, nothing: str) -> AbstractContextManager[Reach]:
-    again = ". Prune again to go on; nothing is half done."
+    again = ". Prune again to continue; finished steps are kept."
     return terminal.progress("Pruning", total or None, so_far=nothing, again=again)
 
 
@@ -197,7 +197,7 @@ def _show_run_plan(plan: Sequence[FinishedTree], total: PrunedRuns) -> None:
         terminal.json({"dry_run": True, **counts, "root_run_ids": [tree.root_run_id for tree in plan]})
         return
     if not plan:
-        terminal.say("No run is over for so long.")
+        terminal.say("There are no runs that old.")
         return
     rows = [
         (tree.root_run_id, tree.workflow, tree.status, relative(tree.ended_at), f"{tree.runs:,}", f"{tree.events:,}")
@@ -210,7 +210,7 @@ def _show_run_plan(plan: Sequence[FinishedTree], total: PrunedRuns) -> None:
 
 def _note_rest(count: int) -> None:
     if count > _MOST_SHOWN:
-        terminal.note(f"And {count - _MOST_SHOWN:,} more; --json has all.")
+        terminal.note(f"And {count - _MOST_SHOWN:,} more; --json shows all.")
 
 
 def _show_result(done: Pruned, *, vacuum: bool, vacuumed: bool) -> None:
@@ -218,15 +218,15 @@ def _show_result(done: Pruned, *, vacuum: bool, vacuumed: bool) -> None:
     changed = done.archived.sessions or done.deleted.sessions
     terminal.say(f"{words[:1].upper()}{words[1:]}." if changed else "Nothing is beyond the limits.")
     if vacuumed:
-        terminal.say("The file has shrunk to what it holds.")
+        terminal.say("The file has no free space any more.")
     elif vacuum:
         terminal.note("PostgreSQL frees space by itself (autovacuum).")
     if done.busy:
-        terminal.error(f"{counted(done.busy, 'session')} were busy and stay as they are; prune again to go on.")
+        terminal.error(f"Skipped, because they are in use: {counted(done.busy, 'session')}. Prune again later.")
 
 
 def _words(done: Pruned) -> str:
-    """Return the result or the plan in words."""
+    """Return the counts of a result or of a plan in words."""
     parts = []
     if done.archived.sessions:
         parts.append(f"archived {_amount(done.archived)}")

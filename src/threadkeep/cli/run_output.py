@@ -53,7 +53,7 @@ def show_run(run: Run, usages: Sequence[TokenUsage]) -> None:
 
 
 def show_tree(runs: Sequence[Run], usages: Mapping[str, Sequence[TokenUsage]], *, chosen: str) -> None:
-    """Show the runs of a tree, each below its parent; `usages` has the usage of each run without its children."""
+    """Show the runs of a tree, each below its parent. `usages` has the usage of each run without its children."""
     if terminal.as_json:
         rows = []
         for run in runs:
@@ -77,7 +77,7 @@ def show_tree(runs: Sequence[Run], usages: Mapping[str, Sequence[TokenUsage]], *
 def show_trace(run: Run, events: Sequence[RunEvent]) -> None:
     """Show a line for each event: number, seconds since the creation of the run, kind, node and text.
 
-    The messages and tool calls of an agent follow below its event, a line each.
+    The messages and tool calls of an agent follow below its event, one per line.
     """
     digits = len(str(events[-1].number)) if events else 1
     node = max((len(event.node or "") for event in events), default=0)
@@ -94,7 +94,7 @@ def show_trace(run: Run, events: Sequence[RunEvent]) -> None:
 
 
 async def follow(service: RunService, run_id: str, user_id: str | None) -> bool:
-    """Show the output of a run until it is over or waits; return True on success. An interrupt stops the run."""
+    """Show the output of a run until it ends or waits; return True on success. Ctrl-C cancels the run."""
     from threadkeep.runs.streams import RunPiece
 
     answer = Answer()
@@ -125,10 +125,10 @@ async def show_queued(service: RunService, run_id: str, user_id: str | None) -> 
         return
     terminal.say(run_id)
     if not run.over:
-        # A child waits until its parent passes it the answer.
-        state = "It has its answer" if run.status == "waiting" else f"It is {run.status}"
-        terminal.note(f"{state}: `threadkeep serve` or `threadkeep worker` on this database executes it.")
-    terminal.note(f"How it stands: threadkeep runs show {run_id}")
+        # The status stays `waiting` until the parent passes the answer to the child.
+        state = "The run has its answer" if run.status == "waiting" else f"The run is {run.status}"
+        terminal.note(f"{state}; `threadkeep serve` or `threadkeep worker` on this database executes it.")
+    terminal.note(f"See its state with: threadkeep runs show {run_id}")
 
 
 def _show_end(run: Run, usages: Sequence[TokenUsage]) -> None:
@@ -136,15 +136,15 @@ def _show_end(run: Run, usages: Sequence[TokenUsage]) -> None:
     if run.status == "waiting":
         return
     if run.status == "done":
-        # For a run that was created long ago, neither is known any more.
+        # For an old run, neither the duration nor the usage may be stored any more.
         tokens = _tokens(usages) or counted(0, "token")
         facts = f": {_duration(run)}, {tokens}" if run.started_at is not None else ""
         terminal.note(f"Run {run.run_id} is done{facts}.")
         return
     why = f" ({run.error})" if run.error else ""
     terminal.error(
-        f"Run {run.run_id} is {run.status}{why}. See why: threadkeep runs trace {run.run_id}; "
-        f"try it again: threadkeep runs retry {run.run_id} --wait"
+        f"Run {run.run_id} is {run.status}{why}. See its events: threadkeep runs trace {run.run_id}; "
+        f"retry it: threadkeep runs retry {run.run_id} --wait"
     )
 
 
@@ -156,7 +156,7 @@ def _show_questions(run: Run) -> None:
     if questions:
         answer = "VALUE" if len(questions) == 1 else "'{\"…\": VALUE, …}'"
         each = "" if len(questions) == 1 else ", with a VALUE for each id"
-        terminal.note(f"It waits; answer with: threadkeep runs resume {run.run_id} {answer} --wait{each}")
+        terminal.note(f"The run waits; answer with: threadkeep runs resume {run.run_id} {answer} --wait{each}")
 
 
 def _tokens(usages: Sequence[TokenUsage]) -> str:
@@ -193,9 +193,9 @@ def _facts(run: Run, usages: Sequence[TokenUsage]) -> Iterator[tuple[str, str]]:
         if run.error in RUN_ERRORS:
             yield "", RUN_ERRORS[run.error]
     if run.set_aside:
-        yield "", f"It is not tried again by itself: threadkeep runs retry {run.run_id}"
+        yield "", f"Not retried automatically; retry it with: threadkeep runs retry {run.run_id}"
     if run.cancel_requested_at is not None and not run.over:
-        yield "", f"It is to be stopped ({run.cancel_reason})."
+        yield "", f"Being cancelled ({run.cancel_reason})."
     yield "session", run.session_id or "none"
     if run.user_id is not None:
         yield "user", run.user_id
@@ -220,7 +220,7 @@ def _branch(run: Run, tokens: str, *, chosen: bool) -> Text:
 
 
 def _short(event: RunEvent) -> str:
-    """Return the content of an event in a few words; ids for programs are left out."""
+    """Return the content of an event in a few words, without ids that only programs need."""
     if event.kind == "message":
         return _words(event.data.get("text"))
     values = {name: value for name, value in event.data.items() if name not in ("call", "message_id")}
@@ -260,7 +260,7 @@ def _lines(message: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
 
 
 def _block(block: Json) -> str:
-    """Return the text of a part of a message; for other content, its kind. Tool calls have their own lines."""
+    """Return the text of a content block, or its type if it has no text. Tool calls have their own lines."""
     if not isinstance(block, Mapping):
         return "" if block is None else _words(block)
     text = block.get("text")

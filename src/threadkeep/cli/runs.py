@@ -1,4 +1,4 @@
-"""`threadkeep runs` and `workflows run`: looks at runs, and starts, answers, retries and cancels them."""
+"""`threadkeep runs` and `workflows run`: show, start, answer, retry and cancel runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     type Change = Callable[[RunService, Mode], Awaitable[None]]
 
-commands = verbs("The runs of workflows: list, show, stop, answer or retry them.")
+commands = verbs("The runs of workflows: list, show, cancel, answer or retry them.")
 
 RunIdArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 RunUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only a run of this user.")]
@@ -61,7 +61,7 @@ async def list_runs(
     limit: Limit = 50,
     cursor: CursorOption = None,
 ) -> None:
-    """List runs, the newest first, children among them."""
+    """List runs with their children, newest first."""
     from threadkeep.cli.run_output import RUN_COLUMNS
     from threadkeep.runs.views import RunSummary
 
@@ -122,7 +122,7 @@ async def show_trace(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="The maximum number.")] = 200,
     user: RunUser = None,
 ) -> None:
-    """Show the events of a run, a line each. They contain messages' text."""
+    """Show the events of a run, one per line. They contain the text of messages."""
     from threadkeep.cli import run_output
     from threadkeep.runs.views import RunEventBody
 
@@ -136,7 +136,7 @@ async def show_trace(
         return
     run_output.show_trace(found, events)
     if not events:
-        terminal.note(f"Nothing happened in it{' after that' if after else ' yet'}: it is {found.status}.")
+        terminal.note(f"There are no{' later' if after else ''} events; the run is {found.status}.")
     if following is not None:
         terminal.note(f"More: threadkeep runs trace {run_id} --after {following}")
 
@@ -148,12 +148,12 @@ async def cancel_run(run_id: RunIdArgument, user: RunUser = None) -> None:
     if terminal.as_json:
         terminal.json({"run_ids": stopped})
     elif not stopped:
-        terminal.note(f"Nothing is left to stop: run {run_id} is {found.status}.")
+        terminal.note(f"There is nothing to cancel: run {run_id} is {found.status}.")
     else:
-        below = f", with {len(stopped) - 1} below it" if len(stopped) > 1 else ""
-        soon = "the process that executes it ends it within two seconds"
-        later = soon if found.status == "running" else "it ends when the turns before it are over"
-        state = "cancelled" if found.over else "being stopped"
+        below = f", with {len(stopped) - 1} descendants" if len(stopped) > 1 else ""
+        soon = "its process stops it within two seconds"
+        later = soon if found.status == "running" else "it ends after the turns before it"
+        state = "cancelled" if found.over else "being cancelled"
         terminal.say(f"{run_id} is {state}{below}{'' if found.over else f'; {later}'}.")
 
 
@@ -176,12 +176,12 @@ async def run_workflow(
         typer.Option(metavar="POLICY", help="If a turn is running: enqueue, interrupt, reject, coalesce or rollback."),
     ] = None,
     background: Annotated[
-        bool, typer.Option("--background", help="Leave the run to a service or a worker, and do not wait.")
+        bool, typer.Option("--background", help="Let a service or a worker execute the run, and do not wait.")
     ] = False,
 ) -> None:
-    """Run a workflow and show its output as it arrives. Ctrl-C stops the run.
+    """Run a workflow and show its output as it arrives. Ctrl-C cancels the run.
 
-    Exits with 1 if it failed or was stopped.
+    Exits with 1 if the run failed or was cancelled.
     """
     given = _Payload() if payload is None else _parts(read_payload(payload))
     policy = one_of("--double-texting", double_texting, DOUBLE_TEXTING)
@@ -207,7 +207,7 @@ async def run_workflow(
         if background:
             await show_queued(service, submitted.run_id, user)
             return
-        origins = {"new": "", "known": ", which was asked for before", "joined": ", which another message began"}
+        origins = {"new": "", "known": ", which was requested before", "joined": ", which another message started"}
         origin = origins[submitted.outcome]
         terminal.note(f"Run {submitted.run_id}{origin}, in session {submitted.session_id}.")
         if not await follow(service, submitted.run_id, user):
@@ -242,7 +242,7 @@ async def retry_run(
 ) -> None:
     """Retry a failed, cancelled or interrupted run from its last checkpoint.
 
-    One that used up its budget needs a larger one: --max-tokens or --max-cost.
+    A run that used up its budget needs a larger one: --max-tokens or --max-cost.
     """
     budget = RunBudget(max_tokens, max_cost)
 
@@ -253,7 +253,7 @@ async def retry_run(
 
 
 async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) -> None:
-    """Change a stopped run and continue it: here, or in a worker on this database."""
+    """Resume or retry a run: with `wait` in this process, otherwise in a worker on this database."""
     works = wait and await _waits_for_others(run_id)
     async with opened_runs(in_background=not wait, works=works) as service:
         from threadkeep.cli.run_output import follow, show_queued
@@ -266,27 +266,27 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
 
 
 async def _waits_for_others(run_id: str) -> bool:
-    """Return True if the run would have to wait for another turn of its conversations, perhaps without a worker."""
+    """Return True if the run must wait for another turn of its conversations, which this process then executes."""
     async with opened_memory() as memory:
         found = await memory.runs.run(run_id)
         return found is not None and await memory.runs.order.is_beside_others(found.root_run_id)
 
 
 async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
-    """Return the ids of the runs that were cancelled, and the run."""
+    """Cancel a run with its descendants. Return the ids of all cancelled runs, and the run."""
     async with opened_memory() as memory:
         if not (await _find(memory, run_id, user)).unbegun:
             stopped = await memory.runs.request_cancel(run_id)
             await _begin_following(memory, stopped)
             return stopped, await _find(memory, run_id, user)
-    # Its message was accepted: later questions of the session must see it.
+    # The run has not started, but its message was accepted: the service stores it for later turns of the session.
     async with opened_runs(in_background=True) as service:
         stopped = await service.cancel(run_id, user_id=user)
         return stopped, await service.run(run_id, user_id=user)
 
 
 async def _begin_following(memory: Memory, stopped: Sequence[str]) -> None:
-    """Start the turns that were queued behind the stopped runs, because no worker does so."""
+    """Enqueue the turns that waited for the cancelled runs, because no worker does so."""
     following: dict[str, None] = {}
     for run_id in stopped:
         run = await memory.runs.run(run_id)
@@ -310,7 +310,7 @@ def _parts(payload: Mapping[str, Json]) -> _Payload:
     """Return the parts of a payload: its `inputs`, `results` and `user_context`, or the whole payload as inputs.
 
     Raises:
-        WrongUse: one of them is not an object.
+        WrongUse: one of the parts is not an object.
     """
     if not any(name in payload for name in _Payload._fields):
         return _Payload(payload)
@@ -318,6 +318,6 @@ def _parts(payload: Mapping[str, Json]) -> _Payload:
     for name in _Payload._fields:
         part = payload.get(name, {})
         if not isinstance(part, Mapping):
-            raise WrongUse(f"{name} of the payload is a JSON object; put what it holds into one.")
+            raise WrongUse(f"`{name}` of the payload must be a JSON object; put its value into one.")
         given[name] = part
     return _Payload(**given)

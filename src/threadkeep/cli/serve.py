@@ -1,4 +1,4 @@
-"""Servers that run until Ctrl-C or SIGTERM: `threadkeep serve`, `worker` and `mcp`; their `keys`; and `bench`."""
+"""Servers, which run until Ctrl-C or SIGTERM (`threadkeep serve`, `worker`, `mcp`), their `keys`, and `bench`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def serve_http(
 ) -> None:
     """Start the HTTP service.
 
-    Ctrl-C or SIGTERM stops it when the turns that run are done. With --json it logs JSON lines.
+    Ctrl-C or SIGTERM stops it after the running turns are done. With --json it logs JSON lines.
     """
     settings = command_settings(host=host, port=port, log_json=True if terminal.as_json else None)
     with terminal.waiting("Starting"):
@@ -66,7 +66,7 @@ class _Announcement(io.StringIO):
 
 
 async def work() -> None:
-    """Execute queued runs, and runs abandoned by other processes; `serve` does so too.
+    """Execute queued runs, and runs abandoned by other processes. `serve` does this, too.
 
     Ctrl-C or SIGTERM stops it after the active runs are done. With --json it logs JSON lines.
     """
@@ -86,7 +86,7 @@ async def work() -> None:
             terminal.result({"announcement": [started]}, started)
             await stop.wait()
             seconds = f"{settings.shutdown_timeout:g} seconds"
-            terminal.note(f"It stops: runs at work get {seconds} to end, then others go on with them.")
+            terminal.note(f"Stopping: active runs may finish within {seconds}; then other workers continue them.")
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def _stop_signals() -> Iterator[asyncio.Event]:
 async def bench(
     turns: Annotated[int, typer.Option(min=10, max=100_000, help="The number of turns to append.")] = 200,
 ) -> None:
-    """Measure how fast the memory is here.
+    """Measure the speed of the memory on this machine.
 
     Appends turns to a new session, reads them, and deletes the session.
     """
@@ -131,7 +131,7 @@ async def bench(
         return
     cells = [(name, f"{median:.2f}", f"{p95:.2f}", f"{turns:,}") for name, median, p95 in results]
     terminal.table(["operation", "median ms", "p95 ms", "rounds"], cells, right=["median ms", "p95 ms", "rounds"])
-    terminal.note(f"On {database}, one caller at a time; the session is deleted again.")
+    terminal.note(f"Measured on {database} with one caller at a time. The session is deleted.")
 
 
 async def _measure(session: Session, turns: int, reach: Reach) -> list[_Measured]:
@@ -166,15 +166,15 @@ async def serve_mcp(
     host: Annotated[str, typer.Option(help="Over HTTP: the address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Over HTTP: the port to listen on.")] = 8701,
 ) -> None:
-    """Serve the memory to clients of the Model Context Protocol; read-only without --write.
+    """Serve the memory to clients of the Model Context Protocol. It is read-only without --write.
 
     Over stdio the user is --user; without it all sessions can be read. Over HTTP each request needs a key of the
-    service, whose user is the user.
+    service, which determines the user.
     """
     if http and user is not None:
-        raise WrongUse("Over HTTP the user is that of the key; leave --user out, or serve stdio.")
+        raise WrongUse("Over HTTP the key determines the user; omit --user, or serve stdio.")
     try:
-        from threadkeep.adapters import mcp as _  # noqa: F401 - says at once if it is not installed
+        from threadkeep.adapters import mcp as _  # noqa: F401 - fails early if the extra is not installed
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("threadkeep"):
             raise
@@ -202,7 +202,7 @@ async def _serve_http(memory: Memory, settings: Settings, host: str, port: int, 
     from threadkeep.web.mcp_keys import keyed_server, serve_keyed
     from threadkeep.web.server import bind
 
-    settings = settings.model_copy(update={"host": host})  # the usual rate limits depend on it
+    settings = settings.model_copy(update={"host": host})  # the default rate limits depend on the host
     server = await keyed_server(memory, settings, f"http://{host}:{port}", writes=write)
     with bind(host, port) as listening:
         started = f"Threadkeep serves MCP at http://{host}:{port}/mcp (Ctrl+C stops it)"
@@ -219,7 +219,7 @@ async def add_key(
     name: _Name,
     *,
     scope: Annotated[str, typer.Option(help="read, write or admin; each includes the ones before it.")] = "write",
-    user_id: Annotated[str | None, typer.Option("--user", metavar="ID", help="Requests for this user only.")] = None,
+    user_id: Annotated[str | None, typer.Option("--user", metavar="ID", help="Limit the key to this user.")] = None,
     days: Annotated[
         float | None, typer.Option(min=0.001, max=36_500, help="Days of validity; by default no limit.")
     ] = None,
@@ -235,7 +235,7 @@ async def add_key(
 
 @keys_commands.command("list")
 async def list_keys() -> None:
-    """List all keys with their last use, revoked ones included. The last use is up to a minute late."""
+    """List all keys, also revoked ones, with their last use, which is up to a minute late."""
     async with opened_memory() as memory:
         keys, now = await memory.api_keys.all(), memory.clock()
     names = ("created_at", "expires_at", "revoked_at", "last_used_at")
@@ -264,14 +264,14 @@ async def rotate_key(
     name: _Name,
     hours: Annotated[float, typer.Option(min=0, max=876_000, help="Hours that the old key stays valid.")] = 24.0,
 ) -> None:
-    """Add a key in the place of the one with this name, which stays valid for a day, or as long as you say."""
+    """Add a new key with this name. The old key stays valid for a day, or for the given number of hours."""
     async with opened_memory() as memory:
         _show(await memory.api_keys.rotate(name, overlap=timedelta(hours=hours)))
 
 
 @keys_commands.command("revoke")
 async def revoke_key(name: _Name) -> None:
-    """Revoke all keys of this name. A running service refuses them within seconds."""
+    """Revoke all keys with this name. A running service rejects them within seconds."""
     async with opened_memory() as memory:
         count = await memory.api_keys.revoke(name)
     terminal.result({"revoked": count}, "Revoked.")
@@ -280,4 +280,4 @@ async def revoke_key(name: _Name) -> None:
 def _show(key: NewKey) -> None:
     values = {"name": key.name, "scope": key.scope, "user_id": key.user_id, "expires_at": key.expires_at}
     terminal.result({**values, "key": key.secret}, key.secret)
-    terminal.note("Keep it now: it is shown once. Send it as `Authorization: Bearer KEY` or as `X-API-Key: KEY`.")
+    terminal.note("Save the key: it is shown only once. Send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`.")

@@ -1,4 +1,4 @@
-"""`threadkeep sessions`: lists, shows, searches, changes, resets and deletes sessions."""
+"""`threadkeep sessions`: list, show, search, change, reset and delete sessions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from threadkeep.history.session import Session
     from threadkeep.records import Message, SessionInfo
 
-commands = verbs("List, show, search, export, import, prune, reset or delete them.")
+commands = verbs("List, show, search, export, import, prune, reset or delete sessions.")
 _WORDS = 40
 _STYLES = {"user": "bold cyan", "assistant": "bold green", "system": "bold magenta"}
 
@@ -44,9 +44,9 @@ _STYLES = {"user": "bold cyan", "assistant": "bold green", "system": "bold magen
 @commands.command("list")
 async def list_sessions(
     user: UserId = None,
-    query: Annotated[str | None, typer.Option(help="Only those with this text in title, last message or id.")] = None,
+    query: Annotated[str | None, typer.Option(help="Only with this text in title, last message or id.")] = None,
     active: Annotated[
-        bool | None, typer.Option("--active/--inactive", help="Only active ones, or only inactive ones.")
+        bool | None, typer.Option("--active/--inactive", help="Only active sessions, or only inactive ones.")
     ] = None,
     limit: Limit = 50,
     cursor: CursorOption = None,
@@ -136,17 +136,17 @@ async def search_messages(
             "when": lambda hit: relative(hit.message.created_at),
         },
         right=["seq"],
-        nothing="No message has all these words.",
+        nothing="No message contains all these words.",
     )
     if result.unindexed:
         missing = counted(result.unindexed, "message")
-        terminal.note(f"Not all was searched: the index still lacks {missing}. `threadkeep migrate` fills it.")
+        terminal.note(f"Not all messages were searched: {missing} not indexed yet. `threadkeep migrate` indexes them.")
     _name_damaged(result.damaged)
 
 
 @commands.command("reset")
 async def reset_session(session: SessionIdArgument, user: UserId = None) -> None:
-    """Exclude all earlier messages from later windows; the transcript stays."""
+    """Exclude all earlier messages from later windows. The transcript stays."""
     async with opened_session(session, user) as (handle, _):
         await handle.reset()
         info = await handle.info()
@@ -165,8 +165,8 @@ async def delete_sessions(
 ) -> None:
     """Delete sessions with all their messages, permanently."""
     terminal.confirm(
-        f"Delete {', '.join(sessions)} with all messages, for good?",
-        "Deleting is for good: say --yes to do it without being asked.",
+        f"Delete {', '.join(sessions)} with all messages permanently?",
+        "Sessions are deleted permanently; add --yes to do it without confirmation.",
         confirmed=confirmed,
     )
     async with opened_sessions() as everything:
@@ -177,7 +177,7 @@ async def delete_sessions(
     else:
         for key in outcomes:
             if key in missing:
-                terminal.error(f"There is no session {key} here; list what there is with: threadkeep sessions list")
+                terminal.error(f"There is no session {key}; list the sessions with: threadkeep sessions list")
             else:
                 terminal.say(f"{key} is deleted.")
     if missing:
@@ -185,7 +185,7 @@ async def delete_sessions(
 
 
 def session_values(info: SessionInfo) -> dict[str, object]:
-    """Return the metadata of a session for JSON; a namespace only if it has one."""
+    """Return the metadata of a session for JSON. An empty namespace is omitted."""
     return {
         name: value for name, value in vars(info).items() if name != "retention" and (name, value) != ("namespace", ())
     }
@@ -207,7 +207,7 @@ def _show_message(message: Message) -> None:
 def _name_damaged(session_ids: Sequence[str]) -> None:
     if session_ids:
         names = escape(", ".join(session_ids))
-        terminal.note(f"Passed over, since an item in the graph store cannot be read: {names}. Details: doctor.")
+        terminal.note(f"Skipped, because an item in the graph store cannot be read: {names}. Details: doctor.")
 
 
 def _around(content: str, query: str) -> str:
@@ -223,7 +223,7 @@ async def take_back_messages(
     number: Annotated[int, typer.Option("-n", min=1, max=10_000, help="The number of newest messages.")] = 1,
     user: UserId = None,
 ) -> None:
-    """Take back the newest messages of a session: they stay in its history, but are not active any more."""
+    """Take back the newest messages of a session. They stay in its history, but are no longer active."""
     async with opened_session(session, user) as (handle, _):
         taken = await handle.take_back(number)
     if terminal.as_json:
@@ -231,7 +231,7 @@ async def take_back_messages(
         return
     for message in taken:
         terminal.say(f"#{message.seq}  {message.role}: {first_words(message.content, _WORDS)}")
-    terminal.note(f"Took {counted(len(taken), 'message')} back." if taken else "There is no message to take back.")
+    terminal.note(f"Took back {counted(len(taken), 'message')}." if taken else "There is no message to take back.")
 
 
 @commands.command("edit")
@@ -242,7 +242,7 @@ async def edit_message(
     new_id: Annotated[str | None, typer.Option(metavar="ID", help="The id of the new version.")] = None,
     user: UserId = None,
 ) -> None:
-    """Replace a message with a new version; later messages stay in the history, but are not active any more."""
+    """Replace a message with a new version. Later messages stay in the history, but are no longer active."""
     async with opened_session(session, user) as (handle, _):
         edited = await handle.edit(await _id_of(handle, message), text, new_id=new_id)
     terminal.result(
@@ -270,7 +270,7 @@ async def branch_session(
         terminal.json({"session_id": info.session_id, "message_count": info.message_count, **known})
         return
     terminal.say(f"{info.session_id} begins with {counted(info.message_count, 'message')} of {session}.")
-    terminal.note(f"Go on with: threadkeep chat --session {shlex.quote(info.session_id)}")
+    terminal.note(f"Continue with: threadkeep chat --session {shlex.quote(info.session_id)}")
 
 
 @commands.command("regenerate")
@@ -283,7 +283,7 @@ async def regenerate_answer(
     ] = None,
     user: UserId = None,
 ) -> None:
-    """Answer a question again; later messages stay in the history, but are not active any more."""
+    """Answer a question again. Later messages stay in the history, but are no longer active."""
     if run_id is not None and message is not None:
         raise WrongUse("Name the run or the message, not both.")
     settings = command_settings()
@@ -306,7 +306,7 @@ async def regenerate_answer(
 
 
 async def _id_of(session: Session, message: str) -> str:
-    """Return the id of a message that is named by its id or its number."""
+    """Return the id of a message, given by its id or its number."""
     if message.isdecimal() and await session.find(message) is None:
         for found in await session.at([int(message)]):
             return found.id or message

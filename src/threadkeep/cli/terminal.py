@@ -38,7 +38,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u
 type Styled = str | tuple[str, str]
 """A text, or a text and its rich style."""
 type Reach = Callable[[int, str], None]
-"""Reports the progress in units of the total, and in words."""
+"""A function that reports the progress, in units of the total and in words."""
 
 
 class Terminal:
@@ -77,7 +77,7 @@ class Terminal:
         print(dump(value, sys.stdout), flush=True)  # noqa: T201 - rich would wrap it
 
     def result(self, value: object, sentence: str, *, style: str = "") -> None:
-        """Print the result of a command: the value as JSON, or else the sentence."""
+        """Print the result of a command: with `--json` the value, otherwise the sentence."""
         if self.as_json:
             self.json(value)
         else:
@@ -93,9 +93,9 @@ class Terminal:
         right: Sequence[str] = (),
         more: str = "",
     ) -> None:
-        """Print a page of a list: the value as JSON, or else a table of the records, and the command for the next page.
+        """Print a page of a list: with `--json` the value, else a table and the command for the next page.
 
-        Columns have the text of a record. Without records it prints a note that says that there is `nothing`.
+        Each column is a function from a record to its text. Without records, the note `nothing` is printed.
         """
         following = value.get("next_cursor", value.get("next_after"))
         if self.as_json:
@@ -122,7 +122,7 @@ class Terminal:
         self._print([sentence], "red", sys.stderr)
 
     def labelled(self, label: str, text: str, *, style: str = "") -> None:
-        """Print a line with a label; on a terminal, the text is wrapped in a column beside the label."""
+        """Print a line with a label. On a terminal, the text is wrapped in a column beside the label."""
         if not sys.stdout.isatty():
             self.say(label + text, style=style)
             return
@@ -148,14 +148,14 @@ class Terminal:
         """Ask for confirmation unless it was given on the command line.
 
         Raises:
-            WrongUse: there is no terminal to ask on; the sentence is `refusal`.
+            WrongUse: there is no terminal to ask on; the message is `refusal`.
             typer.Abort: the user declined.
         """
         if confirmed:
             return
         if not self.interactive:
             raise WrongUse(refusal)
-        # The event loop of an asynchronous command takes the first Ctrl-C for itself, and `input` would go on waiting.
+        # The event loop of an asynchronous command would handle the first Ctrl-C, and `input` would continue to wait.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             typer.confirm(escape(question), abort=True, err=True)
@@ -181,9 +181,9 @@ class Terminal:
     ) -> Iterator[Reach]:
         """Show the progress of the work in the block: a bar on a terminal, otherwise lines on stderr.
 
-        The lines are some seconds apart, so that a log shows activity without being flooded; with `every` there is one
-        for each report. If the block is interrupted, a note has the last words, at first `so_far`, and `again`, which
-        says how to go on.
+        The lines are some seconds apart, so that a log is not flooded; with `every` each report has a line. If the
+        block is interrupted, a note shows the words of the last report (`so_far` if there was none), and `again`, which
+        says how to continue.
         """
         import asyncio
 
@@ -197,7 +197,7 @@ class Terminal:
                 yield reach
         except (StoreError, asyncio.CancelledError):
             if again:
-                self.note(f"Broken off: {so_far}{again}")
+                self.note(f"Interrupted: {so_far}{again}")
             raise
 
     @contextmanager
@@ -239,7 +239,7 @@ class Terminal:
             print("".join(map(plain, parts)), file=stream, end=end, flush=True)
 
     def _console(self, name: str, stream: TextIO) -> Console:
-        """Return the console on a stream: one at a time, because a spinner and lines share it."""
+        """Return the console on a stream. A spinner and the lines of a stream must share one console."""
         from rich.console import Console
 
         if name not in self._consoles or self._consoles[name].file is not stream:
@@ -284,7 +284,7 @@ def typed(session_id: str, options: str) -> str:
 
 
 def relative(moment: datetime | None) -> str:
-    """Return the time since a moment in words; its date after more than a week, or its time if it is ahead."""
+    """Return the time since a moment in words; its date if it is more than a week ago, its time if in the future."""
     if moment is None:
         return ""
     seconds = (datetime.now(moment.tzinfo) - moment).total_seconds()
@@ -324,7 +324,7 @@ def file_size(count: int) -> str:
 
 
 def _json(value: object) -> object:
-    """Return a time, a mapping, a model of pydantic or a record as JSON values."""
+    """Return a time, a mapping, a pydantic model or a record as JSON values."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):
@@ -341,7 +341,7 @@ def _text(parts: Sequence[Styled]) -> Text:
 
 
 def _print_aligned(rows: Sequence[Sequence[Styled]], right: Sequence[bool]) -> None:
-    """Print rows in columns, each as wide as its longest cell; East Asian characters take two columns."""
+    """Print rows in columns that are as wide as their longest cells. East Asian characters are two columns wide."""
     from rich.cells import cell_len
 
     cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in rows]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PAGE = 500
 
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; stdout by default.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; by default stdout.")]
 
 
 async def export_sessions(
@@ -41,12 +41,12 @@ async def export_sessions(
 ) -> None:
     """Write sessions as JSONL, to stdout or a file.
 
-    A line for each session is followed by one for each of its messages, and of its summaries. Superseded messages are
-    in the view `history` only. A file is there only when it is complete. Damaged sessions in a graph store are
-    skipped and listed; then it exits with 1.
+    The line of a session is followed by the lines of its messages and summaries. Superseded messages are exported only
+    in the view `history`. A file appears only when it is complete. Damaged sessions in a graph store are skipped and
+    listed; the command then exits with 1.
     """
     if bool(sessions) == everything:
-        raise WrongUse("Name the sessions to export, or say --all for all of them.")
+        raise WrongUse("Name the sessions to export, or add --all for all of them.")
     from threadkeep.history.all_sessions import AllSessions
     from threadkeep.history.exporting import count_messages, every_session, export, named_sessions
 
@@ -69,9 +69,9 @@ async def export_sessions(
 async def export_facts(
     output: Output = None, session: OfSession = None, workspace: OfWorkspace = None, user: OfUser = None
 ) -> None:
-    """Write facts as JSONL, one value a line, past ones too: all of them, or those of one scope.
+    """Write all facts, or the facts of one scope, as JSONL. Each line is a value; past values are included.
 
-    A file is there only when it is complete.
+    A file appears only when it is complete.
     """
     from threadkeep.knowledge.views import FactView
 
@@ -87,7 +87,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value once. A value that changes moves to the first page, so pages are read until none is new."""
+    """Yield each value once. A changed value moves to the first page, so pages are read until none has new values."""
     seen: set[str] = set()
     since = None
     while True:
@@ -109,8 +109,8 @@ async def import_facts(
 ) -> None:
     """Store exported facts, with their ids, times and counts. Existing facts are skipped.
 
-    If two values of a key are valid, the newer one stays valid. A line that cannot be stored ends the
-    import; 500 lines are stored together.
+    If two values of a key are valid, the newer one stays valid. The lines are stored in groups of 500; the import stops
+    at a group with a line that cannot be stored.
     """
     read, stored = 0, 0
     async with opened_memory() as memory:
@@ -120,7 +120,7 @@ async def import_facts(
                     stored += await memory.knowledge.restore([fact for _, fact in batch])
                 except (SessionNotFound, InvalidInput) as error:
                     lines = f"Lines {batch[0][0]} to {batch[-1][0]}"
-                    raise NotDone(f"{lines}: {error} Nothing of these lines is stored.") from None
+                    raise NotDone(f"{lines}: {error} None of these lines is stored.") from None
                 read += len(batch)
                 reach(read, counted(read, "value"))
     terminal.result({"read": read, "stored": stored}, f"{counted(stored, 'value')} stored of {read:,}.")
@@ -132,7 +132,7 @@ def _words(done: Exported) -> str:
 
 
 def _show_exported(counts: Mapping[str, object], words: str, output: Path | None) -> None:
-    """Show the result of an export: on stderr, because stdout may have the lines."""
+    """Show the result of an export, on stderr if stdout may have the lines."""
     if _is_file(output) and terminal.as_json:
         terminal.json({**counts, "file": str(output)})
     else:
@@ -172,7 +172,7 @@ def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
     """Yield the facts of a file with their line numbers.
 
     Raises:
-        NotDone: a line is not an exported fact; the sentence names the line and does not quote it.
+        NotDone: a line is not an exported fact; the message has its number and does not quote it.
     """
     from pydantic import ValidationError
 
@@ -187,6 +187,6 @@ def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
             except ValidationError as error:
                 first = error.errors(include_input=False, include_url=False)[0]
                 where = ".".join(str(part) for part in first["loc"][:1]) or "the line"
-                raise NotDone(f"Line {number} is no exported fact ({where}); export it again.") from None
+                raise NotDone(f"Line {number} is not an exported fact ({where}); export it again.") from None
             except InvalidInput as error:
                 raise NotDone(f"Line {number} cannot be stored: {error}") from None

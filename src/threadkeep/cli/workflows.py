@@ -1,4 +1,4 @@
-"""`threadkeep workflows` and `explain-key`: lists, shows, validates and draws workflows, and explains their keys."""
+"""`threadkeep workflows` and `explain-key`: list, show, validate and draw workflows, and explain their keys."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def show_workflow(name: WorkflowName) -> None:
         terminal.say(workflow.description)
     terminal.say()
     rows = [[node["name"], node["kind"], ", ".join(node["next"])] for node in described["nodes"]]
-    terminal.table(["node", "kind", "goes on with"], rows)
+    terminal.table(["node", "kind", "next"], rows)
     terminal.say()
     for option, value in described["options"].items():
         if value is not None:
@@ -73,9 +73,9 @@ def validate_workflows(
         bool, typer.Option("--imports/--no-imports", help="Import tools and retrievers, or do not.")
     ] = True,
 ) -> None:
-    """List all problems of workflow files, with line, column and cure; without a path, of all workflows.
+    """List all problems of workflow files, with line, column and cure. Without a path, check all workflows.
 
-    Exits with 1 if anything is wrong.
+    Exits with 1 if there is a problem.
     """
     from threadkeep.errors import InvalidWorkflow
 
@@ -96,11 +96,11 @@ def validate_workflows(
     elif problems:
         for problem in problems:
             terminal.error(str(problem))
-        terminal.note(f"{len(problems)} to correct.")
+        terminal.note(f"Problems to correct: {len(problems)}.")
     else:
         for problem in elsewhere:
             terminal.note(str(problem))
-        terminal.say(f"All is well: {', '.join(found)}.")
+        terminal.say(f"Valid: {', '.join(found)}.")
     if problems:
         raise typer.Exit(1)
 
@@ -123,7 +123,7 @@ def draw_workflow(
     workflow = _named(name)
     if wanted == "png":
         if output is None and sys.stdout.isatty():
-            raise WrongUse("A PNG is not for a terminal: say where to with --output FILE.")
+            raise WrongUse("A terminal cannot show a PNG; name a file with --output FILE.")
         picture = draw_png(workflow)
         if output is None:
             sys.stdout.buffer.write(picture)
@@ -178,10 +178,10 @@ def explain_keys(
 
 
 def _show_explanation(explanation: KeyExplanation) -> None:
-    key = explanation.key or "no key: it works in memory only"
+    key = explanation.key or "no key; its history is in memory only"
     terminal.say(f"{explanation.node}: {key}", style="bold")
     if not explanation.uses_store:
-        terminal.say("  It does not use it: use_graph_chat_history is off, its history is that of the run's session.")
+        terminal.say("  The key is not used: use_graph_chat_history is off, so its history is the run's session.")
     if explanation.key is not None:
         terminal.say(f"  by {explanation.winner}")
     for refusal in explanation.refused:
@@ -191,5 +191,5 @@ def _show_explanation(explanation: KeyExplanation) -> None:
 def _format(given: str | None, output: Path | None) -> Literal["mermaid", "svg", "png"]:
     text = given or (_ENDINGS.get(output.suffix.lower(), "") if output else "mermaid")
     if not text:
-        raise WrongUse("The file's ending is none of .svg, .png, .mmd, .md and .txt; say which with --format.")
+        raise WrongUse("The file does not end with .svg, .png, .mmd, .md or .txt; choose the format with --format.")
     return one_of("--format", text.lower(), ("mermaid", "svg", "png")) or "mermaid"

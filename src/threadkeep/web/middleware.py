@@ -155,7 +155,7 @@ _HEADERS = {
 
 
 class SafeHeaders:
-    """Middleware against caching, content sniffing and framing. It keeps headers that a response already has."""
+    """Middleware against caching, content sniffing and framing. It does not replace headers of the response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -51,9 +51,9 @@ _WANTED = "a JSON object with Content-Type: application/json"
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
     400: ("unreadable-body", f"The body is not JSON in UTF-8; send {_WANTED}."),
     404: ("not-found", "There is nothing at this address; /docs lists all addresses."),
-    405: ("method-not-allowed", "This address does not support this method; the Allow header lists those it does."),
+    405: ("method-not-allowed", "This address does not support this method; see the Allow header for others."),
     413: ("body-too-large", None),
-    500: ("internal-error", "The service failed at this request; its log says where."),
+    500: ("internal-error", "The service failed to process this request; its log shows where."),
 }
 _DOCUMENTED: Mapping[int, str] = {
     400: "The body is not JSON.",

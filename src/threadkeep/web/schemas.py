@@ -122,7 +122,7 @@ class HistoryMessage(BaseModel):
     id: str = Field(description="The id of the message: the sender's, or a generated one.")
     role: Role
     content: str
-    timestamp: datetime = Field(description="The time given by the sender, else the time of storing.")
+    timestamp: datetime = Field(description="The time given by the sender, or else when it was stored.")
     confidence: float | None = _if_any(description="Assistant messages only; absent if unknown.")
     escalated: bool | None = _if_any(description="Assistant messages only.")
     author: str | None = _if_any(description="The name of its writer, a person or an agent; absent if unknown.")

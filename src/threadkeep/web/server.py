@@ -38,7 +38,7 @@ def limited_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol with these limits."""
 
     class Limited(LimitedProtocol):
-        """The protocol of one server."""
+        """The protocol class of one server, with its own limits."""
 
     Limited.limits = limits
     return Limited

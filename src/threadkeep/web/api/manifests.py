@@ -1,4 +1,4 @@
-"""Manifests of model calls: the messages sent, the messages left out, and the reasons."""
+"""Manifests of model calls: the sent messages, the excluded messages, and the reasons."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _FAILURES = documented(404, 422, 503)
     response_model_exclude_defaults=True,
 )
 async def manifests_of_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunManifests:
-    """Return the manifest of each model call of a run, in order: messages sent, messages left out, tokens."""
+    """Return the manifest of each model call of a run, in order: sent messages, excluded messages, tokens."""
     found = await app.memory.manifests.of_run(run_id, user_id=user_id)
     if not found:
         raise ProblemRaised(

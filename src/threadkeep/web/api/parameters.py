@@ -60,7 +60,7 @@ _MOST_CALLS = 2**31 - 1
 
 async def app_of(
     request: Request,
-) -> App:  # a sync function would run in a thread, out of order
+) -> App:  # FastAPI runs sync functions in threads, out of order
     """Return the App of the service."""
     return cast("App", request.app.state.app)
 
@@ -137,7 +137,7 @@ def read_cursor(cursor: str | None) -> tuple[datetime, str] | None:
 
 
 def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
-    """Return the position in the list of a session's model calls that a cursor names; None without a cursor.
+    """Return the position that a cursor of a session's model calls names; None without a cursor.
 
     Raises:
         InvalidInput: the service never issued this cursor.

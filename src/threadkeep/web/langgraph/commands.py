@@ -51,7 +51,7 @@ class Start:
         """Parse the parameters of `run.start`, or the body of a request for a run.
 
         Raises:
-            InvalidInput: the message says what is missing.
+            InvalidInput: a parameter is missing or invalid.
         """
         assistant = given.get("assistant_id")
         if not isinstance(assistant, str) or not assistant:

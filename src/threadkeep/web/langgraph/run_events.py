@@ -296,7 +296,7 @@ class RunParts:
             case "checkpoints":
                 yield from self._chosen("checkpoints", data)
             case "lifecycle" if data["event"] == "failed":
-                yield "error", {"error": data["error"], "message": "The run failed; its trace says where."}
+                yield "error", {"error": data["error"], "message": "The run failed; see its trace."}
 
     def _spoken_parts(self, data: Mapping[str, Any]) -> Iterator[Part]:
         message_id = data["id"]

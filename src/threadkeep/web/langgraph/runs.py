@@ -92,7 +92,7 @@ class ThreadRuns:
         try:
             await find_thread(self._app, str(self.thread_id), user_id=user_id)
         except SessionNotFound:
-            sentence = "There is no such thread; create it by its first run: send if_not_exists: create."
+            sentence = "This thread does not exist; to create it with its first run, send if_not_exists: create."
             raise ProblemRaised(make_problem(404, "session-not-found", sentence)) from None
 
     async def run(self, run_id: str) -> Run:

@@ -205,7 +205,7 @@ class CommandResponseBody(BaseModel):
     id: int | None
     result: dict[str, Any] | None = None
     error: str | None = Field(None, description="A code: `invalid_argument`, `unknown_command`, `no_such_run` …")
-    message: str | None = Field(None, description="What is wrong, and what to do.")
+    message: str | None = Field(None, description="The fault and its cure.")
 
 
 class EventStreamBody(BaseModel, json_schema_extra=example(channels=["values", "messages", "lifecycle", "input"])):

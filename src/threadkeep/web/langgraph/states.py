@@ -50,7 +50,7 @@ def message_json(message: Message) -> dict[str, Json]:
 
 
 def question_of(given: object) -> Question:
-    """Return the question in the input of a run: the human messages at its end, which are new in the thread.
+    """Return the question in the input of a run. It consists of the human messages at the end of the input.
 
     Raises:
         InvalidInput: the input is not an object, or its messages cannot be read.
