@@ -287,7 +287,7 @@ async def test_threads_are_listed_with_their_first_and_newest_message(tmp_path: 
         ("run.start", {"assistant_id": "nope", "input": asks("hi")}, "available"),
         ("run.start", {"assistant_id": "chat", "input": {"messages": [{"colour": "teal"}]}}, "role"),
         ("run.start", {"assistant_id": "chat"}, "pass it in"),
-        ("input.respond", {"interrupt_id": "i", "response": 1}, "no such session"),
+        ("input.respond", {"interrupt_id": "i", "response": 1}, "does not exist"),
         ("state.fork", {}, "run.start"),
     ],
 )
