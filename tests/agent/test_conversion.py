@@ -148,7 +148,7 @@ def test_a_message_without_an_id_gets_it_from_the_store() -> None:
 
 def test_what_is_no_utterance_is_refused() -> None:
     """Tool results belong to a run's trace."""
-    with pytest.raises(InvalidMessage, match="type 'tool' is no part of a conversation"):
+    with pytest.raises(InvalidMessage, match="type 'tool' is not part of a conversation"):
         from_langchain(result("1"))
     assert from_langchain(ChatMessage(role="developer", content="be brief")).role == "system"
     with pytest.raises(InvalidMessage, match="type 'chat'"):

@@ -84,7 +84,7 @@ async def test_a_manifest_holds_no_text_and_survives_json(memory: Memory) -> Non
     manifest = ContextManifest.from_dict(stored.manifest)
     assert digest_of_all(await rebuild(manifest, memory)) == manifest.digest
     assert await rebuild(stored.manifest, memory) == await rebuild(stored)
-    with pytest.raises(InvalidInput, match="which memory"):
+    with pytest.raises(InvalidInput, match="Pass the memory"):
         await rebuild(manifest)
     with pytest.raises(InvalidInput, match="not the manifest"):
         await rebuild({"session_id": 5}, memory)

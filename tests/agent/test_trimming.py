@@ -177,7 +177,7 @@ def _fits(messages: list[BaseMessage], budget: int) -> bool:
 
 def test_limits_that_cannot_be_are_refused() -> None:
     """With sentences that carry numbers and the cure."""
-    with pytest.raises(InvalidInput, match="max_messages is a whole number from 0"):
+    with pytest.raises(InvalidInput, match="max_messages must be a whole number from 0"):
         trim([], 10, max_messages=-1)
     with pytest.raises(BudgetTooSmall, match="have 20 tokens and the budget is 10"):
         trim([SystemMessage("s" * 20), HumanMessage("q")], 10, counter=len)

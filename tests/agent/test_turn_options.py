@@ -15,7 +15,7 @@ from threadkeep.context.plan import ContextPlan
 async def test_limits_that_are_no_numbers_from_0(sqlite_memory: Memory, limits: tuple[int, int]) -> None:
     """The sentence names the limit."""
     most_messages, most_tokens = limits
-    with pytest.raises(InvalidInput, match=r"max_(messages|tokens) is a whole number from 0"):
+    with pytest.raises(InvalidInput, match=r"max_(messages|tokens) must be a whole number from 0"):
         SessionMemory(sqlite_memory, max_messages=most_messages, max_tokens=most_tokens)
 
 

@@ -57,7 +57,7 @@ def test_a_summary_stands_behind_its_session(cli: CommandLine) -> None:
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
     told = cli("sessions", "import", "-", "--json", given=summary + session + "".join(messages)).json
     assert (told["stored"], told["summaries"], told["bad_lines"]) == (2, 0, 1)
-    assert "stands behind" in told["errors"][0]["detail"]
+    assert "must follow" in told["errors"][0]["detail"]
     bad = session.replace('"active":true', '"active":7') + "".join(messages) + summary
     told = cli("sessions", "import", "-", "--json", given=bad).json
     assert (told["bad_lines"], told["skipped"], told["summaries_left_out"]) == (1, 2, 0)

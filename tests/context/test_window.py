@@ -72,9 +72,9 @@ def test_a_limit_of_zero_means_none(limits: Limits) -> None:
 @pytest.mark.parametrize("value", [-1, True])
 def test_limits_below_zero_are_refused(value: int) -> None:
     """The sentence says what a limit may be."""
-    with pytest.raises(InvalidInput, match="max_messages is a whole number from 0"):
+    with pytest.raises(InvalidInput, match="max_messages must be a whole number from 0"):
         Limits(max_messages=value)
-    with pytest.raises(InvalidInput, match="max_tokens is a whole number from 0"):
+    with pytest.raises(InvalidInput, match="max_tokens must be a whole number from 0"):
         Limits(max_tokens=value)
 
 

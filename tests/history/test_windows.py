@@ -101,7 +101,7 @@ async def test_without_limits_everything_is_there(memory: Memory) -> None:
 @pytest.mark.parametrize(("max_messages", "max_tokens"), [(-1, 10), (10, -1)])
 async def test_limits_below_0_are_refused(memory: Memory, max_messages: int, max_tokens: int) -> None:
     """With the name of the limit."""
-    with pytest.raises(InvalidInput, match=r"max_(messages|tokens) is a whole number"):
+    with pytest.raises(InvalidInput, match=r"max_(messages|tokens) must be a whole number"):
         await memory.session("room").window(max_messages=max_messages, max_tokens=max_tokens)
 
 

@@ -88,7 +88,7 @@ async def test_each_node_says_when_its_session_is_compressed(
         ("context_window: 4000, max_output_tokens: 3600", r"4,?000.*3,?600"),
         ("context_window: 500", "500"),
         ("compression: {trigger: many}", "tokens:20000"),
-        ("compression: {trigger: 'messages:4', keep: 'messages:9'}", "keep less"),
+        ("compression: {trigger: 'messages:4', keep: 'messages:9'}", "lower keep"),
         ("compression: true", "compression"),
         ("compression: {max_summary_tokens: 5}", "max_summary_tokens"),
     ],

@@ -1,4 +1,4 @@
-"""Answers of agents, and what other middleware does to them."""
+"""Answers of agents, and the effects of other middleware on them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
 def answered_before(answer: AIMessage, request: ModelRequest[Any], config: RunnableConfig) -> ModelResponse[Any]:
     """Return a stored answer as the response of a model call, with its structured response if the agent has one.
 
-    The state of a checkpointer may have the answer already, and then it stays as it is. If it is not the end of the
-    state there, because later turns follow or a tool gave it, a copy with a new id becomes the end.
+    If the state of a checkpointer already has the answer, it stays as it is. If the answer is not at the end of the
+    state, because later turns follow or a tool gave it, a copy with a new id is appended.
     """
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)
@@ -44,7 +44,7 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
-    """Return a stored answer for the state: with the agent's name, and without the JSON that is stored beside it."""
+    """Return a stored answer for the state, with the agent's name and without the JSON that is stored with it."""
     name = config.get("metadata", {}).get("lc_agent_name")
     named = {"name": str(name)} if name else {}
     return answer.model_copy(update={**named, "additional_kwargs": {}})
@@ -63,7 +63,7 @@ def _structured(text: str, wanted: object) -> object:
 
 
 def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMessage | None:
-    """Return the last assistant message after the question, a tool's direct result, or a structured response as JSON.
+    """Return the last assistant message after the question, a tool's direct result, or the structured response as JSON.
 
     The answer has the id of the message in the state.
     """
@@ -85,19 +85,19 @@ def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMes
 
 
 def is_limit_notice(answer: AIMessage, said_ids: Collection[str | None]) -> bool:
-    """Return whether an answer is the notice of a call limit instead of a model's answer."""
+    """Return True if an answer is the notice of a call limit and not a model's answer."""
     return answer.id not in said_ids and any(notice in text_of(answer) for notice in _LIMIT_NOTICES)
 
 
 HELD_BACK_CHARACTERS: Final = 128
-"""Characters that are removed from the end of a cut-off text, which may be the beginning of an address or a number.
+"""The characters removed from the end of a cut-off text, which may be the beginning of an address or a number.
 
-LangChain holds back as many of a redacted stream.
+LangChain holds back the same number of characters of a redacted stream.
 """
 
 
 def has_detector(kind: str) -> bool:
-    """Return whether `PIIMiddleware` finds a kind of data by itself, without a detector of the program."""
+    """Return True if `PIIMiddleware` has a built-in detector for a kind of data."""
     try:
         PIIMiddleware(kind)
     except ValueError:
@@ -106,11 +106,11 @@ def has_detector(kind: str) -> bool:
 
 
 def storable(said: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
-    """Return an answer without data of these kinds; empty if `PIIMiddleware` has no detector of one of them.
+    """Remove data of these kinds from an answer; return an empty one if `PIIMiddleware` cannot detect one of them.
 
     Args:
         said: the answer of the model.
-        kinds: the kinds of all `PIIMiddleware` of the agent, also of those that do not redact answers.
+        kinds: the kinds of all `PIIMiddleware` of the agent, including those that do not redact answers.
         whole: True if the answer is complete.
     """
     if not kinds:
@@ -160,29 +160,29 @@ _SENTENCES: Final[Mapping[Finding, str]] = {
 class OtherMiddleware:
     """Warnings about the other middleware of an agent, each given once.
 
-    Middleware cannot see which other middleware an agent has; the messages show its effects. A warning says that it
-    does the job of the memory, or that its position in the list loses something.
+    Middleware cannot see which other middleware an agent has, but the messages show its effects. A warning says that it
+    does the same job as the memory, or that something is lost because of its position in the list.
     """
 
     def __init__(self) -> None:
         self._found: set[Finding] = set()
 
     def check_state(self, messages: Sequence[BaseMessage]) -> None:
-        """Look for summaries and cleared tool results in the messages of the state."""
+        """Check the messages of the state for summaries and cleared tool results."""
         if "summarization" in [message.additional_kwargs.get("lc_source") for message in messages]:
             self._warn("summaries")
         if any(map(_is_cleared, messages)):
             self._warn("cleared")
 
     def check_calls(self, sent: Sequence[BaseMessage], partial: PartialAnswer) -> None:
-        """Compare the messages that the memory sent with those that models got."""
+        """Compare the messages that the memory sent with those that the models received."""
         if len(partial.models) > 1:
             self._warn("model")
         if partial.asked and not any(_is_same(sent, messages) for messages in partial.asked):
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
     def check_end(self, state: object, answers: Sequence[AIMessage], *, is_whole: bool) -> None:
-        """Compare the stored answers with the final state of the graph; `is_whole` if the graph is the agent itself."""
+        """Compare the stored answers with the graph's final state; `is_whole` is True if the graph is the agent."""
         messages = state.get("messages") if isinstance(state, Mapping) else None
         last = messages[-1] if isinstance(messages, list) and messages else None
         if not isinstance(last, AIMessage) or not last.id:

@@ -1,7 +1,7 @@
-"""The context of one model call: sections laid out within the budget, with an entry that explains each message.
+"""The context of one model call: sections within the budget, with an entry that explains each message.
 
-An `Assembler` serves one turn. Earlier turns, summaries and quotes are read once, so all model calls of the turn share
-their leading messages.
+An `Assembler` serves one turn. Earlier turns, summaries and quotes are read once, so all model calls of the turn begin
+with the same messages.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Assembler:
         self.window = kept if known and isinstance(kept, KeptWindow) else KeptWindow(counter)
         self.window.extend(recollection.messages)
         self._count = len(recollection.messages)
-        # The kept window grows when later turns begin, so this turn has a copy of the ids.
+        # The kept window grows when later turns begin, so this turn copies the ids.
         self._rows_by_id = dict(self.window.rows_by_id)
         self._no_answer, self._opening = AIMessage(NO_ANSWER), HumanMessage(OPENING)
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
@@ -76,7 +76,7 @@ class Assembler:
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the window; `wanted` are the extras that are still to be found, `extras` the found ones.
+        """Choose the window; `wanted` are extras that are still to be searched, `extras` those that were found.
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
@@ -96,10 +96,10 @@ class Assembler:
         return ids.union(row.id for row in self._recollection.messages[: draft.window] if row.id)
 
     def build(self, draft: Draft) -> Assembled:
-        """Lay out the chosen messages, with the extras of the draft at their positions."""
+        """Build the call from the chosen messages and the extras of the draft."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Later calls of the turn do not begin earlier: the messages before the window may be quoted by now.
+        # Later calls of the turn must not begin earlier, because messages before the window may now be quoted.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -123,7 +123,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join the messages before the kept window, the window, and those after it; `stable` is an index in `tail`."""
+        """Join the messages before the kept window, the window, and `tail`; `stable` is an index in `tail`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -166,7 +166,7 @@ class Assembler:
 
     @cached_property
     def _earlier(self) -> list[BaseMessage]:
-        """The earlier messages, each with the steps of its turn after it."""
+        """The earlier messages, each followed by the steps of its turn."""
         earlier: list[BaseMessage] = []
         steps = self._earlier_steps.messages
         for message, row in zip(self.window.messages, self._recollection.messages, strict=False):
@@ -174,7 +174,7 @@ class Assembler:
         return earlier
 
     def _is_whole(self, call: Call, talk: Sequence[BaseMessage]) -> bool:
-        """Return whether the kept window can be sent as it is, before the messages of the run."""
+        """Return True if the kept window can be sent unchanged before the messages of the run."""
         window, recollection = self.window, self._recollection
         if not window.plain or window.counter != call.counter or self._steps or self._begin_id is not None:
             return False
@@ -201,7 +201,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft of everything that could be sent; the first `window` messages are those of the window."""
+        """Return a draft of everything that could be sent; the first `window` messages come from the kept window."""
         shown = self._summaries_for(call)
         repaired = repair(plain(talk, call.provider))
         pieces = tuple(self._pieces(call, repaired.messages, shown))
@@ -216,7 +216,7 @@ class Assembler:
         return replace(draft, rooms=self._layout.rooms(call.budget, fixed, wanted, shared=call.shared, newest=newest))
 
     def _fitting(self, draft: Draft) -> Draft | None:
-        """Return the draft with all of its messages, if they fit."""
+        """Return the draft with all its messages if they fit, otherwise None."""
         tokens = self.window.sums[draft.window]
         tokens += sum([count_message(piece.message, draft.call.counter) for piece in draft.pieces])
         left = draft.call.budget - draft.reserved - tokens
@@ -245,7 +245,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _recalled(self, draft: Draft) -> int:
-        """Return the tokens of recalled turns that the whole conversation may use instead; 0 if it is not all here."""
+        """Return the tokens for recalled turns that the whole conversation may use instead; 0 if it is not complete."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0
@@ -286,7 +286,7 @@ class Assembler:
             yield piece
 
     def _is_unanswered(self, asked: Piece, next_id: str | None) -> bool:
-        """Return whether a question has no answer: the next question follows, and its run stored nothing."""
+        """Return True if a question has no answer: the next question follows it, and its run stored no answer."""
         row = self._rows_by_id.get(asked.id)
         return row is not None and not self.window.has_answer(row, self._rows_by_id.get(next_id))
 
@@ -315,7 +315,7 @@ class Assembler:
         if held:
             begin = next((i for i, piece in enumerate(pieces) if piece.id == self._begin_id), 0)
         elif self._recollection.begin:
-            # Messages of the state from before the first read message are before the anchor, or summarised.
+            # Messages of the state before the first message that was read are before the anchor, or summarised.
             known = (i for i, piece in enumerate(pieces) if piece.section != "window" or piece.id in self._rows_by_id)
             begin = next((i for i in known if pieces[i].section not in _PINNED), len(pieces))
         if self._layout.window == "sliding":
@@ -337,12 +337,12 @@ class Assembler:
             size = Size(tokens, tokens)
         else:
             size = size_of(message, call.counter)
-        # The message is stored with its size: while it exists, no other object has its identity.
+        # The message is stored with its size, so no other object can get the same identity while it is used.
         self._sizes[id(message)] = (message, call.counter, size)
         return size
 
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
-        """Return a message as it is sent, and its entry; add a text that no transcript has to `texts`."""
+        """Return a message as it is sent, and its entry; add its text to `texts` if no transcript has it."""
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(id(message))
@@ -402,7 +402,7 @@ class Assembler:
 
 
 def _turn_suffers(chosen: Plan, pieces: Sequence[Piece]) -> bool:
-    """Return whether a part of the turn itself is cut or excluded."""
+    """Return True if a part of the turn itself is cut or excluded."""
     suffering = [*chosen.cuts, *(index for index, _ in chosen.excluded)]
     return any(pieces[index].section in ("input", "steps") for index in suffering)
 
@@ -425,7 +425,7 @@ def _added(message: BaseMessage, texts: dict[str, str]) -> str:
 
 @lru_cache(maxsize=64)
 def _system_text(content: str, message_id: str | None) -> tuple[str, str]:
-    """Return the digest and the JSON of a system message, which is mostly the same in all calls."""
+    """Return the digest and the JSON of a system message, which is usually the same in all calls."""
     body = dump_message(SystemMessage(content, id=message_id))
     return digest_of(body), body
 

@@ -1,4 +1,4 @@
-"""Callback handlers of LangChain: for root runs, for the end of a graph, and for the model calls of an agent."""
+"""LangChain callback handlers for root runs, for the end of a graph, and for the model calls of an agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from langgraph.types import Command
 from threadkeep.agent.conversion import text_of
 
 type OnEnd = Callable[[object, BaseException | None], Awaitable[None] | None]
-"""A function that is called at the end of a root run with its output or its error; both are None after an interrupt."""
+"""A function to call at the end of a root run with its output or its error; both are None after an interrupt."""
 
 _MOST_RUNS = 1_000
 
@@ -30,12 +30,12 @@ _TOOLS = "tools"
 """The node of LangChain's agents that runs tools."""
 
 _PUSHED = "__pregel_push"
-"""The first part of `langgraph_path` in the metadata of a task that was begun with `Send`."""
+"""The first part of `langgraph_path` in the metadata of a task that was started with `Send`."""
 
 
 @dataclass(frozen=True)
 class NodeAttempt:
-    """An attempt at a task of a graph: the run of its node, and the runs that began in it."""
+    """An attempt at a task of a graph: the run of its node, and the runs that started in it."""
 
     run_id: UUID
     below: set[UUID] = field(default_factory=set)
@@ -54,10 +54,10 @@ class _Run:
 
 
 class RootCallbacks(BaseCallbackHandler):
-    """A handler that finds the root run of the current task; at most a thousand runs are remembered.
+    """A handler that finds the root run of the current task; it remembers at most a thousand runs.
 
-    LangChain gives it to every root run of the process, also to runs without a memory: its methods do little. Hooks of
-    middleware see neither the input nor the end of a root run.
+    LangChain calls it for every root run of the process, including runs without a memory, so its methods do little
+    work. It is needed because middleware hooks see neither the input nor the end of a root run.
     """
 
     run_inline = True
@@ -72,9 +72,9 @@ class RootCallbacks(BaseCallbackHandler):
 
     @property
     def attempts(self) -> Mapping[str, UUID]:
-        """The run of each node that this agent is called in, by the namespace of its task.
+        """The runs of the nodes that this agent is called in, by the namespaces of their tasks.
 
-        A further attempt at a task, by LangGraph's `RetryPolicy`, is another run in the same namespace.
+        If LangGraph's `RetryPolicy` repeats a task, the new attempt is another run in the same namespace.
         """
         return {namespace: attempt.run_id for namespace, attempt in self._attempts.get().items()}
 
@@ -86,17 +86,17 @@ class RootCallbacks(BaseCallbackHandler):
 
     @property
     def goes_on(self) -> bool | None:
-        """Return whether this task's root run continues from a checkpoint, without an input; None if it is unknown."""
+        """True if this task's root run continues from a checkpoint, without an input; None if it is unknown."""
         run = self._run()
         return None if run is None else run.input is None or isinstance(run.input, Command)
 
     @property
     def in_branch(self) -> bool:
-        """Return whether this task is in a branch that a program began with `Send`."""
+        """True if this task is in a branch that a program started with `Send`."""
         return self._sent.get()
 
     def at_end(self, on_end: OnEnd) -> None:
-        """Call a function when this task's root run ends; do nothing if it is unknown."""
+        """Call a function when this task's root run ends; do nothing if the root run is unknown."""
         if (run := self._run()) is not None:
             run.on_end.append(on_end)
 
@@ -110,7 +110,7 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Store the root run of this task, or whether the task is in a branch of it."""
+        """Store the root run of this task, or note whether the task is in a branch."""
         known = metadata or {}
         if parent_run_id is not None:
             self._note_branch(known)
@@ -133,12 +133,12 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Note a tool that a node calls: agents that it calls begin in its run."""
+        """Note a tool that a node calls; agents that the tool calls run inside its run."""
         if parent_run_id is not None:
             self._note_attempt(str((metadata or {}).get("langgraph_checkpoint_ns", "")), run_id, parent_run_id)
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Note the start of a branch. Tools, and runs in another thread, are in no branch."""
+        """Note the start of a branch. Tools and runs in another thread are not in a branch."""
         run = self._run()
         if metadata.get("langgraph_node") == _TOOLS or (run is not None and run.thread != metadata.get("thread_id")):
             self._sent.set(False)
@@ -146,7 +146,7 @@ class RootCallbacks(BaseCallbackHandler):
             self._sent.set(True)
 
     def _note_attempt(self, namespace: str, run_id: UUID, parent_run_id: UUID) -> None:
-        """Note a run that a node began. Its parent is the run of the node, or another run in the node."""
+        """Note a run that started in a node. Its parent is the run of the node, or another run in the node."""
         if not namespace:
             return
         known = self._attempts.get()
@@ -158,13 +158,13 @@ class RootCallbacks(BaseCallbackHandler):
         attempt.below.add(run_id)
 
     def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
-        """Call the functions for the end of a run."""
+        """Call the functions registered for the end of a run."""
         if (run := self._runs.pop(run_id, None)) is not None:
             for on_end in run.on_end:
                 on_end(outputs, None)
 
     async def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Call the functions for the end of a failed run, before its caller gets the error."""
+        """Call the functions registered for the end of a failed run, before its caller gets the error."""
         run = self._runs.pop(run_id, None)
         failure = None if isinstance(error, GraphBubbleUp) else error
         for on_end in run.on_end if run is not None else ():
@@ -178,13 +178,13 @@ class RootCallbacks(BaseCallbackHandler):
 
 
 root_callbacks: Final = RootCallbacks()
-"""The handler of this process. The import of this module registers it with LangChain."""
+"""The handler of this process. Importing this module registers it with LangChain."""
 
 register_configure_hook(ContextVar[Any]("threadkeep_root_callbacks", default=root_callbacks), inheritable=False)
 
 
 class Ending(GraphCallbackHandler):
-    """A handler for one call of a graph: `output` is its output, None if it was interrupted."""
+    """A handler for one call of a graph; `output` is the graph's output, or None if it was interrupted."""
 
     run_inline = True
 
@@ -196,7 +196,7 @@ class Ending(GraphCallbackHandler):
     ignore_llm = ignore_agent = ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = True
 
     def on_chain_start(self, *_: Any, run_id: UUID, **__: Any) -> None:
-        """Store the id of the first run, which is that of the graph."""
+        """Store the id of the first run, which is the run of the graph."""
         self._run_id = self._run_id or run_id
 
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
@@ -212,9 +212,9 @@ class Ending(GraphCallbackHandler):
 class PartialAnswer(BaseCallbackHandler):
     """A handler that collects the text of a streaming model, to store it if the run is cancelled.
 
-    `text` is that of the newest model call, such as a retry. `failed` is true if this call ended with an error. `asked`
-    has the messages of each call, `models` the names of the models. Calls of other middleware, such as those that
-    select tools, are ignored.
+    `text` belongs to the newest model call, which may be a retry. `failed` is True if this call ended with an error.
+    `asked` contains the messages of each call, `models` the names of the models. Calls of other middleware, such as
+    those that select tools, are ignored.
     """
 
     run_inline = True  # asynchronous runs call it without a thread
@@ -273,7 +273,7 @@ class PartialAnswer(BaseCallbackHandler):
 
 
 def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:
-    """Return a config with one more handler; `inherit` says whether the runs below get it too."""
+    """Return a config with one more handler; with `inherit`, the child runs get it too."""
     callbacks = config.get("callbacks")
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()

@@ -72,12 +72,12 @@ class CandidateState(TypedDict, total=False):
 
 
 def bounded_state(reducer: BoundedMessages) -> type[CandidateState]:
-    """Return the state with a reducer for its messages; nodes are annotated with `CandidateState`."""
+    """Return the state class with a reducer for its messages; nodes are annotated with `CandidateState`."""
 
     class BoundedState(CandidateState, total=False):
         """The state of a candidate graph."""
 
-    # Set here because annotations in the class are text, in which a local reducer has no name.
+    # Set here because annotations in the class are strings, in which a local reducer has no name.
     BoundedState.__annotations__["messages"] = Annotated[list[AnyMessage], reducer]
     return BoundedState
 
@@ -86,7 +86,7 @@ SOURCE = "llm-bot"
 """The source of candidates and errors."""
 
 CREATED_AT = "createdAt"
-"""The key in a message's `additional_kwargs` of the time at which it entered the memory."""
+"""The key in a message's `additional_kwargs` for the time at which the message entered the memory."""
 
 SYSTEM_PROMPT_ID = "system-prompt"
 """The id of the graph's own system message in the state."""
@@ -144,7 +144,7 @@ class CandidateNodes:
         return {"messages": update, "llmText": text}
 
     async def build_candidate(self, state: CandidateState) -> CandidateState:
-        """Propose the whole answer of the model, also if the state has a cut one; nothing if it is empty."""
+        """Propose the model's whole answer, even if the state has a cut one; propose nothing if it is empty."""
         text = state.get("llmText") or ""
         if not text.strip():
             return {"outcome": "OK"}
@@ -163,7 +163,7 @@ class CandidateNodes:
         }
 
     def _remembered(self, messages: Sequence[BaseMessage], question: HumanMessage) -> list[BaseMessage]:
-        """Return the messages with the question last, without an earlier copy of it and the answer to that."""
+        """Return the messages with the question last, without an earlier copy of the question and its answer."""
         before: list[BaseMessage] = []
         again = False
         for message in messages:
@@ -223,7 +223,7 @@ class CandidateNodes:
 
 
 def _update(messages: list[BaseMessage], wanted: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the update from the present messages to the wanted ones: the new ones, or a replacement of all."""
+    """Return the update from the present messages to the wanted ones: the new messages, or a full replacement."""
     if wanted[: len(messages)] == messages:
         return wanted[len(messages) :]
     return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
@@ -245,7 +245,7 @@ _LOCKS: WeakKeyDictionary[BaseCheckpointSaver[Any], Locks[tuple[int, str]]] = We
 class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, CandidateState]):
     """A compiled candidate graph.
 
-    With a checkpointer, the runs of one thread go one after the other in this process. Without this order, concurrent
+    With a checkpointer, the runs of one thread are executed one after the other in this process. Otherwise concurrent
     runs would begin with the same checkpoint, and the memory of only one of them would be stored.
     """
 
@@ -255,9 +255,9 @@ class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, Ca
         config: RunnableConfig | None = None,
         **options: Any,
     ) -> AsyncIterator[Any]:
-        """Run the graph after earlier runs of its thread, and yield its stream."""
+        """Run the graph after earlier runs of its thread have ended, and yield its stream."""
         running = cast("AsyncGenerator[Any]", super().astream(input, config, **options))
-        # The turn ends with the run, also if the reader stops in the middle.
+        # The lock is released when the run ends, even if the reader stops in the middle.
         async with self._turn(config), aclosing(running) as parts:
             async for part in parts:
                 yield part
@@ -288,26 +288,26 @@ def candidate_graph(
     checkpointer: Checkpointer = None,
     store: BaseStore | None = None,
 ) -> CandidateGraph:
-    """Return a compiled graph that makes a prompt of an event, calls a model, and proposes its answer.
+    """Return a compiled graph that turns an event into a prompt, calls a model, and proposes its answer.
 
     ::
 
         result = await candidate_graph(model).ainvoke({"event": {"message": {"id": "42", "text": "Hi"}}})
         result["outcome"], result["candidate"]
 
-    Without a checkpointer the memory is that of one run; with one, the events of a thread share it. To add nodes or to
-    compile it differently, use its `builder`.
+    Without a checkpointer, the memory belongs to one run; with one, the events of a thread share it. To add nodes or to
+    compile the graph differently, use its `builder`.
 
     Args:
         model: a chat model, or any runnable from messages (or a text, if `flat`) to a message or a text.
         system_prompt: the first message of every call.
-        max_messages: messages that are remembered at most, including the system prompt; less than 1 is 1.
-        max_chars: characters of their texts at most; 0 means no limit.
-        flat: True to send one text, `(role) content` joined by blank lines; a template makes another text.
-        timeout_seconds: seconds that the model may take; None means no limit.
-        observers: get an event for each update of the memory, each call and each failure, without texts.
+        max_messages: the maximum number of remembered messages, including the system prompt; at least 1.
+        max_chars: the maximum number of characters of their texts; 0 means no limit.
+        flat: True to send one text, `(role) content` joined by blank lines; a template produces another text.
+        timeout_seconds: the maximum seconds of a model call; None means no limit.
+        observers: receive an event for each memory update, each call and each failure, without texts.
         clock: returns the time of candidates and errors.
-        checkpointer: stores the memory of a thread between runs; True for that of the outer graph.
+        checkpointer: stores the memory of a thread between runs; True uses the outer graph's checkpointer.
         store: a LangGraph store for added nodes.
     """
     reducer = bounded_messages(max_messages, max_chars)

@@ -1,4 +1,4 @@
-"""The context of a recorded or a future model call: its messages, and the difference of two calls."""
+"""The context of a recorded or a future model call: its messages, and the difference between two calls."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SeenMessage:
 
     @property
     def words(self) -> str:
-        """Return the readable text; for a block of quotes or summaries, the part after its introduction."""
+        """The readable text; for a block of quotes or summaries, the part after its introduction."""
         if self.text is None:
             return "(not there any more)"
         text = self.text.partition("\n\n")[2] if self.entry.section in _INTRODUCED else ""
@@ -86,14 +86,14 @@ class ContextView:
 
     @property
     def sections(self) -> list[tuple[Section, int, int]]:
-        """Return tokens and number of messages of each used section; system and window are always included."""
+        """Tokens and number of messages of each used section; system and window are always included."""
         found = self.manifest.sections
         shown = [name for name in SECTIONS if name in found or name in _ALWAYS_SHOWN]
         return [(name, found.get(name, 0), sum(m.entry.section == name for m in self.messages)) for name in shown]
 
     @property
     def budget(self) -> int:
-        """The most tokens that could be sent."""
+        """The maximum number of tokens that could be sent."""
         return self.manifest.budget or self.manifest.tokens
 
     @property
@@ -138,7 +138,7 @@ async def look_ahead(memory: Memory, session: Session, look: ContextLook) -> Con
     """
     await session.info()
     question = HumanMessage("…", id=str(uuid7()))
-    # Sections that depend on the input (recalled turns, passages, tool calls) are not in it.
+    # The preview leaves out sections that depend on the input: recalled turns, passages, tool calls.
     contexts = TurnContext(memory, session, replace(look.options, sources=()), [question])
     system = SystemMessage(look.system_prompt) if look.system_prompt else None
     try:
@@ -221,12 +221,12 @@ class Difference:
 
     @property
     def shared_tokens(self) -> int:
-        """The tokens of the shared messages, by the later call's counter."""
+        """The tokens of the shared messages, measured by the later call's counter."""
         return sum(entry.tokens for entry in self.after.manifest.entries[: self.shared])
 
     @property
     def stable(self) -> bool:
-        """True if the later call begins with every input-independent message of the earlier call."""
+        """True if the later call begins with all those messages of the earlier call that do not depend on the input."""
         prefix = self.before.manifest.prefix
         return prefix is not None and prefix.messages <= self.shared
 
@@ -251,7 +251,7 @@ class Difference:
 
 
 async def call_before(memory: Memory, call: StoredManifest, *, user_id: str | None = None) -> StoredManifest | None:
-    """Return the previous recorded call of a call's session, or of its run if it has no session; None if it is gone."""
+    """Return the previous recorded call of the session, or of the run if there is no session; None if it is gone."""
     if call.session_id is None:
         older = [one for one in await memory.manifests.of_run(call.run_id) if one.call < call.call][-1:]
     else:
@@ -260,7 +260,7 @@ async def call_before(memory: Memory, call: StoredManifest, *, user_id: str | No
 
 
 def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) -> Departure:
-    """Return the reason why an entry of the earlier call is missing in the later one."""
+    """Return the reason why an entry of the earlier call is missing in the later call."""
     if entry.section in _DEPARTURES:
         return _DEPARTURES[entry.section]
     reason = _reason(entry, before, after)
@@ -270,7 +270,7 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
 
 
 def _reason(entry: Entry, before: ContextManifest, after: ContextManifest) -> Departure | None:
-    """Return the reason in the later record, or None."""
+    """Return the reason from the later record, or None."""
     gaps = (gap for gap in after.excluded if entry.seq and gap.first_seq <= entry.seq <= gap.last_seq)
     if (gap := next(gaps, None)) is not None:
         return gap.reason

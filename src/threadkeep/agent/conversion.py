@@ -49,10 +49,10 @@ EDITS = "edits"
 
 
 def id_of(message: BaseMessage) -> str | None:
-    """Return the id under which a message is stored, searched and merged; None if it has none.
+    """Return the id with which a message is stored, searched and merged; None if it has no id.
 
-    An id that cannot be stored (too long, or with unprintable characters) is replaced by its hash, which is always the
-    same, so that a repeated delivery is recognised.
+    An id that cannot be stored (too long, or with unprintable characters) is replaced by its hash. The hash is always
+    the same, so a repeated delivery is recognised.
     """
     if not message.id:
         return None
@@ -62,20 +62,20 @@ def id_of(message: BaseMessage) -> str | None:
 
 
 def identify(messages: Sequence[BaseMessage]) -> None:
-    """Give ids to messages without one, in place as LangGraph does, so that state and transcript have the same ids."""
+    """Add ids to messages without one, in place as LangGraph does, so that state and transcript have the same ids."""
     for message in messages:
         message.id = message.id or str(uuid7())
 
 
 def text_of(message: BaseMessage) -> str:
-    """Return the text that people see: no images, no reasoning, no tool calls. A model's refusal is text, too."""
+    """Return the text that people see: no images, no reasoning, no tool calls. A model's refusal counts as text."""
     content = message.content
-    # Most messages: the property makes an object of a class of its own at each call.
+    # This is faster for most messages, because the property creates an object at each call.
     return (content if type(content) is str else str(message.text)) or _refusal(message)
 
 
 def _refusal(message: BaseMessage) -> str:
-    """Return the words with which a model of OpenAI refuses to answer, which it gives in the place of a text."""
+    """Return the text with which an OpenAI model refuses to answer; the model returns it instead of a normal text."""
     if not isinstance(message, AIMessage):
         return ""
     blocks = [block for block in message.content if isinstance(block, dict)]
@@ -85,7 +85,7 @@ def _refusal(message: BaseMessage) -> str:
 
 
 def transcript_text(message: BaseMessage) -> str:
-    """Return the text that transcripts keep: what people see, with a mark for images and files (`[image]`)."""
+    """Return the text that transcripts store: the visible text, with a mark for images and files (`[image]`)."""
     if type(message.content) is str:
         return message.content or text_of(message)
     places = media_places(message)
@@ -107,14 +107,14 @@ def role_of(message: BaseMessage) -> Role | None:
 
 
 def is_utterance(message: BaseMessage) -> bool:
-    """Return whether transcripts keep a message: not a tool call, a tool result or a system message."""
+    """Return True if transcripts store a message: not a tool call, a tool result or a system message."""
     return role_of(message) in SPEAKERS and not (isinstance(message, AIMessage) and message.tool_calls)
 
 
 def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:
-    """Return the confidence of an answer, and whether the workflow handed the question to a person.
+    """Return the confidence of an answer, and whether the workflow handed the question over to a person.
 
-    It says so in the answer's `response_metadata`, as `confidence` (a finite number) and `escalated` (True).
+    Both are in the answer's `response_metadata`, as `confidence` (a finite number) and `escalated` (True).
     """
     told = message.response_metadata if isinstance(message, AIMessage) else {}
     confidence, escalated = told.get("confidence"), told.get("escalated") is True
@@ -124,7 +124,7 @@ def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:
 
 
 def to_langchain(message: Message) -> BaseMessage:
-    """Return the LangChain message of a stored message: the full one if it was stored and has the same text."""
+    """Convert a stored message to LangChain's; use the full original message if it was stored and has the same text."""
     if message.original is not None and (full := _original(message)) is not None:
         return full
     if message.role == "user":
@@ -135,23 +135,23 @@ def to_langchain(message: Message) -> BaseMessage:
 
 
 STRUCTURED: Final = "threadkeep:structured"
-"""The metadata of a stored answer that has the JSON of its structured response, if its text has other words."""
+"""The metadata key of a stored answer for the JSON of its structured response, if the text is different."""
 
 
 def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[str, Any] | None = None) -> Message:
-    """Return the message to store: its `transcript_text` and its id, and with `full` its JSON in `original`.
+    """Return the message to store: its `transcript_text`, its id and, with `full`, its JSON in `original`.
 
-    `others` are values of other fields, or for the same fields.
+    `others` are values of other fields; they take precedence over the message's own values.
 
     Raises:
-        InvalidMessage: it is not an utterance of user, assistant or system, such as a tool's result.
+        InvalidMessage: it is not an utterance of user, assistant or system, but a tool's result, for example.
     """
     original: Json = None
     if full:
         original = as_data(message_chunk_to_message(message) if isinstance(message, BaseMessageChunk) else message)
     if (role := role_of(message)) is None:
         raise InvalidMessage(
-            f"A message of type {message.type!r} is no part of a conversation; "
+            f"A message of type {message.type!r} is not part of a conversation; "
             "store user, assistant and system messages."
         )
     confidence, escalated = opinion_of(message) if message.response_metadata else (None, False)
@@ -171,9 +171,9 @@ def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[
 
 
 def refused_message(question: BaseMessage, run_id: str | None, metadata: Mapping[str, Json] | None) -> Message:
-    """Return the row of a question that other middleware refused: without text, under an id made of its id.
+    """Return the row of a question that other middleware rejected: without text, with an id derived from its id.
 
-    Its metadata names the id of the question.
+    Its metadata contains the id of the question.
     """
     question_id = id_of(question) or ""
     digest = sha256(question_id.encode("utf-8", "surrogatepass")).hexdigest()
@@ -189,7 +189,7 @@ def refused_message(question: BaseMessage, run_id: str | None, metadata: Mapping
 
 
 def _author(message: BaseMessage) -> str | None:
-    """Return the name of the person who wrote a message; None if it has none that can be stored."""
+    """Return the name of the person who wrote a message; None if there is no name that can be stored."""
     name = message.name if isinstance(message, HumanMessage) else None
     return name if name and name.isprintable() and len(name) <= MAX_ID_CHARACTERS else None
 
@@ -204,9 +204,9 @@ def _sent_at(message: BaseMessage) -> datetime | None:
 
 
 def as_data(message: BaseMessage) -> dict[str, Json]:
-    """Return everything of a message that a provider may get, as JSON values that `messages_from_dict` reads.
+    """Return everything in a message that a provider may receive, as JSON values that `messages_from_dict` reads.
 
-    Values that JSON lacks (bytes, NaN, objects) become text or None. A tool's artifact is not for the model.
+    Values that JSON does not have (bytes, NaN, objects) become text or None. A tool's artifact is not sent to models.
     """
     if isinstance(message, ToolMessage) and message.artifact is not None:
         message = message.model_copy(update={"artifact": None})
@@ -222,14 +222,14 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # written by another version of LangChain: the text remains
-    # Messages from before marks for images have only the text.
+    # Messages that were stored before media marks existed have only the text.
     if message.content not in (transcript_text(full), text_of(full)):
         return None
     return full if full.id == message.id else full.model_copy(update={"id": message.id})
 
 
 def is_plain(message: BaseMessage) -> bool:
-    """Return whether a message has only role, text and id, which the transcript stores."""
+    """Return True if a message has only role, text and id, which the transcript stores."""
     if type(message) not in (HumanMessage, AIMessage) or not isinstance(message.content, str):
         return False
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
@@ -240,14 +240,14 @@ def is_plain(message: BaseMessage) -> bool:
 
 
 def is_only_text(message: BaseMessage) -> bool:
-    """Return whether a message has nothing but a text and an id."""
+    """Return True if a message has only a text and an id."""
     return isinstance(message.content, str) and not (
         message.name or message.additional_kwargs or message.response_metadata or message.model_extra
     )
 
 
 def is_stored_as(row: Message, message: BaseMessage) -> bool:
-    """Return whether a sent message equals the stored one as it is read; plain messages only."""
+    """Return True if a sent message equals the stored one when it is read back; plain messages only."""
     read = to_langchain(row)
     same = (read.type, read.id, read.content) == (message.type, message.id, message.content)
     return same and is_plain(message) and is_plain(read)
@@ -270,7 +270,7 @@ def digest_of(text: str) -> str:
 
 
 def digest_of_all(messages: Iterable[BaseMessage]) -> str:
-    """Return the SHA-256 of messages in order, as manifests have it."""
+    """Return the SHA-256 of messages in order, as stored in manifests."""
     digest = sha256()
     for message in messages:
         add_to_digest(digest, message)
@@ -278,9 +278,9 @@ def digest_of_all(messages: Iterable[BaseMessage]) -> str:
 
 
 def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -> None:
-    """Add a message to the digest of a context: role, id and text of a plain message, else its JSON.
+    """Add a message to the digest of a context: role, id and text of a plain message, otherwise its JSON.
 
-    `body` is what `dump_message` returned for it, if that is known.
+    `body` is the result of `dump_message` for this message, if it is known.
     """
     if is_plain(message):
         written = f"{message.type}\0{message.id}\0{message.content}\0\0"
@@ -290,7 +290,7 @@ def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -
 
 
 def _is_storable(text: str) -> bool:
-    """Return whether a database can store the text: no NUL, no half of a surrogate pair."""
+    """Return True if a database can store the text: no NUL and no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

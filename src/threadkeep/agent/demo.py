@@ -1,6 +1,6 @@
-"""The demo model: a chat model without a network that answers from its context alone, so that memory can be watched.
+"""The demo model: an offline chat model that answers only from its context, so that the effect of memory is visible.
 
-It understands nothing. It finds the words of a question again in what the user said before, and quotes that.
+It understands nothing. It searches the user's earlier statements for the words of a question, and quotes them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from threadkeep.context.tokens import estimate
 
 
 class OfflineModel(BaseChatModel):
-    """A chat model without a network that accepts tools; each call gets the bound tools."""
+    """An offline chat model that accepts tools; each call receives the bound tools."""
 
     def bind_tools(
         self,
@@ -103,10 +103,10 @@ class DemoModel(OfflineModel):
     """A deterministic LangChain chat model that answers questions with earlier statements of the user.
 
     It quotes the statements that share most words with the question, also from quoted older turns and from its own
-    summaries; it acknowledges a statement. Its own answers, system texts, tool results and earlier questions are not
+    summaries. It acknowledges a statement. Its own answers, system texts, tool results and earlier questions are not
     statements. Every answer ends with the number of messages in the call, including the new one, without system
-    messages. For `ModelSummarizer` it returns the first words of each message. Usage is an estimate. Tools
-    may be bound and are never called.
+    messages. For `ModelSummarizer` it returns the first words of each message. Usage is an estimate. Tools may be
+    bound, but are never called.
     """
 
     @property
@@ -150,7 +150,7 @@ class DemoModel(OfflineModel):
 
 
 def answer(messages: Sequence[BaseMessage]) -> str:
-    """Return the demo model's answer to some messages."""
+    """Return the demo model's answer to messages."""
     if (summary := summary_of(messages)) is not None:
         return summary
     messages = [message for message in messages if str(message.text) not in (OPENING, NO_ANSWER)]
@@ -166,7 +166,7 @@ def answer(messages: Sequence[BaseMessage]) -> str:
     if any(map(_asks_count, questions)):
         return seen
     statements = [one for text in (*recalled, *said) for one in _sentences(text) if not _is_question(one)]
-    # A repeated statement counts at its last position.
+    # If a statement is repeated, its last position counts.
     latest_first = dict.fromkeys(sentence for sentence in reversed(statements) if _features(sentence))
     return f"{_recollection(questions, [*reversed(latest_first)])} {seen}"
 
@@ -202,7 +202,7 @@ def _recollection(questions: Sequence[str], statements: Sequence[str]) -> str:
 
 
 def _best(wanted: set[str], statements: Sequence[str]) -> list[str]:
-    """Return the statements that share most with the wanted words, in their order; rare words count more."""
+    """Return the statements that share most of the wanted words, in order; rare words count more."""
     features = [_features(statement) for statement in statements]
     spread = Counter(feature for one in features for feature in one)
     scores = [
@@ -307,7 +307,7 @@ def _lines_of_record(record: str) -> Iterator[str]:
 
 
 def _bounded(lines: Sequence[str], most_tokens: int) -> str:
-    """Return the lines, each cut to fewer and fewer words; if that is not enough, the newest lines."""
+    """Return the lines, each cut to fewer and fewer words; if that is not enough, only the newest lines."""
     characters = MAX_LINE_CHARACTERS
     text = "\n".join(_beginning(line, characters) for line in lines)
     while estimate(text) > most_tokens and characters > _LEAST_LINE_CHARACTERS:
@@ -322,7 +322,7 @@ def _bounded(lines: Sequence[str], most_tokens: int) -> str:
 
 
 def _beginning(line: str, characters: int) -> str:
-    """Return the first words, or characters if there are no spaces, with a mark for the rest."""
+    """Return the first words (or characters, without spaces) of a line, with a mark for the rest."""
     if len(line) <= characters:
         return line
     cut = line[:characters]

@@ -1,4 +1,4 @@
-"""The tool calls and results of earlier turns: the stored part of them, and the part that a later call gets."""
+"""The tool calls and results of earlier turns: what is stored of them, and what a later call receives."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from threadkeep.records import Message, dump_json
 from threadkeep.store.contexts import Steps
 
 KEPT_TOKENS: Final = 16_000
-"""The most that is kept of the steps of one turn; what is bigger is cut as in a call."""
+"""The maximum number of tokens stored for the steps of one turn; beyond it they are cut as in a call."""
 
 _MOST_TURNS: Final = 20
-"""The most turns whose steps are kept while they have room."""
+"""The maximum number of turns with stored steps, as long as the steps fit."""
 
 
 @dataclass(frozen=True)
 class EarlierSteps:
-    """The steps of earlier turns that a call gets, by the `seq` of the question that they follow.
+    """The steps of earlier turns that a call receives, by the `seq` of the question that they follow.
 
-    `tokens_before` has the sizes of those that were cut, by the identity of the message.
+    `tokens_before` contains the sizes of cut messages before the cut, by the identity of the message.
     """
 
     messages: Mapping[int, Sequence[BaseMessage]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class EarlierSteps:
 
 
 class TurnSteps:
-    """The steps of one agent in one turn, which its next turns may get, and the steps of earlier turns that it gets."""
+    """The steps of one agent in one turn for its next turns, and the steps of earlier turns that it receives."""
 
     def __init__(self, memory: Memory, session: Session, options: TurnOptions) -> None:
         self._memory = memory
@@ -55,9 +55,9 @@ class TurnSteps:
         self._counter: TokenCounter = estimate
 
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
-        """Take the calls and results that follow the question in the state.
+        """Collect the calls and results that follow the question in the state.
 
-        Steps before an answer that existed at the agent's first call belong to other agents.
+        If the state has an answer at the agent's first call, the steps before that answer belong to other agents.
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
@@ -73,16 +73,16 @@ class TurnSteps:
                 self._own.append(message)
 
     def forget(self) -> None:
-        """Forget the steps of this turn."""
+        """Discard the steps of this turn."""
         self._own = []
 
     @property
     def waiting(self) -> bool:
-        """Return whether there are steps to store."""
+        """True if there are steps to store."""
         return bool(self._own and self._options.tool_memory)
 
     async def keep(self, question_id: str, question_seq: int) -> None:
-        """Store the steps of this turn. Raises `StoreError` when the database does not answer."""
+        """Store the steps of this turn. Raise `StoreError` if the database does not answer."""
         own, self._own = self._own, []
         if (body := dump_steps(own)) is None:
             return
@@ -96,7 +96,7 @@ class TurnSteps:
         )
 
     def _has_room(self, body: str) -> bool:
-        """Return whether this turn's steps fit beside the earlier ones, so that the next call begins like this one."""
+        """Return True if this turn's steps fit beside the earlier ones, so that the next call begins like this one."""
         if self._options.plan.window == "sliding":
             return False
         return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
@@ -104,7 +104,7 @@ class TurnSteps:
     async def earlier(
         self, messages: Sequence[Message], before: Sequence[BaseMessage], measure: CallMeasure
     ) -> EarlierSteps:
-        """Return the stored steps of the agent's earlier turns, within their share; empty if the database is away.
+        """Return the stored steps of the agent's earlier turns, within their share; empty if the database fails.
 
         Args:
             messages: the messages of earlier turns in the call.
@@ -135,7 +135,7 @@ def dump_steps(messages: Sequence[BaseMessage]) -> str | None:
 
 
 def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, counter: TokenCounter) -> EarlierSteps:
-    """Return the stored steps of earlier turns that fit the tokens, the newest turn first."""
+    """Return the stored steps of earlier turns that fit the tokens, newest turn first."""
     left = room
     messages: dict[int, list[BaseMessage]] = {}
     tokens_before: dict[int, int] = {}
@@ -155,7 +155,7 @@ def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, co
 
 
 def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
-    """Return the `seq` of the question that begins the given number of newest turns; None if there is none."""
+    """Return the `seq` of the question where the given number of newest turns begins; None if there is none."""
     asked: list[int | None] = []
     following: Message | None = None
     for message in reversed(earlier):
@@ -175,7 +175,7 @@ def _same_run(one: Message, other: Message) -> bool:
 
 
 def _reduced(message: BaseMessage) -> BaseMessage:
-    """Return the message with an id, reduced to text and tool calls: media and content that expires are left out."""
+    """Return the message with an id, reduced to text and tool calls, without media and content that expires."""
     message_id = message.id or str(uuid7())
     if isinstance(message.content, str):
         return message if message.id else message.model_copy(update={"id": message_id})
@@ -188,9 +188,9 @@ def _reduced(message: BaseMessage) -> BaseMessage:
 
 
 def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> list[BaseMessage]:
-    """Return the calls and results that fit the tokens, cut like those of a current turn; empty if none fits."""
+    """Return the calls and results that fit the tokens, cut like those of the current turn; empty if none fits."""
     try:
-        # As if they followed a question without a word.
+        # Treat them as if they followed an empty question.
         return [] if room <= 0 else trim([HumanMessage(""), *messages], room, counter=counter)[1:]
     except BudgetTooSmall:
         return []

@@ -1,4 +1,4 @@
-"""The messages that a model call does not include, with reasons: positions of the transcript, messages of the state."""
+"""The messages that a model call leaves out, with reasons: positions of the transcript, messages of the state."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from threadkeep.history.recollection import Recollection
 from threadkeep.records import Message
 
 _SINGLE: Final[tuple[ExclusionReason, ...]] = ("folded", "superseded")
-"""The reasons that concern single messages between others."""
+"""The reasons that apply to single messages between others."""
 
 type Rows = Mapping[str | None, Message]
-"""Stored messages that were read for a call, by their ids."""
+"""Stored messages that were read for a call, by id."""
 
 
 def exclusions(
@@ -44,7 +44,7 @@ def exclusions(
 
 
 def _nothing_is_out(draft: Draft, recollection: Recollection) -> bool:
-    """Return whether a call has all messages of its session and of the run's state, as most calls have."""
+    """Return True if a call has all messages of its session and of the run's state, as most calls do."""
     if draft.unsendable or draft.chosen.excluded or draft.call.forgotten or draft.call.superseded:
         return False
     rows, end = recollection.messages, recollection.end
@@ -63,15 +63,15 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
     superseded = _places(recollection, "superseded")
     read = folded.union(superseded, (row.seq for row in messages if row.seq is not None))
     high = end or max(read, default=0) + 1
-    # Positions before the question that were not read are notes of the system, which are in no window.
+    # Unread positions before the question are notes of the system, which no window contains.
     places: dict[int, ExclusionReason] = dict.fromkeys(set(range(low, high)) - read, "role")
     places |= dict.fromkeys(folded, "folded")
     return places | dict.fromkeys(superseded, "superseded")
 
 
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
-    """Count the earlier messages since the last reset that are not sent and not covered by a sent summary."""
-    # Messages of the state that the window excludes are counted in both; count them once.
+    """Count the earlier messages since the last reset that are neither sent nor covered by a sent summary."""
+    # Messages of the state that the window excludes are in both counts, so subtract them once.
     window = [piece for piece in draft.pieces if piece.section == "window" and piece.id not in rows]
     again = len([piece for piece in window if is_utterance(piece.message)])
     gaps = [gap for gap in recollection.excluded if _unsummarised(gap, draft)]
@@ -89,16 +89,16 @@ def _out(draft: Draft) -> Iterator[tuple[BaseMessage, ExclusionReason]]:
 
 
 def _places(recollection: Recollection, reason: ExclusionReason) -> set[int]:
-    """Return the positions before the question that are excluded for a reason that concerns single messages."""
+    """Return the positions before the question that are excluded for a reason that applies to single messages."""
     gaps = (gap for gap in recollection.excluded if gap.reason == reason)
     end = recollection.end
     return {seq for gap in gaps for seq in range(gap.first_seq, gap.last_seq + 1) if end is None or seq < end}
 
 
 def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
-    """Return the excluded messages that are not in the transcript: ranges of the state, then messages without an id.
+    """Yield excluded messages that are not in the transcript: ranges of the state, then messages without an id.
 
-    Messages that the transcript has count in their range too, so that the steps and the text of a turn are one range.
+    Transcript messages between them are counted in their range, so that steps and text of a turn form one range.
     """
     placed = {key for key, row in rows.items() if row.seq is not None}
     reasons = dict(out)
@@ -117,21 +117,21 @@ def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], ro
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Return the excluded messages before the question; a reset after it excludes none of them."""
+    """Yield the excluded ranges before the question; a later reset does not exclude earlier messages."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else replace(gap, last_seq=min(gap.last_seq, end - 1))
 
 
 def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
-    """Return whether the summary of this range is not sent."""
+    """Return True if the summary of this range is not sent."""
     if gap.reason != "summarised":
         return False
     return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)
 
 
 def _without_summary(gap: Exclusion) -> Exclusion:
-    """Return the exclusion of messages whose summary does not fit."""
+    """Return the exclusion of messages that have a summary which does not fit."""
     return replace(gap, reason="over_budget")
 
 

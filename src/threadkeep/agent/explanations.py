@@ -51,19 +51,19 @@ _LEFT_OUT: Mapping[FactExclusion, str] = {
 
 
 def in_words(reason: ExclusionReason, manifest: ContextManifest) -> str:
-    """Return a reason in words, with the limits that applied."""
+    """Describe a reason in words, with the limits that applied."""
     return _REASONS[reason].format(messages=manifest.max_messages, tokens=manifest.budget or 0)
 
 
 def recall_in_words(one: ScopeRecall) -> str:
-    """Return the outcome of a Graphiti query for a scope, and the reasons for missing facts."""
+    """Describe the outcome of a Graphiti query for a scope, and the reasons for missing facts."""
     outcome = f"{one.shown} of {one.found} facts are shown" if one.outcome == "ok" else _OUTCOMES[one.outcome]
     counts = {words: int(getattr(one, name)) for name, words in _COUNTS.items()}
     return "; ".join([f"{one.scope}: {outcome}", *(f"{count} {words}" for words, count in counts.items() if count)])
 
 
 def left_out_in_words(one: FactsLeftOut) -> str:
-    """Return the reason why facts of a scope were not sent, with the ids of the first ones."""
+    """Describe the reason why facts of a scope were not sent, with the first ids."""
     count = f"{one.count} " if one.count else ""
     ids = f" ({', '.join(one.ids)}{', …' if one.count > len(one.ids) else ''})" if one.ids else ""
     return f"{one.scope}: {count}{_LEFT_OUT[one.reason]}{ids}"
@@ -156,7 +156,7 @@ def _elsewhere(home: SessionInfo, session: SessionInfo) -> Fate:
 
 
 def _covering(seq: int, entries: Iterable[Entry], summaries: Mapping[str, Summary]) -> str | None:
-    """Return the range of the summary of the call that stands for a position."""
+    """Return the range of the summary in the call that covers a position."""
     for name in (name for entry in entries for name in entry.summaries):
         summary = summaries.get(name)
         if summary is not None and summary.first_seq <= seq <= summary.last_seq:

@@ -25,7 +25,7 @@ _LEAST_ROOM = 64
 
 @dataclass(frozen=True)
 class Extra:
-    """A block that a source found: its message, its entry, and the texts that the entry names by digest."""
+    """A block that a source found: its message, its entry, and the texts for the digests in the entry."""
 
     message: HumanMessage
     entry: Entry
@@ -36,9 +36,9 @@ class Extra:
 class ExtraRequest:
     """The input to search for, and the messages before it.
 
-    `earlier` are the messages before the input, oldest first; `known_ids` are in the prompt already; `question_seq` is
-    the `seq` of the input, None before it has one. A source that queries Graphiti adds the outcome to `graph`,
-    and a source of facts those that it leaves out to `facts_left_out`. `notes` name the sections that had no room.
+    `earlier` are the messages before the input, oldest first. `known_ids` are already in the prompt. `question_seq` is
+    the `seq` of the input, None if it has none yet. A source that queries Graphiti adds the outcome to `graph`. A
+    source of facts adds the facts that it leaves out to `facts_left_out`. `notes` name the sections that did not fit.
     """
 
     session: Session
@@ -54,17 +54,17 @@ class ExtraRequest:
 
     @property
     def text(self) -> str:
-        """Return the text of the question."""
+        """The text of the question."""
         return "\n".join(text_of(message) for message in self.question)
 
     @property
     def asker(self) -> str | None:
-        """Return the name of the person who asks; None without one."""
+        """The name of the person who asks, or None."""
         return next((message.name for message in reversed(self.question) if message.name), None)
 
     @property
     def recent(self) -> list[str]:
-        """Return the texts of the last messages before the input, to resolve words like "it" and "that"."""
+        """The texts of the last messages before the input, to resolve words like "it" and "that"."""
         return [message.content for message in self.earlier[-_RECENT_TURNS:]]
 
 
@@ -77,14 +77,14 @@ class ExtraSource(Protocol):
         ...
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return what is relevant to the input within a token budget by the request's counter; None if nothing is."""
+        """Return a block that is relevant to the input, within `room` tokens; None if nothing is relevant."""
         ...
 
 
 async def find_all(
     sources: Sequence[ExtraSource], request: ExtraRequest, rooms: Mapping[Section, int], observer: Observer
 ) -> list[Extra]:
-    """Return what the sources find within their budgets; a failure is reported, and its section is left out."""
+    """Return the results of the sources within their budgets; report a failure and leave its section out."""
 
     async def found_by(source: ExtraSource) -> Extra | None:
         if not request.text.strip():
@@ -93,13 +93,13 @@ async def find_all(
         if room < _LEAST_ROOM:
             request.notes.append(f"no_room_for_{source.section}")
             return None
-        # The agent answers without the section.
+        # After a failure, the agent answers without the section.
         with ErrorBoundary(raising=(StoreClosed,)) as attempt:
             return await source.find(request, room)
         error = type(attempt.caught).__name__
         observer.notify(ExtraNotFound(section=source.section, error=error, session_id=request.session.session_id))
         return None
 
-    # A task for the only source would cost each turn time.
+    # With only one source, a task would cost time in each turn.
     found = [await found_by(sources[0])] if len(sources) == 1 else await asyncio.gather(*map(found_by, sources))
     return [extra for extra in found if extra is not None]

@@ -1,4 +1,4 @@
-"""The run that a process executes, for the agents of the run."""
+"""The run that a process executes, as seen by the agents of the run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from threadkeep.store.manifests import NotedManifest
 class HeldAnswer:
     """An answer that is stored in the transaction that ends its run.
 
-    `anchor` returns the statement that moves the anchor of the window, if it moves. If the transaction fails, `store`
-    stores the answer alone; `settle` is called when it is stored.
+    `anchor` returns the statement that moves the anchor of the window, or None. If the transaction fails, `store`
+    stores only the answer. `settle` is called after the answer is stored.
     """
 
     session: Session
@@ -35,12 +35,12 @@ class HeldAnswer:
 class RunHold:
     """The state of a run that this process executes.
 
-    `lost` is true if another process has the run; `told` if a caller waits in this process for the answer. `told_id` is
-    the id of the answer that was stored for this caller; `replaced` says that the answer of another process was
-    adopted. `sessions` are the conversations that agents of the run have under their own keys.
+    `lost` is True if another process owns the run; `told` if a caller in this process waits for the answer. `told_id`
+    is the id of the answer that was stored for this caller. `replaced` is True if the answer of another process was
+    adopted. `sessions` are the conversations that agents of the run store under their own keys.
 
-    A run with one speaker ends in the same transaction as its answer: `joins` is its session, and `answer` and
-    `manifests` are stored in this transaction. `begun` is the question that was stored when the run began.
+    A run with one speaker ends in the same transaction in which its answer is stored: `joins` is its session, and
+    `answer` and `manifests` are stored in this transaction. `begun` is the question that was stored when the run began.
     """
 
     lost: bool = False
@@ -54,7 +54,7 @@ class RunHold:
     begun: BegunTurn | None = None
 
     def stored(self, question: Sequence[Message]) -> Receipt | None:
-        """Return the receipt of a question that was stored when the run began; None for another."""
+        """Return the receipt of a question that was stored when the run began; None for any other question."""
         if self.begun is None or [(one.id, one.content) for one in question] != [
             (one.id, one.content) for one in self.begun.question
         ]:
@@ -62,11 +62,11 @@ class RunHold:
         return self.begun.receipt
 
     def takes(self, session: Session) -> bool:
-        """Return whether the end of the run may store an answer in a session."""
+        """Return True if the end of the run may store an answer in a session."""
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:
-        """Store the waiting answer, if any; return the answer that was stored instead, if another one was."""
+        """Store the waiting answer, if any; return the answer that was stored instead of it, if there is one."""
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None
@@ -76,4 +76,4 @@ class RunHold:
 
 
 run_hold: ContextVar[RunHold | None] = ContextVar("threadkeep_run_hold", default=None)
-"""The hold on the run of the current task; None outside of runs."""
+"""The state of the current task's run; None outside of runs."""

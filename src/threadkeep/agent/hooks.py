@@ -1,6 +1,6 @@
 """The hooks of `SessionMemory`, written once for synchronous and asynchronous runs.
 
-They run on the event loop of their memory. Between them, the caller calls the model and the tools.
+They run on the event loop of their memory. Between the hooks, the caller calls the model and the tools.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TurnHooks:
         return len(self._open)
 
     def knows(self, key: CallKey) -> bool:
-        """Return whether a call of an agent has begun and not ended."""
+        """Return True if a call of an agent has begun and has not ended."""
         return self._open.of(key) is not None
 
     async def before_agent(self, call: AgentCall) -> None:
@@ -82,9 +82,9 @@ class TurnHooks:
             root_callbacks.at_end(partial(self._run_ended, part))
 
     def _may_wait(self, part: Participation) -> bool:
-        """Return whether an agent waits for its turn: tools do not, except for the own conversation of an agent.
+        """Return True if an agent waits for its turn. Agents in tools do not, except for an agent's own conversation.
 
-        Tools that such agents call do not wait either: two of them could wait for each other.
+        Agents in tools of such agents do not wait either, because two of them could wait for each other.
         """
         if part.parent is not None:
             return len(tool_of_sessions.get()) < 2
@@ -118,7 +118,7 @@ class TurnHooks:
     async def end_model_call(self, step: ModelStep, response: ModelResponse[Any]) -> None:
         """Hold the reply of a model as the answer if it calls no tools.
 
-        A reply with the id of an earlier message, such as a cached one, gets a new id: it would replace that message.
+        A reply with the id of an earlier message (from a cache, for example) gets a new id, so as not to replace it.
         """
         part, failed = step.part, step.partial.failed
         part.root.call_ends()
@@ -139,7 +139,7 @@ class TurnHooks:
             part.discard()
 
     async def fail_model_call(self, step: ModelStep, error: BaseException) -> None:
-        """Hold or store the text that a model gave before it failed, was interrupted or cancelled."""
+        """Hold or store the text that a model returned before it failed, was interrupted or was cancelled."""
         part = step.part
         part.root.call_ends()
         part.partial = None
@@ -156,7 +156,7 @@ class TurnHooks:
             self._open.hold(part, said, "failed", step.call.runtime)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
-        """Count an open tool call; None if the agent has no part in the turn."""
+        """Count a tool call as open; return None if the agent has no part in the turn."""
         part = self._part(call)
         if part.silent:
             return None
@@ -172,7 +172,7 @@ class TurnHooks:
             step.part.direct_calls.add(str(step.request.tool_call["id"]))
 
     async def fail_tool_call(self, step: ToolStep, error: BaseException) -> None:
-        """End a tool call that handed over, was interrupted or failed; store the text before a cancelled one."""
+        """End a tool call that handed over, was interrupted or failed; store the text before a cancelled call."""
         part, call = step.part, step.call
         part.root.call_ends()
         if isinstance(error, ParentCommand):
@@ -180,7 +180,7 @@ class TurnHooks:
             part.root.release(part.author, part.key)
             return
         if isinstance(error, Exception):
-            # An interrupt, or the end of the run; a retry continues without its turn in the session.
+            # An interrupt, or the end of the run. A retry continues without holding the session.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
             self._order.release(part.session.session_id, part.root)
@@ -190,14 +190,14 @@ class TurnHooks:
         await self._interrupt(part, AIMessage(text_of(said), id=said.id) if said else "")
 
     async def _interrupt(self, part: Participation, said: BaseMessage | str) -> None:
-        """Store what a cancelled call said, then let the next turn of the session begin."""
+        """Store the text of a cancelled call, then let the next turn of the session begin."""
         try:
             await self._open.end(part, said, "interrupted")
         finally:
             self._order.release(part.session.session_id, part.root)
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
-        """Store the final answer; if another process was first, its answer replaces this one in the state."""
+        """Store the final answer. If another process stored one first, put that answer into the state instead."""
         part = self._part(call)
         if part.silent:
             self._open.forget(part)
@@ -220,7 +220,7 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     async def _begun(self, part: Participation, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Return the turn of a call, with its question stored."""
+        """Return the turn of a call after storing its question."""
         if part.turn is None:
             await self._open.settle_before(part)
             with OnFailure(lambda: self._undo_begin(part)):
@@ -234,11 +234,11 @@ class TurnHooks:
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
         """Settle a run that failed or was cut off, and let the next turn of the session begin.
 
-        It is called in the thread of the run.
+        This is called in the thread of the run.
         """
         is_whole = not part.key[1]  # the agent is the graph that ended
         self._others.check_end(state, part.root.answers, is_whole=is_whole)
-        # The owner of a run settles its cancelled turns: the run may continue in another process.
+        # The executor of a run settles its cancelled turns, because the run may continue in another process.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
             self._order.release(part.session.session_id, part.root)
@@ -262,7 +262,7 @@ class TurnHooks:
     def _part(self, call: AgentCall) -> Participation:
         """Return the part of an agent in the turn.
 
-        An agent that has not begun continues after an interrupt, or other middleware ended its run before it began.
+        If the agent has not begun, it continues after an interrupt, or other middleware ended its run before it began.
         """
         return self._open.of(call.key) or self._new_part(call, resumed=root_callbacks.goes_on is not False)
 
@@ -272,7 +272,7 @@ class TurnHooks:
         author = author_of(call.config, place)
         parent = None
         if self._options.scope == "own":
-            # Each call is a turn of the agent's own conversation.
+            # Each call is a turn in the agent's own conversation.
             parent, session = session, own_session(self.memory, session, author)
             root = RootRun(call.runtime.control)
         else:
@@ -333,11 +333,11 @@ class ModelStep:
     partial: PartialAnswer = field(default_factory=PartialAnswer)
 
     def __enter__(self) -> None:
-        """Listen to the model calls inside the block."""
+        """Start to collect the text of model calls inside the block."""
         self._token = var_child_runnable_config.set(with_callback(self.call.config, self.partial, inherit=True))
 
     def __exit__(self, *_: object) -> None:
-        """Stop listening."""
+        """Stop to collect the text."""
         var_child_runnable_config.reset(self._token)
 
 
@@ -350,7 +350,7 @@ class ToolStep:
     request: ToolCallRequest
 
     def __enter__(self) -> None:
-        """Mark the block as a tool call: agents that it calls take no part in the turn."""
+        """Mark the block as a tool call; agents that it calls do not take part in the turn."""
         called_by = (self.part.memory.identity, self.part.session.session_id)
         self._token = tool_of_sessions.set((*tool_of_sessions.get(), called_by))
 

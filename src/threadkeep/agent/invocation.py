@@ -23,13 +23,13 @@ type CallKey = tuple[int, str, int]
 def session_for(
     memory: Memory, options: TurnOptions, config: RunnableConfig, runtime: Runtime[Any] | None = None
 ) -> Session:
-    """Return the session of a run, as the functions of the options, the config or the runtime context name it.
+    """Return the session of a run, named by functions of the options, the config or the runtime context.
 
-    `runtime` is that of the run, if the caller has it.
+    `runtime` is the runtime of the run, if the caller has it.
 
     Raises:
         InvalidKey: the run names no session, or the name is not a valid id.
-        InvalidInput: the name of the user is not a valid id.
+        InvalidInput: the user's name is not a valid id.
     """
     configurable, runtime = config.get("configurable", {}), runtime or _runtime()
     if options.session_id:
@@ -58,10 +58,10 @@ def session_for(
 def workspace_in(
     config: RunnableConfig, given: str | IdOf | None = None, runtime: Runtime[Any] | None = None
 ) -> object:
-    """Return the workspace that a run names (`configurable["workspace"]`, or its context's), else the given one.
+    """Return the workspace that a run names in `configurable["workspace"]` or its context, else the given one.
 
-    A given function is used instead of both. A name that is no text, whole number or UUID is returned as it is: it
-    cannot be used.
+    If a function is given, it is used instead of both. A name that is not a text, a whole number or a UUID is returned
+    unchanged; it cannot be used.
     """
     runtime = runtime or _runtime()
     if given is not None and not isinstance(given, str):
@@ -76,7 +76,7 @@ def _is_id(value: object) -> bool:
 
 
 def _in_context(runtime: Runtime[Any], *names: str) -> object:
-    """Return the first of these fields in the run's context, which is a mapping or an object."""
+    """Return the first of these fields that is set in the run's context, which is a mapping or an object."""
     context = runtime.context
     for name in names if context is not None else ():
         value = context.get(name) if isinstance(context, Mapping) else getattr(context, name, None)
@@ -101,9 +101,9 @@ def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
 
 
 def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> str | None:
-    """Return the id that the caller gave the run, if any: in the nodes of a graph only the runtime has it.
+    """Return the id that the caller gave to the run, if any; in the nodes of a graph, only the runtime has it.
 
-    Runs of workflows have it in their context: an agent in a node also has an id of its own.
+    Runs of workflows have it in their context, because an agent in a node has its own run id as well.
     """
     if run_id := config.get("run_id"):
         return str(run_id)
@@ -114,21 +114,21 @@ def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> st
 
 
 _READER = "__pregel_read"
-"""LangGraph's name of the reader among the values of a node's config."""
+"""LangGraph's name for the reader in a node's config."""
 
 _REDACTING = re.compile(r"PIIMiddleware\[(.+)\]\.after_model$")
 
 
 def in_tool(config: RunnableConfig) -> bool:
-    """Return whether an agent runs in a tool of another agent: below the node `tools` of LangChain's agents."""
+    """Return True if an agent runs in a tool of another agent: below the node `tools` of LangChain's agents."""
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
     return "tools" in [node.partition(":")[0] for node in outer]
 
 
 def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
-    """Return the kinds of data, such as `email`, that `PIIMiddleware` of this agent looks for.
+    """Return the kinds of data, such as `email`, that `PIIMiddleware` of this agent detects.
 
-    A middleware cannot see the others. But LangGraph gives each node a reader of the channels of its graph, and each
+    A middleware cannot see other middleware. But LangGraph gives each node a reader of its graph's channels, and each
     hook of a middleware has a channel with its name.
     """
     reader = config.get("configurable", {}).get(_READER)
@@ -136,24 +136,24 @@ def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
 
 
 def kinds_among(names: Iterable[object]) -> frozenset[str]:
-    """Return the kinds of data of the hooks of `PIIMiddleware` among the names of nodes or channels."""
+    """Return the kinds of data that `PIIMiddleware` detects, from the names of nodes or channels."""
     return frozenset({found[1] for name in names if (found := _REDACTING.search(str(name)))})
 
 
 def author_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
-    """Return the name of the agent, else of its node; None for an agent without both."""
+    """Return the name of the agent, or else of its node; None if there is neither."""
     if place is not None and place.node:
         return place.node
     if name := config.get("metadata", {}).get("lc_agent_name"):
         return str(name)
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
-    # LangGraph numbers the further graphs that one node calls: `node:task|1|…`.
+    # LangGraph numbers further graphs that are called in one node: `node:task|1|…`.
     nodes = [part.partition(":")[0] for part in outer if ":" in part]
     return nodes[-1] if nodes else None
 
 
 def node_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
-    """Return the name of the node that a function runs in; None outside of a graph."""
+    """Return the name of the node in which a function runs; None outside of a graph."""
     if place is not None and place.node:
         return place.node
     return str(config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[2].partition(":")[0] or None

@@ -1,6 +1,6 @@
 """Tools with which an agent reads messages and tool results that are not in its context.
 
-The run names the session, as for `SessionMemory`; the model never does.
+The run determines the session, as for `SessionMemory`; the model cannot choose it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def history_tools(
     """Return the tools `read_history`, `search_history` and `read_tool_result`, for an agent with `SessionMemory`.
 
     Args:
-        memory: where the agent's sessions are.
-        session_id: the function of `SessionMemory` that returns the session of a run, if it has one.
-        user_id: its function that returns the user, if it has one.
+        memory: the memory that contains the agent's sessions.
+        session_id: the `session_id` function of `SessionMemory`, if it has one.
+        user_id: the `user_id` function of `SessionMemory`, if it has one.
     """
     options = TurnOptions(session_id=session_id, user_id=user_id)
     lookups = OnLoop(memory, lambda opened: _Lookups(opened, options))
@@ -59,7 +59,7 @@ def history_tools(
 
 
 class _Lookups:
-    """The memory of the tools, and the options that find the session. The docstrings are for models."""
+    """The memory of the tools, and the options that determine the session. Models read the docstrings."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -95,7 +95,7 @@ class _Lookups:
         return "\n".join([*shown, *_in_short(parts)])
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
-        """Return summaries of a range. A conversation in a graph store has none; its key may be a session's, too."""
+        """Return summaries of a range; none for a conversation in a graph store, even if a session has its key."""
         if not (await self._memory.contexts.state(session_id, "")).summaries:
             return ()
         return await self._memory.summaries.of_messages(session_id, first_seq, last_seq, _MOST_HITS)
@@ -176,7 +176,7 @@ def _arguments_of(messages: Sequence[BaseMessage], call_id: str) -> str:
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:
-    """Return the messages that fit and how to read on, as lines, and the number of the first that is not shown."""
+    """Return the messages that fit as lines, with a hint to read on, and the number of the first one not shown."""
     lines = [f"What was said. {_QUOTED}"]
     left = _MOST_CHARACTERS
     for message in messages:

@@ -1,4 +1,4 @@
-"""`SessionMemory`: the memory of an agent made by `create_agent`, in one line."""
+"""`SessionMemory`: middleware that adds a memory to an agent of `create_agent` in one line."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
         agent = create_agent(model, tools, middleware=[SessionMemory(memory)])
 
-    At each model call the agent sees the session's earlier turns before the run's own messages, cut to the limits; when
-    the run ends, the question and the final answer are in the transcript. Neither enters the graph's state, checkpoints
-    or streams. The user's message is stored before the first model call. The partial answer of a cancelled run or of a
-    stream without a reader is stored as `interrupted`. If the database does not answer, the agent still does, without
-    history, and its turn is among the pending writes.
+    At each model call, the agent gets the session's earlier turns before the run's own messages, cut to the limits.
+    When the run ends, the question and the final answer are in the transcript. Earlier turns do not enter the graph's
+    state, checkpoints or streams. The user's message is stored before the first model call. The partial answer of a
+    cancelled run, or of a stream that is no longer read, is stored as `interrupted`. If the database does not answer,
+    the agent answers without history, and its turn is stored as a pending write.
 
-    The agent may be called asynchronously (`ainvoke`, `astream`) and synchronously (`invoke`, `stream`, `batch`), with
-    a memory of either kind; the work of the memory runs on its own event loop. The session is
-    `configurable["thread_id"]`, the user `configurable["user_id"]`, unless functions of the config are given.
+    The agent may be called asynchronously (`ainvoke`, `astream`) or synchronously (`invoke`, `stream`, `batch`), with
+    either kind of memory; the memory's work runs on its own event loop. The session is `configurable["thread_id"]`, and
+    the user `configurable["user_id"]`, unless functions of the config are given.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     @classmethod
     def of(cls, memory: Memory | SyncMemory, options: TurnOptions) -> Self:
-        """Return the memory of agents with these options."""
+        """Return the middleware with these options."""
         made = cls.__new__(cls)
         made._begin(memory, options)  # noqa: SLF001 - it is one of ours
         return made
@@ -110,7 +110,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         """The number of runs of this process that have begun and not ended, at most a thousand."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
-    # A node, because other middleware may refuse the question before a model call, and it is stored as failed then.
+    # A node, because other middleware may reject the question before a model call; it is then stored as failed.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Wait for the earlier turns of the session, then begin the turn of the run."""
         call = AgentCall(get_config(), runtime, state["messages"])
@@ -123,8 +123,8 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None
 
-    # This and `awrap_tool_call` are no coroutine functions: for those LangSmith switches to a thread before and after
-    # each call, also while tracing is off.
+    # This and `awrap_tool_call` are not coroutine functions: LangSmith would switch to a thread before and after each
+    # call of a coroutine function, even while tracing is off.
     def awrap_model_call(
         self, request: ModelRequest[Any], handler: _CallModel
     ) -> Coroutine[Any, Any, ModelResponse[Any]]:
@@ -174,7 +174,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     def awrap_tool_call(
         self, request: ToolCallRequest, handler: _RunTool
     ) -> Coroutine[Any, Any, ToolMessage | Command[Any]]:
-        """Run a tool; agents that it calls take no part in the turn."""
+        """Run a tool; agents that it calls do not take part in the turn."""
         return self._run_tool(request, handler)
 
     async def _run_tool(self, request: ToolCallRequest, handler: _RunTool) -> ToolMessage | Command[Any]:
@@ -194,7 +194,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
-        """Run a tool; agents that it calls take no part in the turn."""
+        """Run a tool; agents that it calls do not take part in the turn."""
         call = AgentCall(get_config(), get_runtime(), request.state["messages"])
         step = self._wait_for(call, lambda hooks: hooks.begin_tool_call(call, request))
         if step is None:
@@ -211,16 +211,16 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     # A node, because other middleware may change the answer after a model call, and only nodes change the state.
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Store the final answer; if another process was first, its answer replaces this one in the state."""
+        """Store the final answer. If another process stored one first, put that answer into the state instead."""
         call = AgentCall(get_config(), runtime, state["messages"])
         return await self._hooks.call(TurnHooks.after_agent, call, state)
 
     def after_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Store the final answer; if another process was first, its answer replaces this one in the state."""
+        """Store the final answer. If another process stored one first, put that answer into the state instead."""
         call = AgentCall(get_config(), runtime, state["messages"])
         return self._wait_for(call, lambda hooks: hooks.after_agent(call, state))
 
     def _wait_for[T](self, call: AgentCall, hook: Callable[[TurnHooks], Coroutine[Any, Any, T]]) -> T:
-        """Run a hook on the loop on which the call has begun; the first one on a loop that is not blocked."""
+        """Run a hook on the loop on which the call began; run the first hook on a loop that is not blocked."""
         begun = next((hooks for hooks in self._hooks.made if hooks.knows(call.key)), None)
         return self._hooks.wait_for(hook, begun)

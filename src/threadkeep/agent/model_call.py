@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class Call:
     """The inputs of a model call, apart from the earlier turns.
 
-    `messages` are the run's own, with the `question` (some of them) among them; `budget` is in tokens of `counter`;
-    `max_messages` limits the messages of earlier turns. `provider` is that of the model. `forgotten` are messages of
-    the run from before a reset, `superseded` those that were superseded in the transcript. `question_as_stored` is True
-    if the transcript has the same text of the question. `shared` is the number of tokens to which shares apply.
+    `messages` are the run's own, including the `question`. `budget` is in tokens of `counter`. `max_messages` limits
+    the messages of earlier turns. `provider` is the provider of the model. `forgotten` are messages of the run from
+    before a reset, `superseded` messages that were superseded in the transcript. `question_as_stored` is True if the
+    transcript has the same text of the question. `shared` is the number of tokens to which shares apply.
     """
 
     messages: Sequence[BaseMessage]
@@ -44,9 +44,9 @@ class Call:
 
 
 class Piece(NamedTuple):
-    """A message that may be sent, and the id under which it is stored.
+    """A message that may be sent, and the id with which it is stored.
 
-    A `mark` exists only in this call: nobody wrote it, and it is kept or excluded with the message before it.
+    A `mark` exists only in this call and was not written by anyone; it is kept or excluded with the message before it.
     """
 
     message: BaseMessage
@@ -56,10 +56,10 @@ class Piece(NamedTuple):
 
 
 class KeptWindow:
-    """The earlier messages of a session in the form of model calls, kept between calls; it only grows.
+    """The earlier messages of a session in the form of model calls, cached between calls; it only grows.
 
-    Everything here follows from the rows and the counter. `plain` is False if a message is more than role, text and id,
-    is empty, or has no answer; such a window is laid out message by message instead of as a whole.
+    All values are derived from the rows and the counter. `plain` is False if a message has more than role, text and id,
+    is empty, or has no answer. Such a window is added to a call message by message instead of as a whole.
     """
 
     def __init__(self, counter: TokenCounter) -> None:
@@ -74,7 +74,7 @@ class KeptWindow:
         self._digest: tuple[bytes, HASH, int] | None = None
 
     def extend(self, rows: Sequence[Message]) -> bool:
-        """Add the new rows of a session's window; return False if it does not begin with the rows of this one."""
+        """Add new rows of a session's window; return False if they do not begin with the rows that are already here."""
         shared = min(len(rows), len(self.rows))
         if shared and (rows[0] is not self.rows[0] or rows[shared - 1] is not self.rows[shared - 1]):
             return False
@@ -110,7 +110,7 @@ class KeptWindow:
         self.sums.append(self.sums[-1] + tokens)
 
     def has_answer(self, asked: Message, following: Message | None) -> bool:
-        """Return False if a row is a question without an answer, before a question of another run."""
+        """Return False if a row is an unanswered question that is followed by a question of another run."""
         if asked.role != "user" or asked.run_id is None or asked.run_id in self.answered_runs:
             return True
         return following is not None and following.run_id == asked.run_id
@@ -120,9 +120,9 @@ class KeptWindow:
 class Draft:
     """A model call with a chosen window.
 
-    `chosen` has indexes of `pieces`. `window` is the number of messages of the kept window, if it is sent as a whole;
-    they are not in `pieces`. `rooms` are the tokens for each extra that is still to be found. `unsendable` are
-    messages that no provider accepts, `summaries` the summaries that are sent.
+    `chosen` has indexes of `pieces`. `window` is the number of messages of the kept window if it is sent as a whole;
+    they are not in `pieces`. `rooms` are the tokens for each extra that is still to be searched. `unsendable` are
+    messages that no provider accepts, and `summaries` are the summaries that are sent.
     """
 
     call: Call
@@ -144,8 +144,8 @@ class Draft:
 class Assembled:
     """The messages of a model call, with reasons; `texts` maps the digests in the entries to texts.
 
-    `begin_seq` is the new start of the window, None if it is unchanged. `marks` is the number of messages that nobody
-    wrote. `texts_only` is True if no message has tool calls or media.
+    `begin_seq` is the new start of the window, None if it is unchanged. `marks` is the number of messages that were
+    added only for this call. `texts_only` is True if no message has tool calls or media.
     """
 
     system: SystemMessage | None

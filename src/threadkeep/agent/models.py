@@ -1,4 +1,4 @@
-"""The chat model that a setting names, and LangSmith's tracing around its calls."""
+"""The chat model that a setting names, and LangSmith's tracing of its calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
         raise InvalidSettings(
             f"{variable}={name} needs a package that is not installed: {error}", variable=variable
         ) from error
-    # Providers have different errors for a missing key; some sentences quote the key, so none is shown.
+    # Providers raise different errors for a missing key; some texts quote the key, so no text is shown.
     except Exception as error:
         raise InvalidSettings(
             f"{variable}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "
@@ -43,17 +43,17 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
 
 
 def _reporting(model: BaseChatModel) -> BaseChatModel:
-    """Let models of OpenAI's protocol request usage in streams; LangChain does it only at OpenAI's own address."""
+    """Let models of OpenAI's protocol request usage in streams; LangChain does this only for OpenAI's own address."""
     if getattr(model, "stream_usage", True) is None:
         cast("Any", model).stream_usage = True
     return model
 
 
 def trace_without_threads() -> None:
-    """Let LangSmith set up its runs in the event loop of this process while tracing is off.
+    """Let LangSmith set up its runs on the event loop of this process while tracing is off.
 
-    LangChain wraps each `awrap_model_call` of a middleware for LangSmith, which runs two functions in threads, even if
-    tracing is off. The setting holds for all agents of the process, so only Threadkeep's own processes use it.
+    LangChain wraps each `awrap_model_call` of a middleware for LangSmith, which runs two functions in threads even if
+    tracing is off. The setting applies to all agents of the process, so only Threadkeep's own processes use it.
     """
     langsmith.set_runtime_overrides(aio_to_thread=_in_loop)
 

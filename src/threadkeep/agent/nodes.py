@@ -1,4 +1,4 @@
-"""The same memory for plain `StateGraph` users: a turn around any model call, and a ready node."""
+"""The same memory for plain `StateGraph` users: a turn around any model call, and a ready-made node."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class NodeTurns:
         return [*([sent.system] if sent.system else []), *sent.messages]
 
     async def end(self, turn: NodeTurn, error: BaseException | None) -> None:
-        """Store the answer, or the text that the model gave before the error."""
+        """Store the answer, or the text that the model returned before the error."""
         turn.part.root.call_ends()
         try:
             turn.report()
@@ -117,7 +117,7 @@ class NodeTurn:
     _token: Token[RunnableConfig | None] | None = None
 
     def take(self, reply: BaseMessage | str) -> None:
-        """Take the answer. A message without an id gets one."""
+        """Set the answer; give it an id if it has none."""
         if isinstance(reply, BaseMessage):
             identify([reply])
         self.reply, self._unreported = reply, True
@@ -129,7 +129,7 @@ class NodeTurn:
             self.open.contexts.report(self.reply if isinstance(self.reply, AIMessage) else None)
 
     def listen(self, config: RunnableConfig) -> None:
-        """Listen to the model calls in the caller's block."""
+        """Start to collect the text of model calls in the caller's block."""
         self._token = var_child_runnable_config.set(with_callback(config, self.partial, inherit=True))
 
     def stop_listening(self) -> None:
@@ -146,12 +146,12 @@ class _InsideTurn:
 
     @property
     def answered(self) -> AIMessage | None:
-        """The stored answer if the question is a repeat: return it instead of calling a model."""
+        """The stored answer if the question is a repeat; return it instead of calling a model."""
         return self._turn.answered
 
     @property
     def reply(self) -> BaseMessage | str | None:
-        """The stored answer: the given one, or that of another process that was first."""
+        """The stored answer: the given one, or the answer of another process that stored one first."""
         return self._turn.reply
 
     def answer(self, reply: BaseMessage | str) -> None:
@@ -160,14 +160,14 @@ class _InsideTurn:
 
 
 class SessionTurn(_InsideTurn):
-    """A turn inside a node: it returns the messages for the model and takes the answer."""
+    """A turn inside a node: it returns the messages for the model and accepts the answer."""
 
     async def messages(
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
     ) -> list[BaseMessage]:
         """Return the messages for the model call: the system message, earlier turns, the state's messages.
 
-        With a `model` (and its `tools`) the context window of the model is a limit, too.
+        With a `model` (and its `tools`), the model's context window is also a limit.
         """
         use = ModelUse(model, tools)
         return await self._turns.call(lambda turns: turns.messages(self._turn, system, use))
@@ -185,7 +185,7 @@ class SyncSessionTurn(_InsideTurn):
 
 
 class TurnBlock:
-    """The block of `session_turn`: `async with` gives a `SessionTurn`, `with` a `SyncSessionTurn`."""
+    """The block of `session_turn`: `async with` returns a `SessionTurn`, `with` a `SyncSessionTurn`."""
 
     def __init__(
         self, turns: OnLoop[Memory, NodeTurns], messages: Sequence[BaseMessage], config: RunnableConfig | None
@@ -241,7 +241,7 @@ def session_turn(
     config: RunnableConfig | None = None,
     options: TurnOptions | None = None,
 ) -> TurnBlock:
-    """Return the block of a turn around a model call, in any node or function.
+    """Return a block for a turn around a model call, in any node or function.
 
     ::
 
@@ -249,15 +249,15 @@ def session_turn(
             reply = turn.answered or await model.ainvoke(await turn.messages())
             turn.answer(reply)
 
-    In synchronous code it is a `with` block, and `turn.messages()` blocks.
+    In synchronous code use a `with` block; `turn.messages()` then blocks.
 
     The question (the newest human messages) is stored when the block begins, the answer when it ends. If the block is
-    cancelled or fails, the streamed part of the answer is stored as `interrupted` or `failed`. Use it once in a run.
+    cancelled or fails, the streamed part of the answer is stored as `interrupted` or `failed`. Use it once per run.
     Questions without an id get one.
 
     Raises:
         InvalidKey: the config names no session.
-        WrongUser: the session is another user's.
+        WrongUser: the session belongs to another user.
     """
     limits = options or TurnOptions()
     return TurnBlock(OnLoop(memory, lambda opened: NodeTurns(opened, limits)), messages, config)
@@ -321,7 +321,7 @@ def memory_node(
     It reads and writes the state's `messages`, in synchronous and asynchronous runs.
 
     Raises:
-        BudgetTooSmall: the model's context window leaves no room for a prompt; names the three numbers.
+        BudgetTooSmall: the model's context window has no room for a prompt; the error names the three numbers.
     """
     limits = options or TurnOptions()
     facts = facts_of(model, limits.context_window)

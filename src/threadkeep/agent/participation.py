@@ -39,7 +39,7 @@ from threadkeep.history.session import Session
 from threadkeep.records import Json, Status
 
 ABANDONED_SECONDS = 60.0
-"""Seconds between two checks whether the run of a held answer is over."""
+"""Seconds between two checks whether the run of a held answer has ended."""
 
 _MOST_CHECKS = 10
 
@@ -59,13 +59,13 @@ class Caller:
 class Participation:
     """The call of one agent in a turn.
 
-    A `silent` agent was asked by the program: it neither reads nor writes the session. `redacted` are the kinds of data
-    that `PIIMiddleware` of the agent looks for. `partial` is the answer of a model call that is not over. A `resumed`
-    agent began in an earlier call of the graph, before an interrupt or in another process.
+    A `silent` agent was called by the program: it neither reads nor writes the session. `redacted` are the kinds of
+    data that the agent's `PIIMiddleware` detects. `partial` is the answer of a model call that has not ended. A
+    `resumed` agent began in an earlier call of the graph, before an interrupt or in another process.
 
-    LangGraph does not report that a run was cut off after its model had answered. But the writer of a run's stream is
-    one object in all nodes and lives as long as the run: without it the run is over. While it exists, the run may be
-    alive, or wait for the garbage collector or a cancelled timer.
+    LangGraph does not report that a run was cut off after its model had answered. But the stream writer of a run is one
+    object in all nodes, and lives as long as the run. If it is gone, the run has ended. If it exists, the run may be
+    alive, or the writer waits for the garbage collector or a cancelled timer.
     """
 
     memory: Memory
@@ -95,7 +95,7 @@ class Participation:
     _settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def enter(self, messages: Sequence[BaseMessage]) -> None:
-        """Take part in the turn of the root run, or begin it; an agent with an input of its own stays silent.
+        """Take part in the turn of the root run, or begin it; an agent with its own input stays silent.
 
         An agent that gets the caller's question begins a turn even if an earlier agent of the run began one with a
         question of the program.
@@ -122,7 +122,7 @@ class Participation:
         return self.turn.question_id if self.turn is not None else self.root.question_id
 
     async def begin(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
-        """Store the question as it is after all `before_model` hooks, and read the stored answers of the turn.
+        """Store the question as changed by all `before_model` hooks, and read the stored answers of the turn.
 
         Raises:
             InvalidMessage, WrongUser: the question can never be stored in this session.
@@ -133,7 +133,7 @@ class Participation:
             return self.turn
 
     def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
-        """Return the agent's own stored answer to the question, if the caller's messages end with it."""
+        """Return the agent's own stored answer to the question if the caller's messages end with it."""
         if not turn.earlier:
             return None
         last = self.root.sent[-1] if self.root.sent and not self._goes_on else None
@@ -142,11 +142,11 @@ class Participation:
 
     @property
     def _goes_on(self) -> bool:
-        """Return whether the run continues from a checkpoint, after an interrupt or in another process."""
+        """True if the run continues from a checkpoint, after an interrupt or in another process."""
         return self.resumed or root_callbacks.goes_on is True
 
     def go_on(self, turn: OpenTurn) -> None:
-        """Claim the number of the answer again, if it was released when a model or a tool failed."""
+        """Claim the number of the answer again if it was released when a model or a tool failed."""
         speaker = turn.speaker
         ordinal = self.root.reclaim(self.author, self.key, speaker.ordinal)
         if ordinal != speaker.ordinal:
@@ -158,7 +158,7 @@ class Participation:
             turn = self._open(self._question_in(messages), caller)
             turn.join(first)
             if self._tried_before:
-                # LangGraph repeats a node: its agents may have answered in the failed attempt.
+                # LangGraph repeats a failed node, and its agents may have answered in the failed attempt.
                 await turn.read_answers()
         elif self.resumed:
             turn = await self._go_on(messages, caller)
@@ -172,14 +172,14 @@ class Participation:
         if answered is not None:
             turn.answered = answered
         else:
-            # The state of a checkpointer has the answers of the first time, when a caller repeats a question.
+            # If a caller repeats a question, a checkpointer's state has the answers of the first time.
             seen = () if not self.root.answers else messages if self._goes_on else self.root.sent
             ordinal = self.root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(Speaker(self.author, ordinal))
         return turn
 
     async def _ask(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
-        """Store the question without leading messages that the transcript has: clients may send the whole history."""
+        """Store the question without leading messages that are in the transcript; clients may send all of it."""
         history = SentHistory(self.root.question)
         if run_hold.get() is None:
             history = await compare_history(self.memory, self.session, self.root.sent, self.root.question)
@@ -196,7 +196,7 @@ class Participation:
     async def refuse(self) -> None:
         """Store the question as `failed` without its text, unless it is already stored.
 
-        It gets a new id, because the same message may pass at the next try.
+        The row gets a new id, because the same message may be accepted at the next attempt.
         """
         question = self.root.question[-1] if self.root.question else None
         if question is None or self.root.turn is not None or self.parent is not None:
@@ -209,16 +209,16 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the question of the turn with the text that it has in the messages."""
+        """Return the question of the turn with its text in the messages."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 
     async def _go_on(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
-        """Continue the turn of a resumed agent, whose question is the newest block of human messages.
+        """Continue the turn of a resumed agent; its question is the newest block of human messages.
 
         A human message after an interrupt is a further question. A human message that a tool added, such as an image,
-        is not: it follows the tool's result, and the session does not have it. A question with an answer in progress
-        was stored before; if the session does not have it, it was deleted.
+        is not a question: it follows the tool's result, and the session does not have it. A question with an answer in
+        progress was stored before; if the session does not have it, it was deleted.
         """
         question = question_before(messages)
         for block in questions_back(messages):
@@ -242,11 +242,11 @@ class Participation:
 
     @property
     def is_over(self) -> bool:
-        """Return whether all runs that produced the held answer are certainly over."""
+        """True if all runs that produced the held answer have certainly ended."""
         return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
 
     def begun_by(self, runtime: Runtime[Any]) -> None:
-        """Store a weak reference to the writer of a run at its first node."""
+        """Store a weak reference to the stream writer of a run at its first node."""
         writer = weakref.ref(runtime.stream_writer)
         self._begun = [begun for begun in self._begun if begun() is not None] + [writer]
         self.root.writers.append(writer)
@@ -260,18 +260,18 @@ class Participation:
     ) -> None:
         """Hold an answer, and store it after a while with `settle`, unless `stop_waiting` is called.
 
-        Only a writer that a second node of the run has too is known to live as long as the run.
+        A writer is known to live as long as the run only if a second node of the run has the same writer.
         """
         self.stop_waiting()
         self.text, self.status = said, status
         writer = weakref.ref(runtime.stream_writer)
-        # References to one object are equal.
+        # References to the same object are equal.
         self._all_runs_known = self._all_runs_known and writer in self._begun
         self._runs = [run for run in self._runs if run() is not None] + [writer]
         self._check_later(settle, _MOST_CHECKS)
 
     def stop_waiting(self) -> None:
-        """Stop the timer, because the answer is stored or the run goes on."""
+        """Stop the timer, because the answer is stored or the run continues."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -291,7 +291,7 @@ class Participation:
                 self._settling = loop.create_task(settle(self))
 
         loop = asyncio.get_running_loop()
-        # An empty context: a copy of the current one would keep the run alive.
+        # An empty context, because a copy of the current one would keep the run alive.
         self._timer = loop.call_later(ABANDONED_SECONDS, check, context=Context())
 
 
@@ -301,8 +301,8 @@ _MOST_CALLS = 1_000
 class OpenTurns:
     """The calls of one agent in this process that have begun and not ended, by their keys.
 
-    The memory settles them before it closes. At most a thousand are remembered; a forgotten one, such as that of an
-    interrupted run, continues from the transcript.
+    The memory settles them before it closes. At most a thousand are remembered. A call that is no longer remembered,
+    such as one of an interrupted run, continues from the transcript.
     """
 
     def __init__(self) -> None:
@@ -317,7 +317,7 @@ class OpenTurns:
         return self._calls.get(key)
 
     def enter(self, call: Participation) -> None:
-        """Remember a call that begins; it replaces one with the same key."""
+        """Remember a call that begins; replace a call with the same key."""
         self._calls.pop(call.key, None)
         self._calls[call.key] = call
         if len(self._calls) > _MOST_CALLS:
@@ -328,7 +328,7 @@ class OpenTurns:
         call.hold(said, status, runtime, self._settle_abandoned)
 
     async def end(self, call: Participation, said: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of a call that is over; return the answer of another process that was first."""
+        """Store the answer of a call that has ended; return the answer of another process if that was stored first."""
         self.forget(call)
         if call.turn is None:
             return None
@@ -340,10 +340,10 @@ class OpenTurns:
         return winner
 
     async def fail(self, call: Participation, error: Exception) -> None:
-        """Settle a call whose run failed outside of its model call.
+        """Settle a call after its run failed outside of the model call.
 
-        A question that reached no model is stored without its text: other middleware may have refused the text. A
-        refused answer is not stored. The text that a model gave before it failed is.
+        A question that reached no model is stored without its text, because other middleware may have rejected the
+        text. A rejected answer is not stored. The text that a model returned before it failed is stored.
         """
         if self._calls.get(call.key) is not call:
             return
@@ -358,7 +358,7 @@ class OpenTurns:
             await self.settle(call)
 
     async def cut_off(self, call: Participation) -> None:
-        """Store the held answer of a run that was cancelled, or of a stream without a reader."""
+        """Store the held answer of a run that was cancelled, or of a stream that is no longer read."""
         if self._calls.get(call.key) is call:
             await self.settle(call)
 
@@ -373,9 +373,9 @@ class OpenTurns:
         await self.end(call, call.text, call.status)
 
     async def settle_before(self, new: Participation) -> None:
-        """Store the held answers of cut-off runs of a session before its next turn; live runs stay.
+        """Store the held answers of cut-off runs of a session before its next turn; leave live runs alone.
 
-        The held answer of a failed run to the same question is discarded: this call is the next try.
+        The held answer of a failed run to the same question is discarded, because this call is the next attempt.
         """
         for call in list(self._calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:
@@ -387,10 +387,10 @@ class OpenTurns:
                 await self.settle(call)
 
     async def settle_all(self) -> None:
-        """Store the held answers of all runs and the words of open model calls, before the memory closes."""
+        """Store the held answers of all runs and the text of open model calls, before the memory closes."""
         errors: list[Exception] = []
         for call in list(self._calls.values()):
-            # After a failure the other turns are stored too; then the first error is raised.
+            # After a failure the other turns are stored as well; then the first error is raised.
             with ErrorBoundary(errors.append):
                 begun = "" if call.partial is None else storable(call.partial.text, call.redacted, whole=False)
                 await self.end(call, call.text or begun, call.status)
@@ -398,7 +398,7 @@ class OpenTurns:
             raise first
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the held answers of a run that is over; discard them if it continues in another process."""
+        """Store the held answers of a run that has ended; discard them if it continues in another process."""
         for call in list(self._calls.values()):
             if call.turn is None or call.turn.run_id != run_id:
                 continue
@@ -410,8 +410,8 @@ class OpenTurns:
     async def _settle_abandoned(self, call: Participation) -> None:
         """Store the held answer of a run that makes no further call.
 
-        The run may still end well, and its answer must not count as a duplicate: the held one gets a new id. Then the
-        transcript has both, one of them marked as interrupted. Otherwise the question would look unanswered.
+        The run may still end normally, and its answer must not count as a duplicate, so the held answer gets a new id.
+        The transcript then has both, one marked as interrupted. Otherwise the question would look unanswered.
         """
         said = call.text
         if not call.is_over and isinstance(said, AIMessage):

@@ -1,4 +1,4 @@
-"""Prompts as text: the prompt of an event, and templates for models that take no messages."""
+"""Prompts as text: the prompt of an event, and templates for models that do not accept messages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ type Event = Mapping[str, Json]
 class Prompt:
     """The prompt of an event: its text and a stable id.
 
-    The id is that of the event's message, else of the event, else a hash with the ids and times of the annotations. The
-    text alone gives no id, because the same text twice is two messages.
+    The id is that of the event's message, or of the event, or a hash with the ids and times of the annotations. It is
+    never derived from the text alone, because the same text may be sent as two messages.
     """
 
     text: str
@@ -41,7 +41,7 @@ class _Annotation(BaseModel):
 
     @property
     def time(self) -> datetime | None:
-        """The time of creation; without a zone it is in UTC."""
+        """The time of creation; without a zone, UTC is assumed."""
         made = self.created_at
         return made.replace(tzinfo=UTC) if made is not None and made.tzinfo is None else made
 
@@ -59,13 +59,13 @@ def prompt_of(event: Event) -> Prompt | None:
     """Return the prompt of an event; None if it has no text.
 
     The text of the event's message (or the message, if it is a text) comes first, then the annotations of kind `prompt`
-    by time and id (those without a time last), except annotations with the same text as the message.
+    by time and id (those without a time last). Annotations with the same text as the message are left out.
 
     Raises:
-        InvalidInput: a field has a value of the wrong kind; the sentence names the field.
+        InvalidInput: a field has a value of the wrong type; the text names the field.
     """
     if not isinstance(event, Mapping):
-        raise InvalidInput("An event is a JSON object, with a text or with prompt annotations. Correct the event.")
+        raise InvalidInput("An event must be a JSON object with a text or prompt annotations. Correct the event.")
     fields = _read(_Fields, event, "event")
     message = event.get("message")
     base = fields.text or (message if isinstance(message, str) else "")
@@ -94,7 +94,7 @@ def _read[M: BaseModel](kind: type[M], value: object, name: str) -> M:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        # Only the location and pydantic's sentence: the value is private.
+        # Show only the location and pydantic's message, because the value is private.
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         place = ".".join([name, *map(str, first["loc"])])
         raise InvalidInput(f"{place} cannot be used: {first['msg']}. Correct the event.") from None
@@ -111,16 +111,16 @@ _OPTIONAL = ("system", "summary", "context")
 def flatten_messages(messages: Sequence[BaseMessage]) -> str:
     """Return the messages as one text: `(role) content`, joined by blank lines.
 
-    The role is `system`, `user`, `assistant`, `tool`, or that of a chat message; only text of the content stays.
+    The role is `system`, `user`, `assistant`, `tool`, or a chat message's role; only the text of the content is used.
     """
     return "\n\n".join(f"({_label(message)}) {text_of(message)}" for message in messages)
 
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """A text for a model call with the placeholders `{{history}}` and `{{input}}`; the latter is required.
+    """A text for a model call with the placeholders `{{history}}` and `{{input}}`, both of which are required.
 
-    It may have `{{system}}`, `{{summary}}` and `{{context}}` too.
+    It may also have `{{system}}`, `{{summary}}` and `{{context}}`.
 
     Raises:
         InvalidInput: a required placeholder is missing, or a placeholder is unknown.
@@ -141,13 +141,13 @@ class PromptTemplate:
                 raise InvalidInput(f"The prompt template has no {{{{{name}}}}}, so {harm}: add it where it belongs.")
 
     def render(self, messages: Sequence[BaseMessage], *, summary: str = "", context: str = "") -> str:
-        """Return the text for these messages. Braces in messages are not placeholders.
+        """Return the text for these messages. Braces in messages are not treated as placeholders.
 
-        The input is the newest user message and all later messages; the system messages are at `{{system}}`, or in the
-        history if the template has no such placeholder; the rest is the history, as `flatten_messages` returns it.
+        The input is the newest user message and all later messages. The system messages are at `{{system}}`, or in the
+        history if the template has no such placeholder. The rest is the history, as `flatten_messages` returns it.
 
         Raises:
-            InvalidInput: a summary or context is given, and the template has no placeholder for it.
+            InvalidInput: a summary or context is given, but the template has no placeholder for it.
         """
         named = self._named()
         given = {"summary": summary, "context": context}

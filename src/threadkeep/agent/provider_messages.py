@@ -1,4 +1,4 @@
-"""Lists of messages that providers accept: merged, every tool call answered, no foreign content."""
+"""Preparation of messages for providers: merged, every tool call answered, no content of other providers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NO_RESULT = "This tool was not run to its end: the run stopped before it answere
 """The result of a tool call if its run was cancelled or failed."""
 
 NO_ANSWER = "[This message has no answer.]"
-"""The answer to a question if its run failed, was cancelled or said nothing."""
+"""The answer to a question if its run failed, was cancelled or returned nothing."""
 
 OPENING = "[The assistant speaks first.]"
-"""The first message of a call that would begin with an assistant's message."""
+"""The first message of a call that would otherwise begin with an assistant message."""
 
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
-# The names that models and their answers give their provider, and one name for each provider.
+# The names of providers in models and their answers, mapped to one name per provider.
 _PROVIDERS = {
     "amazon_bedrock": "bedrock",
     "anthropic": "anthropic",
@@ -38,10 +38,10 @@ _PROVIDERS = {
 
 
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return history and the messages in state as one list: each id once, in the state's version and order.
+    """Return history and the messages in state as one list, each id once, in the state's version and order.
 
-    A message that only history has follows the same message as in history. If the state does not have that message, it
-    comes before the state's first message, but after the system messages at the beginning of the state.
+    A message that is only in history follows the same message as in history. If the state does not have that message,
+    it comes before the state's first message, but after the system messages at the beginning of the state.
     """
     in_state = {id_of(message) for message in state}
     after: dict[str | None, list[BaseMessage]] = {}
@@ -124,11 +124,11 @@ def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[
 
 
 def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[BaseMessage]:
-    """Return the messages with content that only another provider understands reduced to text and tool calls.
+    """Reduce content that only another provider understands to text and tool calls.
 
-    Reasoning with its signatures, and searches that a provider ran itself, cannot be sent to another provider.
-    `provider` is that of the called model. If it is unknown to LangChain, the provider named by the newest assistant
-    message (`response_metadata["model_provider"]`) is used instead.
+    Reasoning with signatures, and searches that a provider ran itself, cannot be sent to another provider. `provider`
+    is the provider of the called model. If it is unknown to LangChain, the provider of the newest assistant message
+    (`response_metadata["model_provider"]`) is used instead.
     """
     if not [message for message in messages if isinstance(message, AIMessage)]:
         return list(messages)
@@ -139,12 +139,12 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 
 
 def is_blank(message: BaseMessage) -> bool:
-    """Return whether the content is empty: only white space, and no other block."""
+    """Return True if the content is empty: only white space, and no other block."""
     return all(is_text(block) and not _text(block).strip() for block in _blocks(message))
 
 
 def without_empty_text[M: BaseMessage](message: M) -> M:
-    """Return the message without blank text blocks, which providers refuse."""
+    """Return the message without blank text blocks, which providers reject."""
     if isinstance(message.content, str):
         empty = isinstance(message, AIMessage) and message.content and not message.content.strip()
         return message.model_copy(update={"content": ""}) if empty else message
@@ -213,7 +213,7 @@ def _provider(message: AIMessage) -> str | None:
 
 
 def _is_foreign(message: AIMessage, target: str | None) -> bool:
-    """Return whether the message has parts that the target may not understand."""
+    """Return True if the message has parts that the target may not understand."""
     if (said_by := _provider(message)) is not None and said_by == target:
         return False
     if isinstance(message.content, str):
@@ -226,7 +226,7 @@ def _as_text(message: AIMessage) -> AIMessage:
 
 
 def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
-    """Return several system messages as one, in order: providers accept only one, at the beginning."""
+    """Merge system messages into one, in order; providers accept only one, at the beginning."""
     given = [without_empty_text(message) for message in systems if not is_blank(message)]
     if len(given) == 1 and isinstance(given[0], SystemMessage):
         return given[0]
@@ -243,7 +243,7 @@ def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
 def superseded_places(messages: Sequence[BaseMessage], superseded: Collection[str]) -> set[int]:
     """Return the indexes of the messages with these ids, and of the steps that belong to them.
 
-    Steps of a superseded answer are the tool calls and results before it; of a superseded question, those after it.
+    The steps of a superseded answer are the tool calls and results before it; those of a superseded question follow it.
     """
     gone: set[int] = set()
     for place, message in enumerate(messages):

@@ -19,14 +19,14 @@ from threadkeep.records import Message, Role
 
 
 def is_question(message: BaseMessage) -> bool:
-    """Return whether a message is from a person, and not a summary by `SummarizationMiddleware`."""
+    """Return True if a message is from a person, and not a summary of `SummarizationMiddleware`."""
     return isinstance(message, HumanMessage) and message.additional_kwargs.get("lc_source") != "summarization"
 
 
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages, without summaries.
 
-    Return nothing if a system message follows the answer to it: then the run speaks unasked.
+    Return nothing if a system message follows its answer, because the run then speaks without being asked.
     """
     end = len(messages)
     instructed = False
@@ -42,7 +42,7 @@ def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage]]:
-    """Yield the blocks of human messages, the newest first."""
+    """Yield the blocks of human messages, newest first."""
     end = len(messages)
     while block := question_before(messages[:end]):
         yield block
@@ -50,14 +50,14 @@ def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage
 
 
 _MORE_ROWS: Final = 50
-"""Rows that are read beyond the number of messages, for failed and superseded ones and answers that a client lost."""
+"""The rows read beyond the number of messages, for failed and superseded rows and for answers that a client lost."""
 
 
 @dataclass(frozen=True)
 class SentHistory:
-    """The current question, earlier messages that the transcript lacks, and the rows that were compared.
+    """The current question, earlier messages that the transcript does not have, and the rows that were compared.
 
-    `sent` are the messages that the caller sent, with the ids of their rows if the question is one of them.
+    `sent` are the messages that the caller sent, with the ids of their rows if the question is stored.
     """
 
     question: tuple[BaseMessage, ...]
@@ -67,9 +67,9 @@ class SentHistory:
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return the messages of an agent that the caller of its root run sent; the others are from a checkpoint.
+    """Return those of an agent's messages that the caller of its root run sent; the others are from a checkpoint.
 
-    A checkpointer keeps a repeated message at its old position, so messages are found by their ids, if all have one.
+    A checkpointer keeps a repeated message at its old position, so messages are found by their ids if all have one.
     """
     given = root_callbacks.input
     if given is None:
@@ -83,9 +83,9 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 
 
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
-    """Return the question with which an agent's input begins a turn; None for a branch with an input of the program.
+    """Return the question with which an agent's input begins a turn; None for a branch with input of the program.
 
-    It is the newest block of human messages; if the program wrote it, the caller's question before it.
+    It is the newest block of human messages; if the program wrote that block, it is the caller's question before it.
     """
     question, own = question_before(messages), callers_question(messages)
     if {id(message) for message in question} & {id(message) for message in own}:
@@ -94,7 +94,7 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
 
 
 def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the messages of an agent that are the question in the input of the root run."""
+    """Return those of an agent's messages that are the question in the input of the root run."""
     asked = _asked_by_caller()
     ids, texts = {one.id for one in asked if one.id}, {text_of(one) for one in asked}
     own = [one for one in messages if is_question(one) and (one.id in ids or text_of(one) in texts)]
@@ -102,7 +102,7 @@ def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def _asked_by_caller() -> list[BaseMessage]:
-    """Return the question in the input of the root run; empty if it has none."""
+    """Return the question in the input of the root run; empty if there is none."""
     given = root_callbacks.input
     sent = given.get("messages") if isinstance(given, Mapping) else None
     if not sent:
@@ -118,7 +118,7 @@ async def compare_history(
 ) -> SentHistory:
     """Compare the messages that a caller sent before its question with the newest rows of a session.
 
-    If the database does not answer in time, no message is known.
+    If the database does not answer in time, all messages count as unknown.
     """
     asked = [id(message) for message in question]
     before = [message for message in sent if id(message) not in asked]
@@ -147,7 +147,7 @@ async def compare_history(
 def _stored_turn(
     sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
 ) -> SentHistory | None:
-    """Return a question that is followed by an answer of the transcript, as it is stored; None if there is none."""
+    """Return a question that has an answer in the transcript, as it is stored; None if there is none."""
     found = known_messages(sent, rows, digest, by_place=False).rows
     known = {place: row for place, row in found.items() if row.superseded_at is None}
     asked = [place for place, message in enumerate(sent) if any(message is one for one in question)]
@@ -158,15 +158,15 @@ def _stored_turn(
 
 
 def _is_pair(sent: Sequence[object]) -> bool:
-    """Return whether a message is given as a pair of role and text."""
+    """Return True if a message is given as a pair of role and text."""
     return isinstance(sent, tuple) and len(sent) == 2 and all(isinstance(part, str) for part in sent)
 
 
 RECEIVED: Final = "threadkeep:received"
-"""The metadata of a stored question that has the digest of its text as it was received."""
+"""The metadata key of a stored question for the digest of its text as received."""
 
 type Digest = Callable[[str], str]
-"""The keyed digest of a text; the key is the database's."""
+"""A function that returns the keyed digest of a text, with the key of the database."""
 
 type _Pair = tuple[int, int]
 """The positions of a message and of its row."""
@@ -181,7 +181,7 @@ class KnownMessages:
 
 
 async def digest_for(memory: Memory, rows: Sequence[Message]) -> Digest | None:
-    """Return the digest function of the database if a row has a digest."""
+    """Return the digest function of the database if a row has a digest, otherwise None."""
     return await memory.text_digests.digest() if any(RECEIVED in row.metadata for row in rows) else None
 
 
@@ -190,10 +190,11 @@ def known_messages(
 ) -> KnownMessages:
     """Compare messages with the newest rows of a transcript, both in order.
 
-    A message is known by its id, else by its position and its text: the stored text or the received one, of which the
-    transcript has a keyed digest if middleware changed it. Between known messages, a human message has changed if no
-    row has its text. An answer in the position of a stored answer is known `by_place`, because clients may change its
-    text. Messages before the first row are older than it, or from the program. If none is known, none has changed.
+    A message is known by its id, or else by its position and its text. The text may be the stored or the received one;
+    of a received one the transcript has a keyed digest if middleware changed it. Between known messages, a human
+    message has changed if no row has its text. With `by_place`, an answer in a stored answer's position is known:
+    clients may change its text. Messages before the first row are older than it, or from the program. If no message is
+    known, none has changed.
     """
     told = _sent(messages, rows, digest)
     pairs = _aligned(told, rows)
@@ -220,7 +221,7 @@ def known_messages(
 def _opposite(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
     """Return the rows in the positions of messages between known ones.
 
-    If their numbers differ, only those of the answers after a known message: clients join, split and leave out answers.
+    If the numbers differ, only answers after a known message have rows: clients join, split and omit answers.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]
@@ -233,11 +234,11 @@ def _opposite(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> S
 def known_beginning(
     question: Sequence[BaseMessage], rows: Sequence[Message], *, whole: bool, digest: Digest | None = None
 ) -> list[Message]:
-    """Return the rows of the leading messages of a question that the transcript has; the last one is always new.
+    """Return the rows of leading messages of a question that are in the transcript; the last message is always new.
 
-    `rows` are the rows after the last known message before the question. Without such a message (`whole`), they are
-    all rows of the session; then the leading messages are known if they are all human messages of it, or those without
-    an answer.
+    `rows` are the rows after the last known message before the question. Without such a message (`whole`), they are all
+    rows of the session. In this case the leading messages are known if they are all human messages of the session, or
+    all that have no answer.
     """
     told = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]
@@ -253,9 +254,9 @@ def known_beginning(
 
 
 def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> list[BaseMessage]:
-    """Return the messages, the known ones as they are stored.
+    """Return the messages, with the known ones as they are stored.
 
-    A known message is removed if its row comes after the row of a later message: the transcript has it there.
+    A known message is removed if its row follows the row of a later message, because the transcript has it there.
     """
     found: list[BaseMessage] = []
     before = None
@@ -281,7 +282,7 @@ class _Sent:
     row_id: str | None
 
     def is_row(self, row: Message) -> bool:
-        """Return whether the message is stored in a row."""
+        """Return True if the message is stored in a row."""
         if self.row_id is not None:
             return row.id == self.row_id
         if row.role != self.role:
@@ -306,7 +307,7 @@ def _is_answer(row: Message) -> bool:
 
 
 def _aligned(told: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
-    """Return the longest list of pairs in order on both sides; of equally long ones, the newest."""
+    """Return the longest list of pairs that is in order on both sides; of equally long lists, the newest."""
     ids, texts = {row.id for row in rows}, {(row.role, row.content) for row in rows}
     received = {row.metadata.get(RECEIVED) for row in rows}
     some = [
@@ -345,7 +346,7 @@ def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
 
 
 def _gaps(pairs: Sequence[_Pair], told: int, rows: int) -> Iterator[tuple[range, range]]:
-    """Yield the messages and the rows between the pairs; before the first pair no more messages than rows."""
+    """Yield the messages and the rows between the pairs; before the first pair, at most as many messages as rows."""
     before: _Pair = (-1, -1)
     for end in (*pairs, (told, rows)):
         gap, beside = range(before[0] + 1, end[0]), range(before[1] + 1, end[1])

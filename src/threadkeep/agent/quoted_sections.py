@@ -1,4 +1,4 @@
-"""Sections of a context that are not part of the conversation: quoted older turns, and passages of a knowledge base."""
+"""Sections of a context that are not part of the conversation: quoted older turns, passages of a knowledge base."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from threadkeep.errors import InvalidInput
 from threadkeep.observe import ExtraSection
 
 SECTION_KEY = "threadkeep_section"
-"""The key in `additional_kwargs` of the section that a message is. It is not sent to providers."""
+"""The key in a message's `additional_kwargs` for the section of the message. It is not sent to providers."""
 
 
 def turns_message(turns: Sequence[QuotedTurn], *, home: str) -> HumanMessage:
-    """Return a message that quotes turns in their order, for a prompt of the session `home`."""
+    """Return a message that quotes turns in order, for a prompt of the session `home`."""
     return section_message("selected", turns_text(turns, home=home))
 
 
@@ -37,8 +37,8 @@ _RECENT_CHARACTERS = 1_000
 class RetrievedSnippets:
     """A source of passages from any LangChain retriever.
 
-    The query has the last turns before the input, to resolve words such as "it" and "that". If the retriever fails or
-    takes longer than `timeout_seconds`, an event reports it and the model is called without passages.
+    The query includes the last turns before the input, to resolve words such as "it" and "that". If the retriever fails
+    or takes longer than `timeout_seconds`, an event reports it, and the model is called without passages.
     """
 
     def __init__(self, retriever: BaseRetriever, *, timeout_seconds: float = 5.0) -> None:
@@ -66,7 +66,7 @@ def query_of(request: ExtraRequest) -> str:
 
 
 def query_with(recent: Sequence[str], text: str) -> str:
-    """Return a question after the end of the messages before it."""
+    """Return a question, preceded by the end of the messages before it."""
     before = "\n".join(recent)[-_RECENT_CHARACTERS:]
     return f"{before}\n{text}".strip()
 

@@ -1,4 +1,4 @@
-"""Rebuilding of the messages of a model call from its manifest."""
+"""Rebuilding of a model call's messages from its manifest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def rebuild(
     """Return the messages of a model call exactly as they were sent, the system message first.
 
     Args:
-        manifest: the record of the call, as `memory.manifests` or the HTTP API gives it.
+        manifest: the record of the call, from `memory.manifests` or the HTTP API.
         memory: the memory that stored it; not needed if `memory.manifests` returned the record.
 
     Raises:
@@ -34,7 +34,7 @@ async def rebuild(
         memory = memory or (manifest.origin if isinstance(manifest.origin, Memory) else None)
         manifest = manifest.manifest
     if memory is None:
-        raise InvalidInput("Say which memory the manifest is from: rebuild(manifest, memory).")
+        raise InvalidInput("Pass the memory that stored the manifest: rebuild(manifest, memory).")
     context = manifest if isinstance(manifest, ContextManifest) else _read(manifest)
     parts = await ContextParts.read(context, memory)
     messages = [parts.message(entry) for entry in context.entries]
@@ -89,7 +89,7 @@ class ContextParts:
             self.by_place[TurnReference(session_id, message.seq or 0)] = message
 
     def message(self, entry: Entry) -> BaseMessage:
-        """Return the message of an entry. Raises `ContextGone` if it was deleted."""
+        """Return the message of an entry. Raise `ContextGone` if it was deleted."""
         match entry.source:
             case "transcript":
                 place = TurnReference(self.session_id, entry.seq or 0)

@@ -1,4 +1,4 @@
-"""`recorded`: a compiled graph with the memory of its session, for agents whose builders take no middleware."""
+"""`recorded`: a compiled graph with the memory of its session, for agent builders that accept no middleware."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from threadkeep.memory.sync_memory import SyncMemory
 def recorded(
     graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions | None = None
 ) -> RecordedGraph:
-    """Return a graph that begins and ends the turn of its session, such as one of `create_supervisor`.
+    """Return a graph that begins and ends the turn of its session, such as a graph of `create_supervisor`.
 
-    The question is stored before the graph runs, the final answer when it ends, under the name of its message. Agents
-    with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the earlier turns before its
-    input; the result does not have them. A repeated message of a finished turn gets the stored answers, and the graph
-    does not run. It is called like the graph: `invoke`, `stream` and `batch`, or `ainvoke`, `astream`, `astream_events`
-    and `abatch`.
+    The question is stored before the graph runs, and the final answer when it ends, with the name of its message as the
+    author. Agents with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the earlier
+    turns before its input; its result does not contain them. For a repeated message of a finished turn, the stored
+    answers are returned, and the graph does not run. It has the methods of the graph: `invoke`, `stream` and `batch`,
+    or `ainvoke`, `astream`, `astream_events` and `abatch`.
 
-    The question is stored without the data that `PIIMiddleware` in the graph looks for. A kind with a detector of your
-    own cannot be found before the graph runs: a `MiddlewareWarning` names it.
+    The question is stored without the data that `PIIMiddleware` in the graph detects. A kind with a custom detector
+    cannot be detected before the graph runs; a `MiddlewareWarning` names it.
     """
     return RecordedGraph(graph, memory, options or TurnOptions())
 
 
 class RecordedGraph(Runnable[Any, Any]):
-    """A graph with the memory of its session; see `recorded`. Other attributes are the graph's own."""
+    """A graph with the memory of its session; see `recorded`. Other attributes are those of the graph."""
 
     def __init__(self, graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions) -> None:
         self._has_saver = bool(getattr(graph, "checkpointer", None))
@@ -75,7 +75,7 @@ class RecordedGraph(Runnable[Any, Any]):
 
         Raises:
             InvalidKey: the config names no session.
-            WrongUser: the session is another user's.
+            WrongUser: the session belongs to another user.
         """
         turn = self._begun(input, config)
         try:
@@ -96,7 +96,7 @@ class RecordedGraph(Runnable[Any, Any]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Iterator[Any]:
-        """Run the graph; yield the parts of its stream as they come."""
+        """Run the graph; yield the parts of its stream as they arrive."""
         turn = self._begun(input, config)
         try:
             if turn.ended is not None:
@@ -115,7 +115,7 @@ class RecordedGraph(Runnable[Any, Any]):
 
         Raises:
             InvalidKey: the config names no session.
-            WrongUser: the session is another user's.
+            WrongUser: the session belongs to another user.
         """
         turn = await self._abegun(input, config)
         try:
@@ -134,7 +134,7 @@ class RecordedGraph(Runnable[Any, Any]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
-        """Run the graph; yield the parts of its stream as they come."""
+        """Run the graph; yield the parts of its stream as they arrive."""
         turn = await self._abegun(input, config)
         try:
             if turn.ended is not None:
@@ -149,21 +149,21 @@ class RecordedGraph(Runnable[Any, Any]):
             turn.turns.leave(turn)
 
     def stream_events(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
-        """Run the graph; return its events, in the versions that the graph has."""
+        """Run the graph; return its events, in the versions that the graph supports."""
         graph = self._with_streams()
         if graph is None:
             return super().stream_events(input, config, **kwargs)
         return graph.stream_events(input, config, **kwargs)
 
     def astream_events(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
-        """Run the graph; return its events, in the versions that the graph has."""
+        """Run the graph; return its events, in the versions that the graph supports."""
         graph = self._with_streams()
         if graph is None:
             return super().astream_events(input, config, **kwargs)
         return graph.astream_events(input, config, **kwargs)
 
     def _with_streams(self) -> Any:
-        """Return a copy of the graph whose streams are those of this object; None if it is no graph of LangGraph."""
+        """Return a copy of the graph that streams through this object; None if it is not a LangGraph graph."""
         if not isinstance(self._graph, Pregel):
             return None
         graph: Any = copy(self._graph)
@@ -171,11 +171,11 @@ class RecordedGraph(Runnable[Any, Any]):
         return graph
 
     async def _saved(self, turn: GraphTurn) -> State | None:
-        """Return the state that the checkpointer has."""
+        """Return the state in the checkpointer; None without a checkpointer."""
         return (await self._graph.aget_state(turn.config)).values if self._has_saver else None
 
     def _of_end(self, turn: GraphTurn, saved: State | None) -> tuple[Any, State]:
-        """Return a graph with the end of a turn that has ended before, and its input; `saved` is a checkpointer's."""
+        """Return a graph that replays the end of a finished turn, and its input; `saved` is a checkpointer's state."""
         state = turn.final_state(saved, getattr(self._graph, "output_channels", ()), self._classes)
         return graph_of_end(self._graph, state, () if turn.ended is None else turn.ended.messages)
 
@@ -206,12 +206,12 @@ class RecordedGraph(Runnable[Any, Any]):
 
 
 def _of_results(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that say what a call returns."""
+    """Return the options that affect what a call returns."""
     return {name: value for name, value in options.items() if name in _OF_RESULTS}
 
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` in a graph looks for; warn of those without a known detector."""
+    """Return the kinds of data that `PIIMiddleware` in a graph detects; warn about kinds without a known detector."""
     subgraphs = graph.get_subgraphs(recurse=True) if isinstance(graph, Pregel) else ()
     nodes = [name for one in (graph, *(sub for _, sub in subgraphs)) for name in getattr(one, "nodes", ())]
     found = kinds_among(nodes)
@@ -227,13 +227,13 @@ def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
 
 
 _OF_RESULTS: Final = frozenset({"stream_mode", "version", "subgraphs", "output_keys", "print_mode", "debug"})
-"""The options of a call that a repeat has too; the others are about running the graph."""
+"""The options of a call that also apply to a repeat; the others only affect running the graph."""
 
 
 def graph_of_end(graph: Any, state: State, answers: Sequence[AIMessage]) -> tuple[Any, State]:
-    """Return a graph that ends with a state, and its input; nodes with the names of the authors give the answers.
+    """Return a graph that ends with a state, and its input; nodes with the names of the authors return the answers.
 
-    It runs in the place of the graph when a turn has ended before, for the same results, streams and events.
+    It replaces the graph if a turn has already ended, and returns the same results, streams and events.
     """
     messages, ids = state["messages"], [answer.id for answer in answers]
     ends = [place for place, message in enumerate(messages) if id_of(message) in ids]

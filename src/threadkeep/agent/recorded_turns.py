@@ -1,4 +1,4 @@
-"""The turns of a recorded graph: the input of the graph, and what is stored before and after it runs."""
+"""The turns of a recorded graph: the input of the graph, and the data stored before and after it runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class GraphTurns:
     async def begin(self, given: GraphInput, config: RunnableConfig) -> GraphTurn:
         """Wait for the earlier turns of the session, then store the question.
 
-        A graph inside the turn of another graph takes part in that turn. In a tool of an agent with memory it neither
+        A graph inside the turn of another graph takes part in that turn. In a tool of an agent with memory, it neither
         reads nor writes the session.
         """
         memory, options = self._memory, self._options
@@ -95,7 +95,7 @@ class GraphTurns:
             order_of(self._memory).release(part.session.session_id, part.root)
 
     def _without_redacted(self, message: BaseMessage) -> BaseMessage:
-        """Return a message of a person as the agents of the graph redact it, before they have."""
+        """Redact a message of a person as the agents of the graph will redact it later."""
         if not isinstance(message, HumanMessage) or not isinstance(message.content, str):
             return message
         said = storable(message.content, self._redacted, whole=True)
@@ -103,7 +103,7 @@ class GraphTurns:
 
 
 class GraphTurn:
-    """The turn of one call of a graph: it has a turn of its own, is a guest in another graph's turn, or in none."""
+    """A call of a graph: it has its own turn, takes part in another graph's turn, or has none."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class GraphTurn:
         self.given = {**self.given, "messages": [*earlier, *given]}
 
     async def without_outdated(self, saved: Sequence[BaseMessage]) -> None:
-        """Have the graph remove superseded messages, and those from before a reset, from its checkpointer's state."""
+        """Let the graph remove superseded messages, and those from before a reset, from its checkpointer's state."""
         turn = self.part.turn
         if turn is None or not saved or not isinstance(self.given, Mapping):
             return
@@ -165,7 +165,7 @@ class GraphTurn:
     async def find_end(self) -> None:
         """Read the end of the turn if the message is a repeat of a finished turn.
 
-        The turn goes on if the caller sends its answer, and something else after it.
+        The turn continues if the caller sends its answer and another message after it.
         """
         if (turn := self.part.turn) is None:
             return
@@ -174,7 +174,7 @@ class GraphTurn:
             self.ended = await self._ends.of(turn)
 
     def final_state(self, saved: State | None, names: Sequence[str], classes: Mapping[str, type]) -> State:
-        """Return the state with which the turn has ended before.
+        """Return the state with which the finished turn ended.
 
         Args:
             saved: the state of a checkpointer, which may have newer turns.
@@ -190,7 +190,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the final answer unless an agent has; return the answer of another process that was first."""
+        """Store the final answer unless an agent has; return the answer of another process if that was stored first."""
         if self.part.silent or not isinstance(state, Mapping) or not state.get("messages"):
             return None
         answer = final_answer(cast("Any", state), ())
@@ -210,7 +210,7 @@ class GraphTurn:
         return winner
 
     def without_history(self, result: Any, winner: AIMessage | None) -> Any:
-        """Return the result of a call without the earlier turns, and with the answer that counts."""
+        """Remove the earlier turns from the result of a call, and put in the answer that was stored first, if any."""
         if isinstance(result, GraphOutput):
             return replace(result, value=self.without_history(result.value, winner))
         if not isinstance(result, Mapping) or "messages" not in result or not (self._history or winner):
@@ -226,7 +226,7 @@ def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
     spoken = {row.run_id for row in rows if row.role == "assistant"}
     found: list[BaseMessage] = [HumanMessage(OPENING)] if rows and rows[0].role == "assistant" else []
     for row, following in zip_longest(rows, rows[1:]):
-        # An answer of the graph may have the id of an earlier one, and would take its place in the state.
+        # An answer of the graph may have the id of an earlier answer, and would replace it in the state.
         found.append(to_langchain(row if row.role == "user" else row.with_fields(id=None)))
         next_run = None if following is None else following.run_id
         asked = row.role == "user" and row.run_id is not None and row.run_id not in spoken
@@ -248,7 +248,7 @@ type State = Mapping[str, Any]
 
 _MOST_TURNS: Final = 1_000
 _MOST_CHARACTERS: Final = 16_000
-"""Characters of JSON that are stored of one value of a state at most."""
+"""The maximum number of characters of JSON that are stored for one value of a state."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class GraphEnd:
 
     @property
     def messages(self) -> list[AIMessage]:
-        """The answers as messages of a state, under the names of their authors."""
+        """The answers as messages of a state, with the names of their authors."""
         return [AIMessage(answer.content, id=answer.id, name=answer.author) for answer in self.answers]
 
 
@@ -273,7 +273,7 @@ class GraphEnds:
         self._author = f"threadkeep:graph:{graph_name}"
 
     async def keep(self, turn: OpenTurn, answer_id: str, values: Mapping[str, Json]) -> None:
-        """Store the end of a turn; an error of the database is only reported."""
+        """Store the end of a turn; a database error is only reported."""
         seq = turn.contexts.question_seq
         if turn.question_id is None or seq is None:
             return
@@ -329,7 +329,7 @@ def kept_values(state: State) -> dict[str, Json]:
 
 
 def restored_values(values: Mapping[str, Json], classes: Mapping[str, type]) -> dict[str, Any]:
-    """Return stored values as objects of the given classes; others as JSON."""
+    """Convert stored values to objects of the given classes; leave others as JSON."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         try:

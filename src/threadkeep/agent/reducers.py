@@ -17,9 +17,9 @@ type Messages = Sequence[MessageLikeRepresentation] | MessageLikeRepresentation
 
 
 class BoundedMessages:
-    """A reducer that appends and updates as LangGraph's `add_messages` does, then bounds the result.
+    """A reducer that appends and updates as LangGraph's `add_messages` does, then limits the result.
 
-    It is deterministic; like `add_messages` it gives an id to messages that have none.
+    It is deterministic. Like `add_messages`, it gives an id to messages that have none.
     """
 
     def __init__(self, max_messages: int, max_chars: int) -> None:
@@ -39,7 +39,7 @@ class BoundedMessages:
         ]
 
     def trim_report(self, left: Messages | None = None, right: Messages | None = None) -> TrimReport:
-        """Return the report of a reduction; without arguments, that of the last one in this process."""
+        """Return the report of a reduction; without arguments, the report of the last one in this process."""
         if left is None and right is None:
             return self._last
         return self._bound(_added(left or [], right or [])).report
@@ -52,12 +52,12 @@ class BoundedMessages:
 def bounded_messages(max_messages: int = 8, max_chars: int = 8000) -> BoundedMessages:
     """Return a reducer for `messages: Annotated[list[AnyMessage], bounded_messages(...)]`.
 
-    It drops the oldest messages, first by characters, then by number. System messages stay, the newest user message is
-    cut with a mark instead, and tool calls stay with their results.
+    It drops the oldest messages, first by characters, then by number. System messages stay. The newest user message is
+    cut with a mark instead of being dropped. Tool calls stay with their results.
 
     Args:
-        max_messages: messages that stay at most, including system messages; less than 1 is 1.
-        max_chars: characters of their texts at most; 0 means no limit.
+        max_messages: the maximum number of messages, including system messages; values below 1 count as 1.
+        max_chars: the maximum number of characters of their texts; 0 means no limit.
     """
     return BoundedMessages(max_messages, max_chars)
 

@@ -1,4 +1,4 @@
-"""Root runs (calls of a graph from outside), the turn that their agents take part in, and their order in a session."""
+"""Root runs (calls of a graph from outside), the turn in which their agents take part, and their order in a session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MOST_ROOT_RUNS: Final = 1_000
 _root_runs: WeakKeyDictionary[Identity, RootRuns] = WeakKeyDictionary()
 
 tool_of_sessions: ContextVar[tuple[tuple[Identity, str], ...]] = ContextVar("threadkeep_tool_of_sessions", default=())
-"""The memories and the sessions of the agents that call the current tool, from the outermost one."""
+"""The memories and sessions of the agents that called the current tool, outermost first."""
 
 
 @dataclass(eq=False)
@@ -51,11 +51,11 @@ class RootRun:
     """The turn of one root run in one session.
 
     LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. Neither the thread id,
-    which nested agents inherit, nor the checkpoint namespace says which agents take part in the turn; their input does.
-
-    `question` are the messages that began the turn, `sent` all messages that the caller sent with them. `turn` is the
-    turn of the agent that stored the question. `answers` are the complete answers of all speakers, in order; the `name`
-    of each is its author. A `recorded` run has its session until the graph ends, and not only until an agent's answer.
+    which nested agents inherit, nor the checkpoint namespace shows which agents take part in the turn; their input
+    does. `question` are the messages that began the turn, `sent` all messages that the caller sent with them. `turn` is
+    the turn of the agent that stored the question. `answers` are the complete answers of all speakers, in order; the
+    `name` of each is its author. A `recorded` run holds its session until the graph ends, not only until an agent's
+    answer.
     """
 
     control: object
@@ -83,17 +83,17 @@ class RootRun:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the run is certainly over: the writers of its streams are gone."""
+        """True if the run has certainly ended: its stream writers are gone."""
         return bool(self.writers) and all(writer() is None for writer in self.writers)
 
     @property
     def is_cut_off(self) -> bool:
-        """Return whether the run will not end: it is over, or nothing of it has moved for ten seconds."""
+        """True if the run will not end by itself: it has ended, or there was no activity for ten seconds."""
         idle = self.open_calls == 0 and time.monotonic() - self.last_seen > _IDLE_SECONDS
         return idle or self.is_over or any(map(self._is_blocked, self.loops))
 
     def _is_blocked(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether an event loop is closed, or has not run for ten seconds since this was first called."""
+        """Return True if an event loop is closed, or has not run for ten seconds since this was first called."""
         asked = self._pings.setdefault(loop, now := time.monotonic())
         if asked == now:
             try:
@@ -112,13 +112,13 @@ class RootRun:
         self.last_seen = time.monotonic()
 
     def begin(self, question: Sequence[BaseMessage], sent: Sequence[BaseMessage] = ()) -> None:
-        """Begin the turn with a question; without messages the agent speaks unasked."""
+        """Begin the turn with a question; without messages, the agent speaks without being asked."""
         self.begun = True
         self.question, self.sent = tuple(question), tuple(sent)
         self.turn, self.answers, self._claims = None, [], {}
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return whether an agent with this input takes part in the turn: it has the question or a copy of it."""
+        """Return True if an agent with this input takes part in the turn: it has the question or a copy of it."""
         if not self.question:
             return not question_before(messages)
         ids = {id_of(message) for message in self.question}
@@ -177,9 +177,9 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def begin_attempt(self, attempts: Mapping[str, UUID]) -> bool:
-        """Return whether a call is in a further attempt at a node; the numbers of the one before are free again.
+        """Return True if a call is in a repeated attempt at a node; release the numbers of the earlier attempt.
 
-        `attempts` are the runs of the nodes that the call is in, by the namespaces of their tasks.
+        `attempts` are the runs of the nodes that contain the call, by the namespaces of their tasks.
         """
         if not attempts:
             return False
@@ -192,27 +192,27 @@ class RootRun:
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Return the number of an author's answer in this run, from 1; it is the same for the same call."""
+        """Return the number of an author's answer in this run, from 1; it is always the same for the same call."""
         claims = self._claims.setdefault(author, {})
         if call not in claims:
             claims[call] = min({*range(1, len(claims) + 2)} - {*claims.values()})
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
-        """Release a number: the agent handed over without an answer, or failed and may be called again."""
+        """Release a number, because the agent handed over without an answer, or failed and may be called again."""
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
-        """Return the number of a call that continues after `release`: the same, unless another call has it."""
+        """Return the number of a call that continues after `release`; it is the same unless another call has it."""
         claims = self._claims.setdefault(author, {})
         if call not in claims and number not in claims.values():
             claims[call] = number
         return self.claim(author, call)
 
     def claim_after_seen(self, author: str | None, call: Hashable, messages: Sequence[BaseMessage]) -> int:
-        """Return the number of an author's answer; stored answers of the author in `messages` are counted as given.
+        """Return the number of an author's answer; count the author's stored answers in `messages` as given.
 
-        In a root run that is resumed in another process, the state has the earlier answers.
+        If a root run is resumed in another process, the state has the earlier answers.
         """
         ids = {id_of(message) for message in messages}
         seen = len([one for one in self.answers if one.name == author and id_of(one) in ids])
@@ -221,7 +221,7 @@ class RootRun:
         return claims[call]
 
     def note_stored(self, turn: OpenTurn) -> None:
-        """Set the turn that stored the question, and take its stored answers."""
+        """Set the turn that stored the question, and add its stored answers."""
         self.turn = turn
         for message in turn.earlier:
             self.add_answer(AIMessage(message.content, id=message.id), message.author)
@@ -241,15 +241,15 @@ def _is_below(namespace: str, nodes: tuple[str, ...]) -> bool:
 
 
 def own_session(memory: Memory, session: Session, author: str | None) -> Session:
-    """Return the session of an agent's own conversation below a session; it is the same for the same agent."""
+    """Return the session of an agent's own conversation below a session; it is always the same for the same agent."""
     digest = sha256(dump_json([session.session_id, author]).encode("utf-8", "surrogatepass")).hexdigest()
     return memory.session(f"own:{digest[:32]}", user_id=session.user_id, workspace=session.workspace)
 
 
 def root_run(memory: Memory, control: object, session_id: str, place: CallPlace | None = None) -> RootRun:
-    """Return the turn of a root run in a session, created at the first call and remembered until the run ends.
+    """Return the turn of a root run in a session. It is created at the first call and remembered until the run ends.
 
-    Of runs whose end is not reported, such as streams without a reader, the newest thousand are remembered. A call of a
+    If the end of runs is not reported, as for streams without a reader, the newest thousand are remembered. A call in a
     workflow's node without a transcript gets a new turn each time.
     """
     if place is not None and not place.transcript:
@@ -271,7 +271,7 @@ def _forget(runs: RootRuns, key: tuple[int, str], *_: object) -> None:
 
 
 def begun_turn(memory: Memory, control: object, session_id: str) -> RootRun | None:
-    """Return the turn that a root run has begun in a session; None if it has begun none."""
+    """Return the turn that a root run has begun in a session, or None."""
     runs = _root_runs.get(memory.identity)
     found = None if runs is None else runs.get((id(control), session_id))
     return found if found is not None and found.control is control and found.begun else None
@@ -283,10 +283,10 @@ type _Turn = Future[None]
 class SessionOrder:
     """The order of root runs in the sessions of one database, for all memories and event loops of the process.
 
-    One root run at a time has a session, in the order of arrival. LangGraph does not report the end of a root run: a
-    run releases its session after its answer. A run that was cut off loses it when its streams are gone, when it has
-    made no model or tool call for ten seconds, or when its event loop has stood still for ten seconds. A caller that
-    blocks an event loop does not wait for runs that need this loop.
+    Only one root run at a time holds a session, in the order of arrival. LangGraph does not report the end of a root
+    run, so a run releases its session after its answer. A run that was cut off loses the session if its streams are
+    gone, if it has made no model or tool call for ten seconds, or if its event loop has been blocked for ten seconds. A
+    caller that blocks an event loop does not wait for runs that need this loop.
     """
 
     def __init__(self) -> None:
@@ -297,7 +297,7 @@ class SessionOrder:
     async def acquire(self, session_id: str, run: RootRun, observers: Observers) -> None:
         """Wait until it is the turn of a root run; other agents of the same run do not wait.
 
-        A wait of half a minute is reported once, since a tool whose own thread asks the same session never ends it.
+        A wait of half a minute is reported once. It never ends if a tool uses its own thread to ask the same session.
         """
         run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop()])}
         with self._lock:
@@ -315,7 +315,7 @@ class SessionOrder:
         def leave() -> None:
             with self._lock:
                 queue.pop(turn, None)
-                # It may have been let in just when its caller was cancelled.
+                # The run may have been let in just when its caller was cancelled.
                 self._hand_on(session_id, run)
 
         report_at = time.monotonic() + _REPORT_SECONDS
@@ -330,14 +330,14 @@ class SessionOrder:
             queue.pop(turn, None)
 
     def release(self, session_id: str, run: RootRun) -> None:
-        """Let the next root run into the session, if this run has it; any thread may call it."""
+        """Let the next root run into the session if this run holds it; any thread may call this."""
         if run.recorded:
             return
         with self._lock:
             self._hand_on(session_id, run)
 
     def _skip_cut_off(self, session_id: str) -> None:
-        """Let the next root run in if the one that has the session was cut off."""
+        """Let the next root run in if the run that holds the session was cut off."""
         with self._lock:
             holder = self._holders.get(session_id)
             if holder is not None and holder.is_cut_off:

@@ -16,7 +16,7 @@ from threadkeep.errors import InvalidInput
 type Block = str | dict[str, object]
 
 _LEAST_TEXT = 16
-"""Tokens of text that are kept beside media before media are excluded."""
+"""The tokens of text that are kept beside media; to keep less text, media are excluded first."""
 
 _GONE = " left out"
 _LONGEST_TOKEN = 16
@@ -46,8 +46,8 @@ def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
 def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
     """Return a copy of the message that has at most this many tokens.
 
-    A tool's result loses the middle of its text, a call the middle of its long arguments, any other message the end of
-    its text. If that is not enough, a mark replaces images and other media, the oldest first.
+    A tool's result is cut in the middle of its text, a call in the middle of its long arguments, and any other message
+    at the end of its text. If that is not enough, a mark replaces images and other media, oldest first.
     """
     if isinstance(message, AIMessage) and message.tool_calls:
         return _shortened_calls(message, tokens, counter)
@@ -97,7 +97,7 @@ def _count_without(message: BaseMessage, gone: Collection[int], counter: TokenCo
 
 
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """Return the message with the longest arguments and texts that fit; all are cut to one length."""
+    """Return the message with the longest arguments and texts that fit, all cut to one length."""
     if count_message(_with_short_calls(message, 0), counter) > tokens:
         message = _with_marks(message, media_places(message))
     best = _with_short_calls(message, 0)
@@ -113,9 +113,9 @@ def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> 
 
 
 def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
-    """Return a copy in which each argument and text has at most `most` characters besides its mark, with all keys.
+    """Return a copy in which each argument and text has at most `most` characters plus its mark; all keys stay.
 
-    An argument that is not text is cut as its JSON.
+    An argument that is not a text is cut in its JSON form.
     """
     calls = [
         ToolCall(
@@ -138,7 +138,7 @@ def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
 
 
 def _short_block(block: Block, most: int, arguments: Mapping[str, Mapping[str, object]]) -> object:
-    """Return a block of a message with calls: its text cut, and repeated arguments as the call has them now."""
+    """Return a block of a message with calls: its text cut, and repeated arguments replaced by the cut ones."""
     if isinstance(block, str):
         return _short(block, most)
     if is_text(block):
@@ -158,7 +158,7 @@ def _short(value: object, most: int) -> object:
 
 
 def _longest(message: AIMessage) -> int:
-    """Return the characters of the longest text or argument."""
+    """Return the number of characters of the longest text or argument."""
     values = [value for call in message.tool_calls for value in call["args"].values()]
     return max(
         (len(value if isinstance(value, str) else as_json(value)) for value in [*values, text_of(message)]), default=0
@@ -175,18 +175,18 @@ def trim(
     counter: TokenCounter | None = None,
     max_messages: int | None = None,
 ) -> list[BaseMessage]:
-    """Return the messages that fit into the budget of one model call, by the counter.
+    """Return the messages that fit into the budget of one model call, measured by the counter.
 
-    System messages come first and stay whole. The newest user message is always included, cut with a mark if
-    necessary. Tool calls stay with their results. Messages after the newest user message take precedence over history,
-    and newer messages over older ones. Large tool results and arguments are cut in the middle, older ones first; a mark
-    replaces media that do not fit. `repair` the messages first.
+    System messages come first and stay whole. The newest user message is always included, cut with a mark if necessary.
+    Tool calls stay with their results. Messages after the newest user message take precedence over history, and newer
+    messages over older ones. Large tool results and arguments are cut in the middle, older ones first; a mark replaces
+    media that do not fit. `repair` the messages first.
 
     Args:
         messages: everything that could be sent, in order.
-        budget: the most tokens of all sent messages together.
+        budget: the maximum number of tokens of all sent messages together.
         counter: the counter of texts; the estimate by default.
-        max_messages: the most user messages, and assistant messages without tool calls, before the newest user message.
+        max_messages: the maximum number of messages before the newest user message, without those with tool calls.
 
     Raises:
         BudgetTooSmall: the system messages exceed the budget, alone or together with the newest user message and the
@@ -194,7 +194,7 @@ def trim(
         InvalidInput: max_messages is below zero.
     """
     if max_messages is not None and max_messages < 0:
-        raise InvalidInput("max_messages is a whole number from 0 (0 means none), or None for no such limit.")
+        raise InvalidInput("max_messages must be a whole number from 0 (0 means none), or None for no limit.")
     measured = counter or estimate
     sizes: dict[int, Size] = {}
 

@@ -58,9 +58,9 @@ _CUT_OFF = frozenset({"length", "max_tokens", "max_output_tokens", "content_filt
 
 
 class ModelSummarizer:
-    """A summarizer over any LangChain chat model.
+    """A summarizer that uses any LangChain chat model.
 
-    A small model with a context window of 8,000 tokens is enough: longer records are given in parts.
+    A small model with a context window of 8,000 tokens is enough, because longer records are sent in parts.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class ModelSummarizer:
         timeout_seconds: float = 60.0,
         instructions: str = INSTRUCTIONS,
     ) -> None:
-        """Make a summarizer.
+        """Create a summarizer.
 
         Args:
             model: any chat model.
-            input_tokens: tokens of record in one call; by default a third of the context window, at most 24,000,
-                because models read long records with less care.
-            context_window: tokens of the model's context window; by default that of its profile or its name.
-            timeout_seconds: seconds that a summary may take.
-            instructions: the system message instead of `INSTRUCTIONS`.
+            input_tokens: the tokens of a record in one call; by default a third of the context window, at most 24,000,
+                because models read long records less carefully.
+            context_window: the tokens of the model's context window; by default from its profile or its name.
+            timeout_seconds: the maximum seconds for a summary.
+            instructions: the system message that replaces `INSTRUCTIONS`.
 
         Raises:
             InvalidInput: a number is not above zero.

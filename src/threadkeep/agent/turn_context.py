@@ -1,4 +1,4 @@
-"""The contexts of the model calls of a turn, and their records."""
+"""The contexts of a turn's model calls, and their records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from threadkeep.store.manifests import NotedManifest
 
 
 class TurnContext:
-    """The contexts of one turn. The manifest of the last call is stored with the answer, the others in the background.
+    """The contexts of one turn. The last call's manifest is stored with the answer, the others in the background.
 
     `question_seq` is the `seq` of the last message of the question, if it is known, and `questions` is the number of
     its messages. A repeated question may differ from the stored text; `question_as_stored` is True if it is equal.
@@ -79,7 +79,7 @@ class TurnContext:
         self._begun: BegunTurn | None = None
 
     async def store_question(self, messages: Sequence[Message]) -> Receipt | None:
-        """Store the question and read the past, in one transaction; None if that cannot be done now."""
+        """Store the question and read the past in one transaction; return None if that is not possible now."""
         options = self._options
         if not self._transcribed or options.no_history:
             return None
@@ -89,7 +89,7 @@ class TurnContext:
 
     @property
     def has_steps(self) -> bool:
-        """True if steps of the turn are stored when it is over."""
+        """True if steps of the turn are to be stored when it ends."""
         return self._transcribed and self._steps.waiting
 
     @property
@@ -116,7 +116,7 @@ class TurnContext:
         author: str | None = None,
         ordinal: int = 1,
     ) -> Assembled:
-        """Return the messages of one model call; `author` and `ordinal` name the answer that it leads to.
+        """Return the messages of one model call; `author` and `ordinal` identify the answer that it leads to.
 
         Raises:
             BudgetTooSmall: the system message, the newest user message and the newest step do not fit.
@@ -213,12 +213,12 @@ class TurnContext:
             self._open = None
 
     def forget(self) -> None:
-        """Discard all data that was to be stored, because the session was deleted."""
+        """Discard all data that is waiting to be stored, because the session was deleted."""
         self._open = self._new_begin = None
         self._steps.forget()
 
     def anchor_statement(self) -> Statement | None:
-        """Return the statement that moves the anchor, for the transaction that stores the answer; None if it stays."""
+        """Return the statement that moves the anchor, for the transaction of the answer; None if it does not move."""
         if self._new_begin is None:
             return None
         profile, revision = self._options.profile or "", self._recollection.revision
@@ -227,10 +227,10 @@ class TurnContext:
         )
 
     async def settle(self, *, anchored: bool = False) -> None:
-        """Store the data that later turns need, and queue the session for compression, because the turn is over.
+        """Store the data that later turns need, and queue the session for compression, because the turn has ended.
 
         If the answer of another process was adopted, the steps of this process are not stored. If the turn is
-        `anchored`, the anchor is stored already. Failures of the database are ignored.
+        `anchored`, the anchor is already stored. Database failures are only reported.
         """
         self.keep()
         if self._options.compression is not None:
@@ -276,7 +276,7 @@ class TurnContext:
             )
 
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages; replace those before the question by their stored form if the transcript has them."""
+        """Return the messages, with those before the question in their stored form if the transcript has them."""
         start = self._start(messages)
         if start == 0:
             return [*messages]
@@ -305,7 +305,7 @@ class TurnContext:
         question_seq = self.question_seq if self._transcribed else None
         if options.no_history:
             return _nothing_of(question_seq, self.questions)
-        # Counted again: the stored count may come from another counter, or from a caller.
+        # Count tokens again, because the stored count may come from another counter, or from a caller.
         limits = Limits(options.message_limit, measure.budget, measure.counter)
         known_ids = {message_id for message in messages if (message_id := id_of(message)) is not None}
         known_ids.update([row.id for row in self.sent_rows if row.id is not None])
@@ -313,13 +313,13 @@ class TurnContext:
         begun = self._begun
         if begun is None and self._hold is not None and self._hold.joins == self._session.session_id:
             begun = self._hold.begun
-        # The past that was read when the question was stored.
+        # Use the past that was read when the question was stored.
         read = begun.past if begun is not None and self.question_seq == begun.receipt.last_seq else None
         past = Past(limits, question_id, question_seq, self.questions, known_ids, options.profile, read)
         return await self._session.recall(past)
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
-        """Return the window, and the sections that were found for the input. The search is made once in a turn."""
+        """Return a draft with the window and the sections found for the input. The search runs once per turn."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
         sources = [one for one in self._options.sources if self._question and self._wants(one.section)]
@@ -340,16 +340,16 @@ class TurnContext:
         return replace(draft, extras=tuple(self._extras))
 
     def _wants(self, section: Section) -> bool:
-        """Return whether a section is wanted: without history, quoted older turns are not; a knowledge base is."""
+        """Return True if a section is wanted; without history, quoted older turns are not, but a knowledge base is."""
         return section != "selected" or not self._options.no_history
 
     def _end(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the index after the question among the run's messages."""
+        """Return the index after the question in the run's messages."""
         asked = {message.id for message in self._question}
         return max([place for place, message in enumerate(messages, start=1) if message.id in asked], default=0)
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the index of the question among the run's messages."""
+        """Return the index of the question in the run's messages."""
         first = self._question[0].id if self._question else None
         ids = [message.id for message in messages]
         return ids.index(first) if first in ids else 0
@@ -405,14 +405,14 @@ class TurnContext:
 
 
 def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
-    """Return a past without messages, with the same reason for all that were excluded."""
+    """Return a past without messages, in which all messages are excluded for the same reason."""
     last = (question_seq or 0) - questions
     excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
     return Recollection((), excluded=excluded, question_seq=question_seq, questions=questions)
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the tokens that the first call of a turn left for its window, by the counts that are stored."""
+    """Return the tokens that the first call of a turn left for its window, by the stored counts."""
     taken = 0
     for entry in sent.entries:
         if entry.section not in ("system", "summary"):

@@ -2,7 +2,7 @@
 
 The middleware and the node helper both use `OpenTurn`. It has no state that another process would need: the context of
 a model call is read from the transcript before the question, so another process can continue an interrupted run. The
-database decides which answer counts: the first complete answer of a speaker.
+database decides which answer is valid: the first complete answer of a speaker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from threadkeep.observe import HistoryDiffers
 from threadkeep.records import Json, Message, Receipt, Status
 
 _READ_PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
-"""Seconds before each try to read the answer of another process, which a caller gets instead of this one's."""
+"""Seconds before each attempt to read the answer of another process, which a caller gets instead of this one."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Speaker:
     ordinal: int = 1
 
     def said(self, message: Message) -> bool:
-        """Return whether a stored answer has this author and ordinal. Answers from before version 0.2 have neither."""
+        """Return True if a stored answer has this author and ordinal. Answers from before version 0.2 have neither."""
         if message.answers is None:
             return self.ordinal == 1
         return message.author == self.author and (message.ordinal or 1) == self.ordinal
 
 
 def as_answer(row: Message) -> AIMessage:
-    """Return a stored answer, with the JSON of its structured response if it was stored beside the text."""
+    """Return a stored answer, with the JSON of its structured response if that was stored too."""
     structured = row.metadata.get(STRUCTURED)
     beside = {STRUCTURED: structured} if isinstance(structured, str) else {}
     return AIMessage(row.content, id=row.id, additional_kwargs=beside)
@@ -67,8 +67,8 @@ def as_answer(row: Message) -> AIMessage:
 class OpenTurn:
     """A turn that has begun.
 
-    `answered` is the stored complete answer of the speaker: the question is a repeat, or another process was first.
-    `earlier` are the complete answers of all speakers that were read.
+    `answered` is the stored complete answer of the speaker, if the question is a repeat or another process stored an
+    answer first. `earlier` are the complete answers of all speakers that were read.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class OpenTurn:
         """Store the question with the caller's metadata, and read its answer if it is a repeat.
 
         `received` is the question as the caller sent it, before other middleware changed it. `changed` are earlier
-        human messages that the transcript does not have: they are stored before the question.
+        human messages that the transcript does not have; they are stored before the question.
 
         Raises:
             InvalidMessage, WrongUser: the question can never be stored in this session.
-            TurnInMemoryOnly: it is a repeat, and a crash would lose its answer.
+            TurnInMemoryOnly: the question is a repeat, and a crash would lose its answer.
         """
         self._take_run_id(run_id)
         if not self.question:
@@ -121,7 +121,7 @@ class OpenTurn:
         question = await self._question_rows(metadata or {}, received)
         waiting = self._pending()
         if waiting:
-            # Another process may have stored an answer: the database decides which one stands.
+            # Another process may have stored an answer; the database decides which one is valid.
             await self._read(self.session.deliver())
             waiting = self._pending()
         self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])
@@ -134,7 +134,7 @@ class OpenTurn:
         else:
             if EDITS in self.question[-1].response_metadata:
                 await self._edit(question[-1])
-            # Earlier messages belong to no run. They need ids, because a cancelled caller's write is repeated.
+            # Earlier messages belong to no run. They need ids, because the write of a cancelled caller is repeated.
             ids = [id_of(message) or str(uuid7()) for message in changed]
             earlier = [self._stored(m, "complete", run_id=None, id=id_) for m, id_ in zip(changed, ids, strict=True)]
             await self._store_question(question, earlier)
@@ -149,7 +149,7 @@ class OpenTurn:
         return [m for m in self.session.waiting() if self.question_id in (m.id, m.answers)]
 
     async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
-        """Return the rows of the question; a changed text has the digest of the received text in its metadata."""
+        """Return the rows of the question; if a text was changed, its metadata has the digest of the received text."""
         rows = [self._stored(message, "complete", metadata=metadata) for message in self.question]
         texts = dict(enumerate(map(transcript_text, received)))
         changed = [place for place, row in enumerate(rows) if texts.get(place, row.content) != row.content]
@@ -159,12 +159,12 @@ class OpenTurn:
         return rows
 
     async def _edit(self, question: Message) -> None:
-        """Supersede the question of which this is a new version, and all after it, if the caller says so."""
+        """If the caller marks the question as a new version, supersede the old version and all messages after it."""
         edited = self.question[-1].response_metadata.get(EDITS)
         if not isinstance(edited, str) or question.id is None or not question.content:
             return
         stored = await self._find(edited)
-        if stored is not None and stored.role == "user":  # an answer is no person's to word
+        if stored is not None and stored.role == "user":  # an answer cannot be edited by a person
             with contextlib.suppress(MessageNotFound, MessageSuperseded, StoreUnavailable):
                 await self._memory.finish(self._edit_stored, edited, question)
 
@@ -197,7 +197,7 @@ class OpenTurn:
         """Record messages; return None if they are pending.
 
         Raises:
-            TurnInMemoryOnly: an answer that the caller is told could be lost. Executors of runs check that themselves.
+            TurnInMemoryOnly: an answer for a waiting caller could be lost. Executors of runs check this themselves.
         """
         try:
             return await self.session.record(messages, answers=answers, told=told)
@@ -207,7 +207,7 @@ class OpenTurn:
             return None
 
     def join(self, first: OpenTurn) -> None:
-        """Take part in a turn with a question that another agent of the run has stored."""
+        """Take part in a turn after another agent of the run has stored the question."""
         self.run_id, self.earlier, self._repeated = first.run_id, first.earlier, first._repeated
         self._known_question_id, self._forgotten = first._known_question_id, first._forgotten
         self.contexts.question_seq, self.contexts.questions = first.contexts.question_seq, first.contexts.questions
@@ -219,7 +219,7 @@ class OpenTurn:
         self._find_answer()
 
     async def read_answers(self) -> None:
-        """Read the answers that were given since the turn began, also those that are not stored yet."""
+        """Read the answers that were given since the turn began, including those that are not stored yet."""
         await self._read_stored()
         held = self._hold.answer if self._hold is not None else None
         given = [*self._pending(), *([held.message] if held is not None else [])]
@@ -232,10 +232,10 @@ class OpenTurn:
         self._find_answer()
 
     async def go_on(self, run_id: str | None = None) -> None:
-        """Continue a turn that began before, perhaps in another process; it may be answered by now.
+        """Continue a turn that began before, perhaps in another process; it may already be answered.
 
         Raises:
-            WrongUser: the session is another user's.
+            WrongUser: the session belongs to another user.
         """
         self._take_run_id(run_id)
         await self._read(self.session.check_owner())
@@ -243,7 +243,7 @@ class OpenTurn:
         self.contexts.question_as_stored = False
         await self._read_stored()
         if self._known_question_id is None and await self._read(self.session.count()) == 0:
-            # The session is empty: the question was stored, and deleted with the session.
+            # The session is empty, so the question was stored and then deleted with the session.
             self._known_question_id = self.question_id
 
     async def context(
@@ -260,19 +260,19 @@ class OpenTurn:
         )
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
-        """Store the speaker's answer; an empty one is not stored. A cancelled caller does not stop it.
+        """Store the speaker's answer unless it is empty. Cancelling the caller does not stop this.
 
-        Returns the answer that was stored instead: the one of another process, if that was first, or this one under a
-        new id, if another message of the session has its id.
+        Returns the answer that was stored instead: the answer of another process, if that was first, or this answer
+        with a new id, if another message of the session has its id.
 
         Raises:
-            TurnInMemoryOnly: neither the database nor the disk takes the answer; a repeat gets it later.
+            TurnInMemoryOnly: neither the database nor the disk accepts the answer; a repeat gets it later.
         """
         message = AIMessage(content=answer, id=str(uuid7())) if isinstance(answer, str) else answer
         return await self._memory.finish(self._close, message, status)
 
     async def _close(self, message: BaseMessage, status: Status) -> AIMessage | None:
-        # A deleted question gets no answer. If another process has the run, a partial answer of this one is dropped.
+        # A deleted question gets no answer. If another process owns the run, the partial answer of this one is dropped.
         given_up = self._forgotten or (status != "complete" and self._hold is not None and self._hold.lost)
         winner = None
         if self._options.answers and transcript_text(message).strip() and not given_up:
@@ -305,9 +305,9 @@ class OpenTurn:
         return await self._store_answer(answer, told=told)
 
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
-        """Store the answer, with the manifest of its call and the new anchor of the window if that can be done now.
+        """Store the answer, with the manifest of its call and the new anchor of the window if that is possible now.
 
-        Return the answer that was stored instead, if another one was.
+        Return the answer that was stored instead, if there is one.
         """
         question_id = self._known_question_id
         try:
@@ -318,7 +318,7 @@ class OpenTurn:
             else:
                 receipt = await self._record([answer], answers=question_id, told=told)
         except QuestionGone:
-            # The session was deleted meanwhile: the answer is dropped.
+            # The session was deleted in the meantime, so the answer is dropped.
             self._forgotten = True
             self.contexts.forget()
             return None
@@ -337,7 +337,7 @@ class OpenTurn:
         """Return the answer that was stored first, which callers get instead of this one; None if it was deleted.
 
         Raises:
-            StoreUnavailable: it cannot be read in time. A run waits for the database, as for its end.
+            StoreUnavailable: it cannot be read in time. A run waits for the database, as at its end.
         """
         pauses = _READ_PAUSES if self._hold is None else chain(_READ_PAUSES, repeat(_READ_PAUSES[-1]))
         for pause in pauses:
@@ -351,12 +351,12 @@ class OpenTurn:
         )
 
     def _take_run_id(self, run_id: str | None) -> None:
-        """Set the run of the turn; if the caller names none, it is the run of the stored question."""
+        """Set the run of the turn; if the caller names none, use the run of the stored question."""
         self._run_is_known = run_id is not None
         self.run_id = run_id or self.run_id
 
     async def is_stored(self, message: BaseMessage) -> bool:
-        """Return whether the session already has a message that is not superseded."""
+        """Return True if the session already has a message, and the message is not superseded."""
         stored = await self._find(id_of(message))
         return stored is not None and stored.superseded_at is None
 

@@ -135,6 +135,6 @@ def test_a_wrong_field_is_named_and_not_quoted(event: dict[str, Any], place: str
 @pytest.mark.parametrize("event", ["canary", ["canary"], 7])
 def test_an_event_is_an_object(event: Any) -> None:
     """Anything else is refused, and not quoted."""
-    with pytest.raises(InvalidInput, match="An event is a JSON object") as caught:
+    with pytest.raises(InvalidInput, match="An event must be a JSON object") as caught:
         prompt_of(event)
     assert "canary" not in str(caught.value)
