@@ -33,7 +33,7 @@ class Notes:
     path: Path
 
     def add(self, what: str, text: str = "-", run_id: str = "-", *, pid: int | None = None) -> None:
-        """Write a note of this process, or of another one."""
+        """Write a note of this process, or on behalf of another one."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             os.write(descriptor, f"{time.monotonic():.6f} {pid or os.getpid()} {what} {text} {run_id}\n".encode())

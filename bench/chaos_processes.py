@@ -1,4 +1,4 @@
-"""Processes that carry runs out and do what they are told over a pipe, until they are killed."""
+"""Processes that execute runs and obey commands from a pipe, until they are killed."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ WORKING = RunServiceOptions(
 
 
 class Gone(Exception):
-    """The process was killed, or its database was down; nobody knows whether it did what it was told."""
+    """An error: the process was killed or its database was down, so it is unknown whether the call was executed."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """What a process could not do, by the name of the error."""
+    """An error that a process returned, with the name of the error."""
 
     error: str
 

@@ -69,11 +69,11 @@ class Crowd:
             await worker.ask("ready")
 
     async def ask(self, verb: Verb, *arguments: object) -> Any:
-        """Have one of them do something; raises `Gone` when it is killed before it has answered."""
+        """Send a command to one of the processes; raise `Gone` if it is killed before it responds."""
         return await self._chance.choice(self._workers).ask(verb, *arguments)
 
     async def surely(self, verb: Verb, *arguments: object) -> Any:
-        """Have one of them do something, and another one when that is killed."""
+        """Send a command to one of the processes, and to another one if that is killed."""
         while True:
             try:
                 return await self.ask(verb, *arguments)
@@ -155,7 +155,7 @@ async def _ended(workers: Crowd, one: Accepted, told: Told) -> None:
 
 
 class _Person:
-    """Writes to one session, and sends a message again when nobody said that it was taken."""
+    """A person who writes to one session, and sends a message again if no process confirmed it."""
 
     def __init__(self, session_id: str, workflow: str, workers: Crowd, told: Told, chance: random.Random) -> None:
         self._session_id = session_id

@@ -47,7 +47,7 @@ _QUESTION_WORDS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question: the signals of its candidates, their costs, and which of them hold the answer."""
+    """One question: the signals of its candidate turns, their costs, and which of them contain the answer."""
 
     signals: Floats
     costs: Floats
@@ -183,7 +183,7 @@ def recalls(weights: Floats, found: Sequence[Example]) -> Floats:
 
 
 def _folds(given: Sequence[Chat]) -> list[dict[str, list[Example]]]:
-    """The examples of each conversation in all its shapes, and of a made-up chat of its own."""
+    """Group the examples by conversation: all forms of one conversation, with a made-up chat of its own."""
     made_up, hard = list(chats()), list(recall_hard.chats("fitted", (1, 2, 3)))
     folds: list[dict[str, list[Example]]] = []
     for number, chat in enumerate(given):

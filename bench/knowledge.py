@@ -125,7 +125,7 @@ class _Stopwatch(NamedTuple):
 
     @classmethod
     def read(cls) -> Self:
-        """Return the times of now."""
+        """Return the current times."""
         return cls(time.perf_counter() * 1000, time.process_time() * 1000)
 
     def since(self, start: _Stopwatch) -> _Stopwatch:

@@ -20,7 +20,7 @@ _ALWAYS = ("ours", "raw")
 
 @dataclass
 class Lane:
-    """One contender in the race, with its conversations by length."""
+    """An open contender with its conversations by length."""
 
     entry: Entry
     contender: Contender
@@ -29,7 +29,7 @@ class Lane:
     writers: list[Conversation] = field(default_factory=list)
 
     def takes_part(self, measure: Measure) -> bool:
-        """Whether it is measured here."""
+        """Return True if the contender is measured here."""
         return measure in self.entry.measures
 
 

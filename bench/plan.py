@@ -13,9 +13,9 @@ TAIL_MESSAGES = 20
 class Plan:
     """A run of the bench.
 
-    In each round every contender does its operation `repeats` times, one after the other, at every size. One that has
-    used up `seconds` at a size is left out of the rounds that follow. Small sessions are filled `copies` times, so that
-    the appends that are measured do not make them much longer. A burst is `burst_seconds` of `sessions` writers.
+    In each round, every contender performs its operation `repeats` times at every size. A contender that has used up
+    `seconds` at a size is left out of the following rounds. Small sessions are filled `copies` times, so that the
+    measured appends do not make them much longer. A burst is `burst_seconds` of `sessions` writers.
     """
 
     engines: tuple[Engine, ...] = ENGINES

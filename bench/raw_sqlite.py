@@ -1,7 +1,8 @@
-"""Raw SQL through aiosqlite: what a careful hand would write for Threadkeep's own tables, without any library.
+"""Raw SQL through aiosqlite: careful hand-written statements for Threadkeep's own tables, without any library.
 
-One connection, WAL and synchronous=FULL as Threadkeep has them. A turn is one transaction: begin, count the session up,
-insert two messages with all their columns, commit. Token counts are given, not counted, and the session's row is there.
+One connection, with WAL and synchronous=FULL as in Threadkeep. A turn is one transaction: begin, increase the counters
+of the session, insert two messages with all their columns, commit. Token counts are given, not computed, and the row of
+the session already exists.
 """
 
 from __future__ import annotations

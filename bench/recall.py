@@ -69,7 +69,7 @@ def cost(turn: Spoken) -> int:
 
 
 class Recall:
-    """Threadkeep's selection of older turns, as the evaluation calls it."""
+    """Threadkeep's selection of older turns, with the interface that the evaluation calls."""
 
     def __init__(self, embed: Embed | None = None) -> None:
         self._index = RecallIndex()
@@ -87,7 +87,7 @@ class Recall:
             self._vectors = dict(zip((turn.id for turn in turns), vectors, strict=True))
 
     def alike(self, query: str) -> dict[str, float] | None:
-        """How alike the query and each turn are, if there is an embedding."""
+        """Return the similarity of the query to each turn, if there is an embedding."""
         if self._embed is None:
             return None
         [asked] = self._embed([self._index.meaningful(query)])
@@ -98,7 +98,7 @@ class Recall:
         return self.take(query, token_budget, self.alike(query))
 
     def take(self, query: str, token_budget: int, alike: dict[str, float] | None) -> list[str]:
-        """The same with the likeness that is known already."""
+        """Select as `select` does, with similarities that are already known."""
         ranked = self._index.rank(query, limit=400, semantic=alike)
         return [entry.id for entry in select(ranked, self._costs.__getitem__, token_budget)]
 

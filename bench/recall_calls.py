@@ -1,4 +1,4 @@
-"""Evidence in model calls: which share of the turns that hold an answer a user's agent is sent.
+"""Evidence in model calls: the share of turns with an answer that a user's agent receives.
 
 `python -m bench.recall_calls --data FILE` stores each conversation in a session, as an application does, and asks its
 questions through `RecalledTurns` and the context of a model call: blocks of quotes by their tokens, and whole calls by

@@ -45,7 +45,7 @@ _BY_NAME = (
 
 
 def chats(part: Part, seeds: Sequence[int] = (1, 2), sessions: int = 30) -> Iterator[Chat]:
-    """Return a chat with an assistant and a group chat for each seed."""
+    """Return two chats for each seed: one with an assistant, and one of a group."""
     topics, facts = FITTED if part == "fitted" else HELD_OUT
     for seed in seeds:
         for group in (False, True):

@@ -144,7 +144,7 @@ def _left(place: Place) -> int:
 
 
 async def _saver_growth(place: Place, said: list[TurnTexts], tell: Tell) -> int:
-    """The growth of a database of checkpointed conversations with the same turns."""
+    """Return the growth of a database with checkpointed conversations of the same turns."""
     opening = open_postgres_saver(place) if place.dsn else open_sqlite_saver(place)
     tell("growth, the checkpointed conversations")
     async with opening as saver:

@@ -25,7 +25,7 @@ from threadkeep.runs.requests import RunRequest
 from threadkeep.workflows.built_in import CHAT
 
 AT_ONCE = 16
-"""How many sessions are at work at one time."""
+"""The number of sessions that run at the same time."""
 
 ONE_WORKER, TWO_WORKERS = "queue, one worker", "queue, two workers"
 WAITED_FOR, PLAIN, SAVER = "awaited runs", "the same graph, `ainvoke`", "`MessagesState` and a node, `ainvoke`"
@@ -37,7 +37,7 @@ _ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class QueuePlan:
-    """In each round every contender makes so many turns, each of a session of its own."""
+    """In each round, every contender makes this many turns, each in a session of its own."""
 
     rounds: int = 3
     turns: int = 80
@@ -45,7 +45,7 @@ class QueuePlan:
 
 
 async def measure_queue(place: Place, saver_place: Place, plan: QueuePlan, tell: Tell) -> dict[str, float]:
-    """Turns a second of each, the median of the rounds."""
+    """Return the turns per second of each contender, as the median of the rounds."""
     found: dict[str, list[float]] = {name: [] for name in plan.contenders}
     async with AsyncExitStack() as stack:
         opening = open_postgres_saver(saver_place) if saver_place.dsn else open_sqlite_saver(saver_place)
@@ -66,7 +66,7 @@ async def measure_queue(place: Place, saver_place: Place, plan: QueuePlan, tell:
 
 
 async def _at_once(turn: Callable[[str, str, str], Awaitable[object]], turns: int) -> float:
-    """Turns a second of sessions that go on side by side."""
+    """Return the turns per second of sessions that run at the same time."""
     questions = [one.user for one in islice(chats(seed=3), turns)]
 
     async def go_on() -> None:

@@ -29,7 +29,7 @@ _LEVELS = ["DEBUG", "INFO", "INFO", "INFO", "WARNING", "ERROR"]
 
 
 class _Maker:
-    """Draws words, names, numbers and times of a half."""
+    """A generator of the words, names, numbers and times of one half of the samples."""
 
     def __init__(self, half: Half, kind: str) -> None:
         self.random = random.Random(f"{half} {kind}")

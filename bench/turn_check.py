@@ -121,7 +121,7 @@ class _Check:
         )
 
     def two_answers(self) -> Iterator[Fault]:
-        """A question has one complete answer of each speaker at each place."""
+        """Check that a question has at most one complete answer per speaker and ordinal."""
         for message_id, rows in self.answers.items():
             places: defaultdict[tuple[str, int], list[Stored]] = defaultdict(list)
             for row in rows:
@@ -136,7 +136,7 @@ class _Check:
                     yield Fault("two answers", f"{message_id} has {len(found)} complete answers of {speaker}: {texts}")
 
     def told_is_stored(self) -> Iterator[Fault]:
-        """Everybody is told the last active answer of the transcript."""
+        """Check that every caller was told the last active answer of the transcript."""
         for message_id, tellings in self.told.items():
             rows = self.answers.get(message_id, [])
             last = rows[-1].content if rows else None
@@ -161,7 +161,7 @@ class _Check:
         return kept and not told.final and self.outage(asked, told.at)
 
     def lost(self) -> Iterator[Fault]:
-        """A question that was answered is stored, and each is answered."""
+        """Check that an answered question is stored, and that each stored question has an answer."""
         for message_id, asked in self.asked.items():
             if message_id not in self.told:
                 refused = [
@@ -175,7 +175,7 @@ class _Check:
                 yield Fault("lost", f"{message_id} was answered, and not all speakers' answers are stored")
 
     def doubled(self) -> Iterator[Fault]:
-        """A question is stored once, whatever its id."""
+        """Check that a question is stored once, whatever its id."""
         texts: defaultdict[str, list[Stored]] = defaultdict(list)
         for row in self.history.stored:
             if row.role == "user":
@@ -310,7 +310,7 @@ class _Check:
                 yield Fault("stream", f"{one.message_id}: the pieces {_short(one.pieces)} end with {_short(one.text)}")
 
     def asked_again(self) -> Iterator[Fault]:
-        """A repeat in quiet times asks no model."""
+        """Check that a repeat without faults calls no model."""
         for call in self.history.calls:
             if call.final:
                 yield Fault("asked again", f"call {call.number}: a repeat of an answered question asked the model")

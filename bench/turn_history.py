@@ -15,17 +15,17 @@ _ANSWER = re.compile(r"#(\d+) to (\S+) as (\S+)\. .*\Z", re.DOTALL)
 
 
 def question_text(message_id: str) -> str:
-    """Return the text of a question; it names the question, so that it is known again in a model call."""
+    """Return the text of a question. It contains the message id, so that a model call shows its question."""
     return f"{_QUESTION}{message_id}"
 
 
 def question_id(text: str) -> str | None:
-    """Return the message id of the question that a text is, or None if it is none of the bench."""
+    """Return the message id of the question with this text; None if the text is no question of the bench."""
     return text.removeprefix(_QUESTION) if text.startswith(_QUESTION) else None
 
 
 def answer_text(number: int, message_id: str, speaker: str, words: str) -> str:
-    """Return the answer of one model call; no other call gives the same."""
+    """Return the answer of one model call; every call has a different answer."""
     return f"#{number} to {message_id} as {speaker}. {words}."
 
 
@@ -70,7 +70,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Refused:
-    """An HTTP status that a caller received in the place of an answer."""
+    """An HTTP status that a caller received instead of an answer."""
 
     message_id: str
     service: str
