@@ -1,4 +1,4 @@
-"""Boundaries for errors: code whose failure must not stop its caller, and code that is undone if it fails."""
+"""Context managers for code that may fail without stopping its caller, and for code that is undone if it fails."""
 
 from __future__ import annotations
 

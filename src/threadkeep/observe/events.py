@@ -28,7 +28,7 @@ SUMMARY_FAILURES: tuple[SummaryFailure, ...] = get_args(SummaryFailure.__value__
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class _Record:
-    """A base class whose subclasses are frozen dataclasses with keyword-only fields."""
+    """A base class that turns its subclasses into frozen dataclasses with keyword-only fields."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -328,7 +328,7 @@ class RunFinished(WorkflowRunEvent):
 
 
 class BudgetCrossed(WorkflowRunEvent):
-    """The last call of a successful run exceeded its own budget, or that of its ancestor `budget_run_id`."""
+    """The last call of a successful run exceeded its own budget, or the budget of its ancestor `budget_run_id`."""
 
     limit: str
     used: float

@@ -25,7 +25,7 @@ OWN_NAMES: Final = frozenset({RESET, DELETE})
 """Internal workflows: operations on a session between its turns, which are not turns themselves."""
 
 ROLLED_BACK: Final = "rolled_back_by_message"
-"""The cancel reason of a run whose turn was rolled back because of a newer message."""
+"""The cancel reason of a run if its turn was rolled back because of a newer message."""
 
 _MOST_TOKENS = 2**53
 

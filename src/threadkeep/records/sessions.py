@@ -165,7 +165,7 @@ class Summary:
             InvalidInput: names the field, never its text.
         """
         if not isinstance(self.text, str) or not self.text.strip():
-            raise InvalidInput("A summary's text is not blank.")
+            raise InvalidInput("A summary's text must not be blank.")
         for name in ("session_id", "model", "prompt_version", "id"):
             value = getattr(self, name)
             if not isinstance(value, str) or not 0 < len(value) <= _MOST_CHARACTERS or not value.isprintable():

@@ -384,7 +384,7 @@ class Again:
         return ChatRequest(
             question.content,
             session_id=session.session_id,
-            user_id=info.user_id,  # not the caller's: if the owner sends the message again, it joins this run
+            user_id=info.user_id,  # the session's owner: if the owner sends the message again, it joins this run
             message_id=question_id,
             metadata=question.metadata,
             workflow=workflow.name,

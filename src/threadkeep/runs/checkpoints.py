@@ -23,7 +23,7 @@ from threadkeep.runs.progress import PendingCheckpoint, PendingWrites, RunProgre
 
 
 class ThreadedSaver(BaseCheckpointSaver[Any]):
-    """A checkpointer whose synchronous methods run the async ones in its event loop and wait in the calling thread."""
+    """A checkpointer with synchronous methods that run the async ones in its event loop and wait for them."""
 
     def __init__(self, serde: SerializerProtocol) -> None:
         super().__init__(serde=serde)

@@ -391,7 +391,7 @@ def _chat_of(workflow: Workflow, resources: Resources) -> tuple[str, ChatNode] |
 
 
 def _silent_nodes(workflow: Workflow) -> frozenset[str]:
-    """Return the nodes whose model output is not part of the run's answer."""
+    """Return the nodes with model output that is not part of the run's answer."""
     nodes = workflow.nodes.items()
     return frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers))
 

@@ -125,7 +125,7 @@ class RunIntake:
         with waiting_until(until):
             added = await self._runs.order.add(new, policy=policy, owner=owner)
         if added.run.run_id == new.run_id and added.run.status == "running":
-            # New, or stored by a transaction before whose reply was lost.
+            # New, or stored by the transaction above, if only its reply was lost.
             await self._worker.start(added.run.run_id, added.run)
         elif added.outcome == "new" and mode == "background":
             await self._worker.engine.enqueue(new.run_id)

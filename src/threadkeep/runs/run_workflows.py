@@ -179,7 +179,7 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
 
 
 def _keeping(workflow: Workflow) -> Iterable[ConversationFields]:
-    """Yield the nodes whose conversation key depends on the request alone."""
+    """Yield the nodes with a conversation key that depends only on the request."""
     for node in workflow.nodes.values():
         if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
             continue

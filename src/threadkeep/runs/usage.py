@@ -106,7 +106,7 @@ def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = Fals
 
 
 UNNAMED = "unnamed"
-"""The model name of calls whose model does not report a name."""
+"""The model name for calls of models that do not report their name."""
 
 
 class Ledger(Protocol):

@@ -121,7 +121,7 @@ class Restoring(Protocol):
 class Archive:
     """A restorer of exported sessions into the tables.
 
-    A message keeps its id, times, tokens and status, and stays superseded. A message whose id exists already is not
+    A message keeps its id, times, tokens and status, and stays superseded. A message with an existing id is not
     stored again. An existing session keeps its title, tags and metadata, and new messages follow its own. The reset
     stays after the same message, unless there is a later reset. Archived messages are archived again if they keep their
     `seq`. The parts of one call are stored atomically, except parts of sessions that belong to another user.

@@ -120,7 +120,7 @@ class Connection(Protocol):
         """Execute a statement; return the number of changed rows."""
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Return all rows of each statement, with one round trip; each sees the changes of those before it."""
+        """Return all rows of each statement, with one round trip; each sees the changes of the statements before it."""
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Execute a statement once for each row of parameters."""

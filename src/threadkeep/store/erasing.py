@@ -218,7 +218,7 @@ class TableErasing:
         return int((await self._driver.fetch(self._sql["branches"], {"session_id": session_id}))[0][0])
 
     async def retractions(self) -> int:
-        """Return the number of episodes in Graphiti whose deletion is not confirmed yet."""
+        """Return the number of episodes that Graphiti has not confirmed as deleted yet."""
         return int((await self._driver.fetch(self._sql["retractions"], {}))[0][0])
 
     async def forget_runs(self, wanted: Erasable) -> None:

@@ -17,7 +17,7 @@ type Progress = Callable[[int, int, int], object]
 """A callback after each step that gets the number of finished ranges, of all ranges, and of copied messages."""
 
 _RANGES = 200
-# Short, because readers queue behind a waiter, and shorter than PostgreSQL's deadlock check, which may fail others.
+# Short, because readers have to wait as well, and because a later deadlock check could fail other transactions.
 _LOCK_SECONDS = GROUP_LOCK_SECONDS
 _PAUSE_SECONDS = 1.0
 _MOST_TRIES = 100
@@ -74,7 +74,7 @@ class PartitionState(NamedTuple):
             cure = "to change the number, export the sessions and import them into a new database."
             return f"This database has {self.partitions} partitions; {cure}"
         if self.copied_into not in (0, wanted):
-            return f"{self.copied_into} partitions were begun; request {self.copied_into}, or use --abandon."
+            return f"{self.copied_into} partitions were begun; name {self.copied_into} to continue, or use --abandon."
         if self.owner is not None:
             return f"The tables belong to {self.owner}; connect as that PostgreSQL user."
         if self.views is not None:

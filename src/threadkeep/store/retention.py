@@ -169,7 +169,7 @@ class RetentionRows:
         return removed
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a session whose messages are all deleted, unless new ones have arrived since."""
+        """Delete a session that has no messages left, unless new ones have arrived since."""
         place = {"session_id": session_id}
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await self._begins(connection, "begin_deleting_session", place, idle_before):

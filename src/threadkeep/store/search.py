@@ -71,7 +71,7 @@ class Search(Protocol):
 class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     """The search index of a database: FTS5 trigrams on SQLite, words and character pairs on PostgreSQL.
 
-    On both engines the index returns candidates, whose texts are read to find the actual matches.
+    On both engines the index returns candidates; their texts are read to find the actual matches.
     """
 
     def __init__(self, driver: Driver) -> None:

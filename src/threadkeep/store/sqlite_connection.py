@@ -38,7 +38,7 @@ class SqliteConnection:
             cursor = await self.raw.execute(sql, parameters)
             if cursor.rowcount >= 0:
                 return cursor.rowcount
-            # Python counts changes only for statements that begin with their verb, not for those that begin with WITH.
+            # Python counts changes only for statements that begin with their verb, not with WITH.
             [(changed,)] = await self.raw.execute_fetchall("SELECT changes()")
             return int(changed)
 
@@ -287,7 +287,7 @@ class translated:  # noqa: N801 - used like a function, as those of contextlib
             return
         if isinstance(error, sqlite_errors()):
             raise _translation(error) from error
-        # aiosqlite's messages for a connection whose thread has ended; other code raises ValueError too.
+        # aiosqlite's messages for a connection with a dead thread; other code raises ValueError too.
         if isinstance(error, ValueError) and str(error) in ("Connection closed", "no active connection"):
             raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
 

@@ -132,7 +132,7 @@ class Recent:
 
 
 type Scope = Literal["message", "from", "after", "run"]
-"""Only the message; the message and all later ones; all later ones; or the message and later ones of its run."""
+"""`message`: only the message; `from`: and all later ones; `after`: later ones; `run`: and later ones of its run."""
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 ORDER BY seq
 
 -- name: begin_archiving
--- Lock the session if it is unchanged: the boundary is at :after, the expected message is at :upto, and with
--- :idle_before there was no message since.
+-- Lock the session if it is unchanged: the boundary is still at :after, the message at :upto is the expected one; if
+-- :idle_before is given, no message arrived since then.
 UPDATE chat_sessions SET active = active
 WHERE session_id = :session_id AND archived_seq = :after
     AND (CAST(:idle_before AS TIMESTAMPTZ) IS NULL OR updated_at < :idle_before)

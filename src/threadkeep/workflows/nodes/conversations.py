@@ -164,7 +164,7 @@ class StepContext(RunContext):
 
 
 def step_context() -> StepContext | None:
-    """Return the context of the agent whose call is running."""
+    """Return the context of the agent that is currently called; None outside of an agent."""
     context = get_runtime().context
     return context if isinstance(context, StepContext) else None
 
