@@ -190,11 +190,10 @@ def known_messages(
 ) -> KnownMessages:
     """Compare messages with the newest rows of a transcript, both in order.
 
-    A message is known by its id, or else by its position and its text. The text may be the stored or the received one;
-    of a received one the transcript has a keyed digest if middleware changed it. Between known messages, a human
-    message has changed if no row has its text. With `by_place`, an answer in a stored answer's position is known:
-    clients may change its text. Messages before the first row are older than it, or from the program. If no message is
-    known, none has changed.
+    A message is known by its id, or else by its position and text: the stored text, or the received one, which has a
+    keyed digest in the transcript if middleware changed it. Between known messages, a human message has changed if no
+    row has its text. With `by_place`, an answer in a stored answer's position is known: clients may change its text.
+    Messages before the first row are older than it, or from the program. If none is known, none has changed.
     """
     told = _sent(messages, rows, digest)
     pairs = _aligned(told, rows)
