@@ -216,7 +216,9 @@ def test_steps_of_the_turn_before_are_a_section_of_their_own(cli: CommandLine) -
     ]  # fmt: skip
     shown = cli(*SHOW).out
     assert re.search(r"^earlier_steps █+ +1,000 tokens +25 %$", shown, re.MULTILINE)
-    assert "(cut from 1,4" in shown
+    result = view["messages"][3]
+    assert result["tokens_before"] > result["tokens"]
+    assert f"(cut from {result['tokens_before']:,})" in shown
     went = cli(*SHOW, "--diff", "--json").json["went"]
     assert [message["reason"] for message in went] == ["changed"]
 

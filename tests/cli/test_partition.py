@@ -57,7 +57,7 @@ def test_a_database_is_partitioned_and_the_doctor_says_so(postgres_cli: CommandL
     again = cli("partition", "4", "--json")
     assert (again.exit_code, again.json["partitions"], again.json["changed"]) == (0, 4, False)
     other = cli("partition", "8")
-    assert (other.exit_code, "This database has 4 partitions; for another number export" in other.err) == (2, True)
+    assert (other.exit_code, "This database has 4 partitions; to change the number, export" in other.err) == (2, True)
     assert cli("migrate", "--check").exit_code == 0
 
 
@@ -88,7 +88,7 @@ def test_sqlite_is_refused(cli: CommandLine) -> None:
     assert (outcome.exit_code, "SQLite, which has no partitions; name a PostgreSQL" in outcome.err) == (2, True)
     cli.set(THREADKEEP_PARTITIONS="4")
     outcome = cli("migrate")
-    assert (outcome.exit_code, "THREADKEEP_PARTITIONS is for PostgreSQL" in outcome.err) == (1, True)
+    assert (outcome.exit_code, "THREADKEEP_PARTITIONS needs PostgreSQL" in outcome.err) == (1, True)
     assert not (cli.folder / "threadkeep.db").exists()
 
 

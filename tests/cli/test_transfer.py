@@ -204,7 +204,7 @@ def test_messages_of_a_session_that_is_refused_are_left_out(cli: CommandLine) ->
     outcome = cli("sessions", "import", "-", "--json", given=bad + "".join(_lines(3).splitlines(keepends=True)[1:]))
     assert outcome.exit_code == 1
     assert (outcome.json["stored"], outcome.json["skipped"], outcome.json["bad_lines"]) == (0, 3, 1)
-    assert "left out" in outcome.json["errors"][0]["detail"]
+    assert "The messages of this session are skipped." in outcome.json["errors"][0]["detail"]
     assert cli("sessions", "list", "--json").json["sessions"] == []
 
 

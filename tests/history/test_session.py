@@ -144,7 +144,7 @@ async def test_all_sessions_come_page_by_page(memory: Memory, clock: SettableClo
 
 async def test_a_page_of_no_sessions_is_refused(memory: Memory) -> None:
     """It would never come to an end."""
-    with pytest.raises(InvalidInput, match="at least one"):
+    with pytest.raises(InvalidInput, match="at least 1"):
         [info async for info in memory.sessions(page_size=0)]
 
 

@@ -113,7 +113,7 @@ async def test_runs_without_a_session_are_in_no_order(memory: Memory) -> None:
 
 async def test_a_message_belongs_to_a_session(memory: Memory) -> None:
     """Without one nothing says which message is meant; and another user's session is refused."""
-    with pytest.raises(InvalidInput, match="has a session_id"):
+    with pytest.raises(InvalidInput, match="needs a session_id"):
         asked("r1", session=None, message="m1")
     await memory.session("room", user_id="u1").append([Message(role="user", content="mine")])
     with pytest.raises(WrongUser):

@@ -73,7 +73,7 @@ async def test_a_row_that_is_locked_is_waited_for_no_longer(postgres_url: str, w
     try:
         async with asyncio.timeout(HANG_SECONDS), await psycopg.AsyncConnection.connect(postgres_url) as other:
             await other.execute("LOCK TABLE chat_duties")
-            with pytest.raises(StoreUnavailable, match="locked"), waiting_until(time.monotonic() + 0.05):
+            with pytest.raises(StoreUnavailable, match="held a lock"), waiting_until(time.monotonic() + 0.05):
                 await write(driver, "too late")
             async with driver.reading():
                 with pytest.raises(StoreUnavailable, match="no connection"), waiting_until(time.monotonic() + 0.05):
