@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.databases import execute, query
@@ -162,3 +164,29 @@ async def test_a_known_message_that_is_changed_or_damaged_is_noticed(shared_url:
                 assert (await session.tail(5))[0].content == content
         await say(memory, "2")
         assert len(await session.tail(5)) == 4
+
+
+async def test_a_locked_row_delays_no_turn_for_long(postgres_url: str) -> None:
+    """Turns are in the conversation soon, in their order, while another transaction holds the row of their session."""
+    async with opened(postgres_url) as memory, await psycopg.AsyncConnection.connect(postgres_url) as other:
+        session = memory.session(ROOM)
+        await session.append([Message("user", "0")])
+        await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
+        waiting = [asyncio.create_task(session.append([Message("user", str(n))])) for n in (1, 2, 3)]
+        async with asyncio.timeout(8):  # before one wait for a lock is over
+            while len(said := await session.tail(9)) < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert [message.content for message in said] == ["0", "1", "2", "3"]
+        await other.rollback()
+        await asyncio.gather(*waiting)
+        assert [m.content for m in (await session.page(limit=9)).messages] == ["0", "1", "2", "3"]
+
+
+async def test_what_callers_change_is_in_no_later_read(database_url: str) -> None:
+    """The JSON of a message belongs to the caller that reads it."""
+    async with opened(database_url) as memory:
+        await memory.session(ROOM).append([Message("user", "hello", metadata={"k": ["as stored"]})])
+        for _ in range(2):
+            [message] = await memory.session(ROOM).tail(1)
+            assert message.metadata == {"k": ["as stored"]}
+            message.metadata["k"].append("changed")  # type: ignore[union-attr]

@@ -17,7 +17,7 @@ from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import Conversation
 from threadkeep.records import Message, dump_json
 from threadkeep.store.codec import Counter, marks_of, message_parameters, time_of, time_text
-from threadkeep.store.driver import Connection, Driver, Row, Statement
+from threadkeep.store.driver import Connection, Driver, DuplicateRow, Row, Statement
 from threadkeep.store.statements import load_statements
 from threadkeep.store.superseding import SupersedingWriter
 from threadkeep.store.tables import delete_session, deletion_statements
@@ -59,7 +59,10 @@ class SessionIndex:
     async def add(self, written: Written) -> bool:
         """Add the rows of a turn; return False if the rows do not follow the version of the conversation before it."""
         statements = self.additions(written)
-        return bool(statements) and bool((await self._driver.write(statements))[-1])
+        try:
+            return bool(statements) and bool((await self._driver.write(statements))[-1])
+        except DuplicateRow:  # rows of an earlier conversation of this name
+            return False
 
     def additions(self, written: Written) -> list[Statement]:
         """Return the statements that add the rows of a turn; the last one has a row if they did."""

@@ -232,7 +232,7 @@ class _TableWriting:
     async def commit(self) -> None:
         """Write what was put, and the statements beside it, in one round trip."""
         if self._changes:
-            rows = await self._transaction.commit([*self._changes, *self.beside])
+            rows = await self._transaction.commit(self._changes, self.beside)
             self.rows += rows[len(self._changes) :]
 
     def _text(self, value: Value) -> str:

@@ -13,6 +13,8 @@ from threadkeep.records import Message
 _MOST_CHARACTERS = 8_000_000
 _LEAST_CHARACTERS = 1_000
 """What a conversation counts without messages, so that their number is limited too."""
+_MESSAGE_CHARACTERS = 500
+"""What a message counts without its texts."""
 
 
 class KnownMessages:
@@ -27,13 +29,13 @@ class KnownMessages:
     def message(self, value: Value) -> Message:
         """Return a message of the chunk as `message_in` does; its `seq` was checked."""
         known = self._known.get(value["seq"])
-        if known is not None and known[0] == value:
-            return known[1]
-        message = message_in(value, self._value_field)
-        # A copy: some stores return the very object that they keep.
-        self._known[value["seq"]] = {**value}, message
-        self.characters += sum(len(one) for one in value.values() if isinstance(one, str))
-        return message
+        if known is None or known[0] != value:
+            # A copy: some stores return the very object that they keep.
+            known = self._known[value["seq"]] = {**value}, message_in(value, self._value_field)
+            self.characters += _MESSAGE_CHARACTERS + sum(len(one) for one in value.values() if isinstance(one, str))
+        message = known[1]
+        # A copy of JSON, which callers may change.
+        return message.with_fields() if message.metadata or message.original is not None else message
 
 
 class KnownChunks:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from threadkeep.errors import SessionDamaged, StoreUnavailable
-from threadkeep.graph_store.items import Items, Readable, ReadItems, Value, Writing
+from threadkeep.graph_store.items import Items, Readable, ReadItems, TableItems, Value, Writing
 from threadkeep.graph_store.known import KnownChunks
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace, chunk_key, chunk_of, places_down, stretches
 from threadkeep.graph_store.shapes import (
@@ -155,12 +155,14 @@ class ConversationReader:
         self._layout = layout
         self.damages = DamageRegister()
         self.known = KnownChunks(layout.value_field)
+        self.is_snapshot = isinstance(items, TableItems)
+        """True if items that are read together are of one moment; on other stores metadata have to be read first."""
         self.owner_of: Callable[[str], Awaitable[str | None]] | None = None
         """Who owns a conversation whose metadata do not say it any more."""
 
     def beginning(self, session_id: str) -> list[ItemKey]:
         """Return the keys of a conversation's metadata and, if it is known from before, of its newest chunk."""
-        chunk = self.known.chunk(session_id)
+        chunk = self.known.chunk(session_id) if self.is_snapshot else None
         newest = [] if chunk is None else [self._layout.chunk(session_id, chunk)]
         return [self._layout.metadata(session_id), *newest]
 

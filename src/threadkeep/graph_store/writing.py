@@ -12,7 +12,7 @@ from typing import Final
 
 from threadkeep.errors import QuestionGone, SessionDamaged, StoreError, StoreUnavailable, WrongUser
 from threadkeep.graph_store.appending import Appended, Place, Written, append, receipt_of, steps_left
-from threadkeep.graph_store.items import ConversationChanged, Items, ReadOnce, Value, Writing
+from threadkeep.graph_store.items import ConversationChanged, Items, Locks, ReadOnce, Value, Writing
 from threadkeep.graph_store.layout import STEPS, GraphLayout, ItemKey, chunk_of, stretches
 from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import (
@@ -74,6 +74,7 @@ class ConversationWriter:
         self.layout = layout
         self.reader = reader
         self._conflicted = conflicted
+        self._order = Locks[str]()
         self.beside: Beside | None = None
         """Statements that are executed in the transaction of an appended turn, if they do not fail."""
 
@@ -120,13 +121,15 @@ class ConversationWriter:
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
         """Execute work on a conversation, first with the statements beside it, without them if they may have failed."""
-        if self.beside is not None:
-            try:
-                return await self._once(session_id, partial(work, beside=self.beside), needed)
-            except StoreError as error:
-                if not _may_be_of_rows(error):
-                    raise
-        return await self.hold(session_id, work, needed)
+        # Turns keep their order in this process, also if one needs a second attempt.
+        async with self._order.of(session_id):
+            if self.beside is not None:
+                try:
+                    return await self._once(session_id, partial(work, beside=self.beside), needed)
+                except StoreError as error:
+                    if not _may_be_of_rows(error):
+                        raise
+            return await self.hold(session_id, work, needed)
 
     def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
         """Return the keys of the notes that an append needs, and of the first chunk if no other one is known."""
@@ -285,10 +288,12 @@ class ConversationWriter:
                 shorter = replace(shorter, last_message=None)
             items = await self._without(writing, found, beginning)
             await self.put(writing, found, shorter, items | await self._steps_without(writing, shorter))
-            self.reader.known.forget(session_id)
             return True
 
-        return await self.hold(session_id, work)
+        try:
+            return await self.hold(session_id, work)
+        finally:
+            self.reader.known.forget(session_id)
 
     async def delete(self, session_id: str, *, idle_before: datetime | None = None) -> bool:
         """Remove every item of a conversation, damaged or not; return False if it did not exist.
@@ -346,7 +351,7 @@ class ConversationWriter:
 
     async def _once[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey]) -> T:
         """Lock a conversation and execute work on it, in one attempt."""
-        keys = [*self.reader.beginning(session_id), *needed]
+        keys = [*self.reader.beginning(session_id), *(needed if self.reader.is_snapshot else ())]
         async with self._items.writing(keys[0]) as held:
             writing = ReadOnce(held)
             found, *_ = await writing.get(keys)

@@ -182,7 +182,7 @@ class Session:
             return None
         known, limit = self._cache.get(self.session_id), limit + len(messages)
         reads = self._windows.statements(tables, profile, limit, known)
-        whole = Joined(joined.before, [*joined.after, *reads])
+        whole = joined._replace(after=[*joined.after, *reads])
         stored = await self.record_joined(messages, lambda _: whole)
         if stored is None:
             return None

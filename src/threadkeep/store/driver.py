@@ -135,8 +135,11 @@ class Transaction(Protocol):
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Return all rows of each statement, with one round trip."""
 
-    async def commit(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute the last statements and commit, with one round trip; return all rows of each."""
+    async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
+        """Execute the last statements and commit, with one round trip; return all rows of each.
+
+        The statements `beside` come last; on PostgreSQL they wait `GROUP_LOCK_SECONDS` at most for a lock.
+        """
 
 
 class Driver(Protocol):

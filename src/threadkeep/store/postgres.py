@@ -124,7 +124,7 @@ class PostgresDriver:
         async with self._working() as raw:
             connection = PostgresConnection(raw)
             try:
-                yield PostgresTransaction(connection, self._lock_timeout(None))
+                yield PostgresTransaction(connection, self._lock_timeout(None), limits=self._short_wait)
             finally:
                 await connection.roll_back()
 
@@ -155,7 +155,7 @@ class PostgresDriver:
             connection = PostgresConnection(raw)
             if not before and not after:
                 return Appended(dict(await connection.fetch(sql, parameters)))
-            limits = self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds))
+            limits = self._short_wait()
             rows = (await connection.transact([*limits, *before, (sql, parameters), *after]))[len(limits) :]
         at = len(before)
         return Appended(dict(rows[at]), rows[:at], rows[at + 1 :])
@@ -176,6 +176,10 @@ class PostgresDriver:
         await raw.execute("SELECT set_config('lock_timeout', %s, FALSE)", [_timeout_text(self._lock_seconds)])
         if self._read_only:
             await raw.execute("SET default_transaction_read_only = on")
+
+    def _short_wait(self) -> Sequence[Statement]:
+        """Return the statement after which a transaction waits for a lock as long as a group of turns does."""
+        return self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds or GROUP_LOCK_SECONDS))
 
     def _lock_timeout(self, given: float | None) -> Sequence[Statement]:
         """Return the statement that limits a transaction's wait for a lock, if it differs from the session's."""

@@ -87,20 +87,32 @@ class PostgresConnection:
 
 
 class PostgresTransaction:
-    """A write transaction, with a pipeline for each group of statements; it begins with `first`."""
+    """A write transaction, with a pipeline for each group of statements; it begins with `first`.
 
-    def __init__(self, connection: PostgresConnection, first: Sequence[Statement] = ()) -> None:
+    `limits` returns the statement that makes later statements wait for a lock for a short time only.
+    """
+
+    def __init__(
+        self,
+        connection: PostgresConnection,
+        first: Sequence[Statement] = (),
+        *,
+        limits: Callable[[], Sequence[Statement]] = tuple,
+    ) -> None:
         self._connection = connection
         self._first = [("BEGIN", {}), *first]
+        self._limits = limits
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Return all rows of each statement."""
         first, self._first = self._first, []
         return (await self._connection.fetch_each([*first, *statements]))[len(first) :]
 
-    async def commit(self, statements: Sequence[Statement]) -> list[list[Row]]:
+    async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
         """Execute the last statements and commit; return all rows of each."""
-        return (await self.fetch_each([*statements, ("COMMIT", {})]))[:-1]
+        limits = self._limits() if beside else ()
+        rows = await self.fetch_each([*statements, *limits, *beside, ("COMMIT", {})])
+        return [*rows[: len(statements)], *rows[len(statements) + len(limits) : -1]]
 
 
 def _query(sql: str) -> LiteralString:

@@ -103,9 +103,10 @@ class SqliteTransaction:
         begins, self.is_open = not self.is_open, True
         return await self._connection.run(Batch(statements, [], begins, wait_seconds=seconds_left()))
 
-    async def commit(self, statements: Sequence[Statement]) -> list[list[Row]]:
+    async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
         """Execute the last statements and commit; return all rows of each."""
-        rows = await self._connection.run(Batch(statements, [], not self.is_open, True, seconds_left()))
+        every = [*statements, *beside]
+        rows = await self._connection.run(Batch(every, [], not self.is_open, True, seconds_left()))
         self.is_open = False
         return rows
 
