@@ -269,6 +269,16 @@ async def test_a_thread_of_ag_ui_is_merged_by_message_id(tmp_path: Path) -> None
     assert [one["messageId"] for one in first if "messageId" in one] == [first[-2]["messages"][1]["id"]] * 3
 
 
+async def test_a_message_ends_before_the_next_one_of_its_node_begins(tmp_path: Path) -> None:
+    """Also if the model has ids of its own for its pieces, and marks none as the last."""
+    body = {**run_input([{"id": "m1", "role": "user", "content": "hi"}]), "forwardedProps": {"workflow": "in-turn"}}
+    async with service(tmp_path, ScriptedModel([]), workflows="in-turn=tests.web.at_once:in_turn") as client:
+        parts = [part for part in await parts_of(client, "/api/v1/ag-ui", body) if isinstance(part, dict)]
+    spoken = [(part["type"].rpartition("_")[2], part["messageId"]) for part in parts if part["type"].startswith("TEXT")]
+    kinds = ("START", "CONTENT", "CONTENT", "END")
+    assert spoken == [(kind, name) for name in ("first", "second") for kind in kinds]
+
+
 async def test_messages_that_stream_at_once_end_each_on_its_own(tmp_path: Path) -> None:
     """No piece is lost, and none follows the end of its message."""
     async with service(tmp_path, ScriptedModel([]), workflows="twice=tests.web.at_once:graph") as client:

@@ -19,6 +19,7 @@ from threadkeep.app import App
 from threadkeep.chatkit import ThreadkeepStore
 from threadkeep.records import Message
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.web import chatkit_server
 
 
 def request_of(kind: str, /, **params: Any) -> dict[str, Any]:
@@ -47,6 +48,25 @@ def answer_in(events: list[dict[str, Any]]) -> str:
     [item] = [event["item"] for event in events if event["type"] == "thread.item.done"][-1:]
     assert item["type"] == "assistant_message", events
     return str(item["content"][0]["text"])
+
+
+async def test_messages_of_several_agents_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that is stored is an item to the end, under its id; none is taken back."""
+    monkeypatch.setattr(chatkit_server, "CHAT", "team")
+    settings = settings_for(tmp_path, workflows="team=tests.web.at_once:team")
+    async with opened_app(ScriptedModel([]), settings) as app, client_of(app) as client:
+        events = await ask(client, request_of("threads.create", input=said("Write.")))
+        thread_id = events[0]["thread"]["id"]
+        stored = [m for m in await app.memory.session(thread_id, user_id="ann").tail(9) if m.role == "assistant"]
+        assert [(message.author, message.content) for message in stored] == [
+            ("writer", "A draft."), ("editor", "A text."),
+        ]  # fmt: skip
+        done = [event["item"] for event in events if event["type"] == "thread.item.done"]
+        told = {item["id"]: item["content"][0]["text"] for item in done if item["type"] == "assistant_message"}
+        assert told == {message.id: message.content for message in stored}
+        assert await items_of(client, thread_id) == [
+            ("user_message", "Write."), ("assistant_message", "A draft."), ("assistant_message", "A text."),
+        ]  # fmt: skip
 
 
 async def items_of(client: httpx2.AsyncClient, thread_id: str, user: str = "ann") -> list[tuple[str, str]]:

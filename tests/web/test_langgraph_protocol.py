@@ -186,6 +186,17 @@ async def test_a_message_that_its_first_chunk_alone_names_is_streamed_once(tmp_p
     assert [each["usage"]["output_tokens"] for each in found if each["event"] == "message-finish"] == [3]
 
 
+async def test_messages_one_after_the_other_have_the_name_of_their_node(tmp_path: Path) -> None:
+    """Only messages that stream at once need other names."""
+    async with sdk(tmp_path, ScriptedModel([]), workflows="in-turn=tests.web.at_once:in_turn") as (_, client):
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "in-turn", "input": asks("hi")}}
+        await client.post("/threads/t1/commands", json=command)
+        found = await _events(client, {"channels": ["lifecycle", "messages"]})
+    spoken = [event["params"] for event in found if event["method"] == "messages"]
+    assert {params["data"]["id"] for params in spoken} == {"first", "second"}
+    assert {params["node"] for params in spoken} == {"answer"}
+
+
 async def test_messages_that_stream_at_once_are_assembled_each_by_its_id(tmp_path: Path) -> None:
     """By the SDK, and in a v1 stream; clients that go by the node find one for each."""
     async with sdk(tmp_path, ScriptedModel([]), workflows="twice=tests.web.at_once:graph") as (langgraph, client):

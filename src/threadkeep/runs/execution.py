@@ -94,6 +94,7 @@ class RunExecution:
         self._chat = _chat_of(workflow, dependencies.resources) if run_hold.get() is not None else None
         self._graph = dependencies.compiler.compiled(workflow)
         self._silent_nodes = _silent_nodes(workflow)
+        self._streaming: dict[str, list[str]] = {}
         self._state: object = {}
         self._interrupts: dict[str, Interrupt] = {}
         self._memory = dependencies.resources.memory
@@ -296,9 +297,28 @@ class RunExecution:
     def _publish(self, message: object, metadata: Mapping[str, Any]) -> None:
         if not isinstance(message, AIMessageChunk) or metadata.get("langgraph_node") == _TOOLS:
             return
-        node = str(metadata.get("langgraph_checkpoint_ns", "")).partition(":")[0]
+        place = str(metadata.get("langgraph_checkpoint_ns", ""))
+        node = place.partition(":")[0]
         if node not in self._silent_nodes:
-            self._publish_piece(node or None, message.id, message)
+            self._publish_piece(node or None, self._id_in(place, message), message)
+
+    def _id_in(self, place: str, chunk: AIMessageChunk) -> str | None:
+        """Return the id of the message of a chunk.
+
+        LangChain adds a last, empty chunk if a model marks none. If the model has ids of its own,
+        that chunk has another one.
+        """
+        streaming = self._streaming.setdefault(place, [])
+        message_id = chunk.id
+        if text_of(chunk) and message_id is not None and message_id not in streaming:
+            streaming.append(message_id)
+        if chunk.chunk_position != "last":
+            return message_id
+        if message_id not in streaming and len(streaming) == 1:
+            message_id = streaming[0]
+        if message_id in streaming:
+            streaming.remove(message_id)
+        return message_id
 
     def _publish_piece(self, node: str | None, message_id: str | None, chunk: AIMessageChunk) -> None:
         # Models that do not stream return a whole message.

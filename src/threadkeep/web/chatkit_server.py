@@ -38,6 +38,7 @@ from pydantic import TypeAdapter, ValidationError
 from threadkeep.adapters.chatkit import ThreadkeepStore
 from threadkeep.app import App
 from threadkeep.errors import ThreadkeepError
+from threadkeep.history.session import Session
 from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatToken, ChatTurn
 from threadkeep.web.problems import ProblemRaised, make_problem
@@ -133,7 +134,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
             return
         try:
             turn = await self._turn(thread, input_user_message, context)
-            async for event in _events(turn, thread.id):
+            async for event in _events(turn, thread.id, self._store.session(thread.id, context)):
                 yield event
         except ThreadkeepError as error:
             raise CustomStreamError(str(error), allow_retry=True) from error
@@ -160,8 +161,8 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         return app.chat.begin(replace(request, quoted_text=message.quoted_text or ""))
 
 
-async def _events(turn: ChatTurn, thread_id: str) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events of an answer as it comes. Each message is an item with its id; only the stored answer stays."""
+async def _events(turn: ChatTurn, thread_id: str, session: Session) -> AsyncIterator[ThreadStreamEvent]:
+    """Yield the events of an answer as it comes. Each message is an item with its id; only stored messages stay."""
     items: set[str] = set()
     async for event in turn.follow():
         if isinstance(event, ChatToken) and event.text:
@@ -175,14 +176,10 @@ async def _events(turn: ChatTurn, thread_id: str) -> AsyncIterator[ThreadStreamE
         elif isinstance(event, ChatAnswer):
             stored = _answer_item(event.answer_id or event.run_id, thread_id)
             for item_id in sorted(items - {stored.id}):
-                yield ThreadItemRemovedEvent(item_id=item_id)
-            if stored.id not in items:
-                for begun in _begun(stored):
-                    yield begun
-            content = AssistantMessageContent(text=event.response)
-            done = AssistantMessageContentPartDone(content_index=0, content=content)
-            yield ThreadItemUpdatedEvent(item_id=stored.id, update=done)
-            yield ThreadItemDoneEvent(item=stored.model_copy(update={"content": [content]}))
+                async for ended in _ended_other(_answer_item(item_id, thread_id), session):
+                    yield ended
+            for last in (*(_begun(stored) if stored.id not in items else ()), *_ended(stored, event.response)):
+                yield last
 
 
 def _answer_item(message_id: str, thread_id: str) -> AssistantMessageItem:
@@ -193,6 +190,23 @@ def _begun(item: AssistantMessageItem) -> Iterator[ThreadStreamEvent]:
     yield ThreadItemAddedEvent(item=item)
     added = AssistantMessageContentPartAdded(content_index=0, content=AssistantMessageContent(text=""))
     yield ThreadItemUpdatedEvent(item_id=item.id, update=added)
+
+
+async def _ended_other(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
+    """Yield the end of an item that is not the answer. To remove one takes its message back, if that is stored."""
+    message = await session.find(item.id)
+    if message is None or message.superseded_at is not None:
+        yield ThreadItemRemovedEvent(item_id=item.id)
+        return
+    for event in _ended(item, message.content):
+        yield event
+
+
+def _ended(item: AssistantMessageItem, text: str) -> Iterator[ThreadStreamEvent]:
+    content = AssistantMessageContent(text=text)
+    done = AssistantMessageContentPartDone(content_index=0, content=content)
+    yield ThreadItemUpdatedEvent(item_id=item.id, update=done)
+    yield ThreadItemDoneEvent(item=item.model_copy(update={"content": [content]}))
 
 
 async def serve(app: App, body: bytes, context: ChatKitRequest) -> Response:

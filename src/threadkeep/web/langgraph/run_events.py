@@ -123,9 +123,9 @@ class RunEvents:
             self._finish_counted(message_id)
 
     def _begin_message(self, message_id: str, node: str | None) -> _OpenMessage:
-        # Clients assign pieces to a message by its id, or by its node: messages of one node at once need names.
-        is_alone = all(one.node != node for one in self._open.values())
-        message = self._open[message_id] = _OpenMessage(message_id, node if is_alone else f"{node}:{message_id}")
+        # Some clients assign the pieces of a message by its node only, so a second one that streams has another name.
+        is_alone = all(one.node != node or one.is_whole for one in self._open.values())
+        message = self._open[message_id] = _OpenMessage(message_id, node if is_alone else f"{node or ''}:{message_id}")
         metadata: dict[str, Json] = {"run_id": self.run.run_id}
         if node is not None:
             metadata["langgraph_node"] = node
