@@ -220,16 +220,18 @@ _SCALED = re.compile(r"(?P<base>[a-z0-9_]+)×(?P<factor>[0-3]\.\d\d)")
 _BY_FAMILY: dict[Family, str] = {
     "o200k": "chatgpt-4o codex-mini gpt-4o gpt-4.1 gpt-4.5 gpt-5 gpt-5. gpt-oss o1 o3 o4",
     "cl100k": "gpt-3.5 gpt-35 gpt-4 text-embedding-3 text-embedding-ada-002",
-    "claude2": "claude-1 claude-1. claude-2 claude-2. claude-instant",
+    "claude2": "claude-1 claude-1. claude-2 claude-2. claude-v1 claude-v2 claude-instant",
     "claude3": "claude-3 claude-3. claude-4 claude-4. claude-opus-4 claude-opus-4. claude-sonnet-4 claude-sonnet-4. "
     "claude-haiku-4 claude-haiku-4.",
-    "claude47": "claude- claude-opus-4-7 claude-opus-4.7 claude-opus-4-8 claude-opus-4.8",
+    "claude47": "claude-",
     "llama2": "llama-2 llama2 codellama",
-    "llama3": "llama-3 llama-3. llama3 llama3. meta-llama-3 meta-llama-3.",
-    "gemma3": "gemini- gemma-3 gemma3",
-    "qwen3": "qwen2.5 qwen-2.5 qwen3 qwen-3",
+    "llama3": "llama-3 llama-3. llama3 llama3. meta-llama-3 meta-llama-3. deepseek-r1-distill-llama",
+    "gemma3": "gemini- gemma-3 gemma3 gemma-4 gemma4",
+    "qwen3": "qwen- qwen2 qwen2. qwen3 qwen3. deepseek-r1-distill-qwen",
     "deepseek": "deepseek-v3 deepseek-v3. deepseek-r1 deepseek-chat deepseek-reasoner",
 }
+# Claude 4.7 and later versions of Claude 4. A longer number is the date of an earlier one: claude-opus-4-20250514.
+_LATE_CLAUDE_4 = re.compile(r"claude-(?:[a-z]+-)?4[-.](?:[7-9]|[1-9]\d)(?!\d)")
 _FAMILIES: dict[str, Family] = {name: family for family, names in _BY_FAMILY.items() for name in names.split()}
 
 
@@ -282,6 +284,8 @@ def encoding_of(model: str | None) -> Encoding | None:
 def family_of(model: str | None) -> Family | None:
     """Return the tokenizer of a model; None for an unknown one."""
     for name in names_of(model):
+        if _LATE_CLAUDE_4.match(name):
+            return "claude47"
         if known := [known for known in _FAMILIES if continues(name.removeprefix("ft:"), known)]:
             return _FAMILIES[max(known, key=len)]
     return None
