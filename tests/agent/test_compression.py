@@ -8,7 +8,7 @@ import pytest
 
 from tests.agent.talking import ROOM, ask, make_agent, seen, stream
 from tests.history.summaries import Asked, WrittenDown, check_coverage
-from threadkeep import Compression, Memory, Message, SessionMemory, rebuild
+from threadkeep import Compression, KnownFacts, Memory, Message, Scope, SessionMemory, rebuild
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.context.window import Exclusion
 from threadkeep.records import Json
@@ -16,6 +16,7 @@ from threadkeep.testing import Gate, ScriptedModel
 
 WORDS = "and some more words " * 10
 RUSSIAN = "и ещё несколько слов " * 20
+HINDI = "और कुछ शब्द " * 6
 
 
 class Called(ScriptedModel):
@@ -81,6 +82,27 @@ async def test_the_room_of_a_window_is_in_tokens_as_they_are_stored(sqlite_memor
         await sqlite_memory.compressor.idle()
     manifests = await sqlite_memory.manifests.of_session(ROOM, limit=100)
     assert all(str(stored.manifest["counter"]).startswith("estimate_claude2") for stored in manifests)
+    reasons = {gap.reason for one in manifests for gap in ContextManifest.from_dict(one.manifest).excluded}
+    assert reasons == {"summarised"}
+
+
+async def test_the_room_of_a_window_depends_on_the_chat_alone(sqlite_memory: Memory) -> None:
+    """A long prompt and facts in another script change nothing: only messages of the chat are stored."""
+    for number in range(12):
+        await sqlite_memory.knowledge.remember(Scope("workspace", "shop"), f"fact {number}", WORDS)
+    model = Called(replies=[f"उत्तर {number} {HINDI}" for number in range(100)])
+    session = SessionMemory(
+        sqlite_memory,
+        max_messages=None,
+        max_tokens=2_000,
+        compression=Compression(trigger=("messages", 1_000), keep=("messages", 4), summarizer=WrittenDown()),
+        sources=[KnownFacts(sqlite_memory, workspace="shop")],
+    )
+    agent = make_agent(model, [session], system_prompt=WORDS * 10)
+    for number in range(24):
+        await ask(agent, f"प्रश्न {number} {HINDI}")
+        await sqlite_memory.compressor.idle()
+    manifests = await sqlite_memory.manifests.of_session(ROOM, limit=100)
     reasons = {gap.reason for one in manifests for gap in ContextManifest.from_dict(one.manifest).excluded}
     assert reasons == {"summarised"}
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from threadkeep.agent.counting import count_message
+from threadkeep.agent.model_call import Assembled
 from threadkeep.agent.turn_options import AUTO_SHARED_TOKENS, TurnOptions, facts_of
 from threadkeep.context.estimates import ExactCounter
 from threadkeep.context.manifest import ReportedUsage
@@ -49,12 +50,13 @@ class CallMeasure:
         """Return the tokens without the learned factor."""
         return tokens * 100 // _hundredths(self.counter)
 
-    def as_stored(self, tokens: int, sent: Sequence[BaseMessage]) -> int:
-        """Return the tokens that are stored with messages like these, if this counter counts so many."""
+    def as_stored(self, tokens: int, sent: Assembled) -> int:
+        """Return the tokens that are stored with messages like those of this chat, if this counter counts so many."""
         if self.stored is None or self.stored is self.counter:
             return tokens
+        chat = sent.chat
         counted, stored = (
-            sum(count_message(message, counter) for message in sent) for counter in (self.counter, self.stored)
+            sum(count_message(message, counter) for message in chat) for counter in (self.counter, self.stored)
         )
         return tokens * stored // counted if counted and stored else tokens
 

@@ -161,3 +161,10 @@ class Assembled:
     texts: Mapping[str, str] = field(default_factory=dict)
     marks: int = 0
     texts_only: bool = True
+
+    @property
+    def chat(self) -> list[BaseMessage]:
+        """The messages of the window and of the input: not the prompt, summaries, facts or quotes."""
+        entries = self.entries[len(self.entries) - len(self.messages) :]
+        sent = zip(self.messages, entries, strict=True)
+        return [message for message, entry in sent if entry.section in ("window", "input")]

@@ -159,7 +159,7 @@ class TurnContext:
         self._new_begin = sent.begin_seq or self._new_begin
         if self._room is None:
             self._room = _window_room(sent, draft, measure, self._options)
-            self._budget = measure.as_stored(measure.budget, sent.messages)
+            self._budget = measure.as_stored(measure.budget, sent)
         measure = measure if sent.texts_only else replace(measure, learns=False)
         self._open = (self._manifest(sent, measure, run_id), sent.texts, measure)
         self._tell(sent, run_id)
@@ -419,5 +419,5 @@ def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: T
             break
         taken += entry.tokens
     left = max(draft.call.budget - taken - sum(draft.rooms.values()), 0)
-    tokens = None if measure.stored is None else measure.as_stored(left, sent.messages)
+    tokens = None if measure.stored is None else measure.as_stored(left, sent)
     return WindowRoom(tokens, options.message_limit, options.plan.step)
