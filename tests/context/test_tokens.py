@@ -104,9 +104,11 @@ def test_counters_have_names() -> None:
 
 def test_an_unknown_counter_is_refused_with_the_names_there_are() -> None:
     """The sentence carries the cure."""
-    with pytest.raises(
-        InvalidInput, match="no token counter 'gpt2'; choose one of chars4, cl100k, estimate, estimate_cl100k, "
-    ):
+    names = (
+        "chars4, cl100k, estimate, estimate_cl100k, estimate_claude2, estimate_claude3, estimate_claude47, "
+        "estimate_deepseek, estimate_gemma3, estimate_llama2, estimate_llama3, estimate_qwen3, o200k"
+    )
+    with pytest.raises(InvalidInput, match=rf"no token counter 'gpt2'; choose one of {names}\.$"):
         counter_named("gpt2")
 
 

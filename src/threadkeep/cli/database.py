@@ -134,7 +134,7 @@ async def _fill_index(driver: Driver) -> tuple[int, int]:
     total = left = await index.unindexed()
     idle = 0
     words = "{:,} of " + counted(total, "message")
-    again = " are in the search index. Run the command again to continue; finished steps are kept."
+    again = " are in the search index. Run the command again to continue; no step was left half done."
     with terminal.progress("Filling the search index", total, so_far=words.format(0), again=again) as reach:
         while left and idle < _MOST_IDLE_PASSES:
             complete = await index.catch_up(seconds=_SLICE_SECONDS)

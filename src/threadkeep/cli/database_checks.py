@@ -177,8 +177,10 @@ def _holding(address: DatabaseAddress, holders: Sequence[LockHolder]) -> list[Fi
     busy = [holder for holder in holders if holder.doing != "open"]
     if busy:
         names = ", ".join(_name_of(holder) for holder in busy)
-        cure = "If this is not intended, end the process (or the transaction) that blocks the others."
-        return [Finding("locks", "warn", f"Writes are blocked by {names}.", cure)]
+        cure = "If this is not intended, end the process, or only its transaction."
+        if address.path is not None:
+            return [Finding("locks", "warn", f"Other writes wait for {names}.", cure)]
+        return [Finding("locks", "warn", f"Transactions have been open for long and may block others: {names}.", cure)]
     if holders:
         return [Finding("locks", "ok", f"Also open in {', '.join(_name_of(holder) for holder in holders)}.")]
     return [Finding("locks", "ok", "No other process is seen to hold a lock.")]

@@ -165,7 +165,7 @@ def _confirm_deletion(what: str, confirmed: bool) -> None:
 
 
 def _progress(total: int, nothing: str) -> AbstractContextManager[Reach]:
-    again = ". Prune again to continue; finished steps are kept."
+    again = ". Prune again to continue; no step was left half done."
     return terminal.progress("Pruning", total or None, so_far=nothing, again=again)
 
 
@@ -218,7 +218,7 @@ def _show_result(done: Pruned, *, vacuum: bool, vacuumed: bool) -> None:
     changed = done.archived.sessions or done.deleted.sessions
     terminal.say(f"{words[:1].upper()}{words[1:]}." if changed else "Nothing is beyond the limits.")
     if vacuumed:
-        terminal.say("The file has no free space any more.")
+        terminal.say("The free space of the file was returned to the disk.")
     elif vacuum:
         terminal.note("PostgreSQL frees space by itself (autovacuum).")
     if done.busy:

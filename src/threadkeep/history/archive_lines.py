@@ -222,8 +222,9 @@ def _summary(session_id: str, values: dict[str, Any]) -> ArchivedSummary:
     if values["created_at"] is not None:
         values["created_at"] = _time("created_at", values["created_at"])
     summary = Summary(session_id=session_id, **values)
-    if type(messages) is not int or not 0 <= messages <= summary.last_seq - summary.first_seq + 1:
-        raise InvalidInput("A summary cannot have more messages than its range.")
+    most = summary.last_seq - summary.first_seq + 1
+    if type(messages) is not int or not 0 <= messages <= most:
+        raise InvalidInput(f"messages is a whole number from 0 to {most}, the length of the summary's range.")
     return ArchivedSummary(summary, messages, first_id, last_id)
 
 

@@ -363,7 +363,7 @@ class RunWorkRecovered(Event):
 
 
 class TurnFinished(SessionEvent):
-    """A turn ended, successfully or not. Tokens are as reported by providers; some may be `estimated`."""
+    """A turn ended, successfully or not. Providers report the tokens; `estimated` is true if some were not reported."""
 
     channel: Channel = "other"
     status: TurnStatus = "complete"

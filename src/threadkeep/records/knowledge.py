@@ -164,7 +164,7 @@ class Proposal:
 
     @property
     def origin(self) -> str:
-        """The explanation of the proposal: the message that it comes from."""
+        """The origin of the proposal in words: the message from which it was learned."""
         return f"from message {self.evidence.seq} of {self.evidence.session_id}"
 
 

@@ -138,8 +138,8 @@ class RunEndings:
         """Store the answer with the end of its run, the trace, the manifests and the anchor, in one transaction.
 
         Return False if nothing was stored, or if that is unknown; the caller then stores the answer first and the end
-        afterwards. The database rejects the transaction if another process owns the run by now or has answered the
-        question.
+        afterwards, unless this process has lost the run. The database rejects the transaction if another process owns
+        the run by now or has answered the question.
         """
         hold, run = active.hold, active.run
         answer, group = hold.answer, await active.tracer.whole()
@@ -175,7 +175,7 @@ class RunEndings:
         return outcome
 
     async def _end_turn(self, run: Run, dependencies: Dependencies, hold: RunHold | None = None) -> None:
-        """Store the question and the partial answer of an interrupted run, if no node did; or roll the turn back.
+        """Store the question of an interrupted run if no node did, and its partial answer; or roll the turn back.
 
         The next turn of the session begins afterwards. A failed write is reported, and the run ends anyway. `hold` has
         the conversations that the run reached in this process.

@@ -108,7 +108,10 @@ class RunMaintenance:
                 await self._enqueue(run_id, at_once=True)
 
     async def _enqueue(self, run_id: str, *, at_once: bool = False) -> None:
-        """Enqueue a run that no process has, but not too often. A child is left to its parent, or ended without one."""
+        """Enqueue a run that no process has, by default at most once a minute.
+
+        A child is left to its parent; if the parent is over or was deleted, the child is ended.
+        """
         run = await self._runs.run(run_id)
         if run is None:
             return

@@ -79,7 +79,7 @@ class RunFollowing:
 
     async def _followed(self, stream: RunStream, after: int, user_id: str | None) -> AsyncGenerator[Followed]:
         pause, run_id, now = _FIRST_POLL_SECONDS, stream.run_id, asyncio.get_running_loop().time
-        # A finished run streams no tokens.
+        # The answer of a run that has stopped is not streamed again.
         published = len(stream.pieces) if has_stopped(await self.run(run_id, user_id)) else 0
         look_at = now()
         while True:

@@ -111,7 +111,7 @@ class RunWorkflows:
     async def _restore(self, name: str, version: str) -> Workflow | None:
         """Return a stored version; None if it was deleted, or if it imports code that no registered workflow imports.
 
-        The database must not decide which code a worker imports; only the operator's own files do.
+        Code is never loaded from the database: only the operator's own files decide which code a worker imports.
         """
         stored = await self._versions.version(name, version)
         if stored is None or stored.definition is None:

@@ -15,7 +15,7 @@ from threadkeep.store.partitions import check_partitions, make_partitions
 from threadkeep.store.statements import load_script
 
 type ToldOfMigration = Callable[[int, int, str], object]
-"""A callback before each migration that gets the number of finished ones, the total number, and the file name."""
+"""A callback that gets, before each migration, the number of finished ones, the total, and the file name."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL

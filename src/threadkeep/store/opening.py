@@ -72,7 +72,9 @@ async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
         deadline = time.monotonic() + SETUP_SECONDS
         while not _locked(descriptor):
             if time.monotonic() > deadline:
-                raise StoreUnavailable("Another process has been setting up this database for too long; end it.")
+                raise StoreUnavailable(
+                    "Another process is still setting up this database; find out which one it is before you end it."
+                )
             await asyncio.sleep(_POLL_SECONDS)
         yield
     finally:

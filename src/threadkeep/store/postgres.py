@@ -295,7 +295,9 @@ async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
             while not (await (await raw.execute(_TRY_SETUP_LOCK)).fetchone() or (False,))[0]:
                 await raw.rollback()
                 if time.monotonic() > deadline:
-                    raise StoreUnavailable("Another process has been setting this database up for long; see who it is.")
+                    raise StoreUnavailable(
+                        "Another process is still setting up this database; find out which one it is before you end it."
+                    )
                 await asyncio.sleep(0.05)
             yield
 

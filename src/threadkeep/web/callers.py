@@ -132,7 +132,7 @@ class Caller:
             sentence = f"This needs a key with the scope `{needed}`; this one has `{self.scope}`."
             raise ProblemRaised(make_problem(403, "scope-missing", sentence))
         if self.user_id is not None and not of_users:
-            sentence = "This key is limited to one user, and this address is not; use a key without a user."
+            sentence = "This key is limited to one user and may not use this address; use a key without a user."
             raise ProblemRaised(make_problem(403, "key-of-one-user", sentence))
 
 

@@ -58,7 +58,7 @@ _STATUSES: Mapping[int, tuple[str, str | None]] = {
 _DOCUMENTED: Mapping[int, str] = {
     400: "The body is not JSON.",
     401: "The request has no valid key or token.",
-    403: "The key lacks the scope for this, or it is limited to one user and this is not.",
+    403: "The key lacks the scope for this, or it is limited to one user and may not use this address.",
     404: "It does not exist, or it belongs to another user.",
     409: "Another turn of the session is running and the workflow accepts no message meanwhile; or the run waits for a "
     "person; or the message was already superseded; or an item of the session in the graph store is damaged.",
@@ -66,7 +66,7 @@ _DOCUMENTED: Mapping[int, str] = {
     422: "The request is not valid.",
     429: "The key, or the user, sent too many requests; `Retry-After` says how many seconds to wait.",
     502: "The model did not answer, or the workflow failed; the message is stored.",
-    503: "The database does not answer, or the service is stopping; try again.",
+    503: "The database is unavailable, locked, full or read-only, or the service is stopping; try again.",
 }
 # The status and the last part of the type for each error. Subclasses come before their base classes.
 _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
@@ -108,7 +108,7 @@ _SENTENCES: Mapping[str, str] = {
     "THREADKEEP_HISTORY_MAX_TOKENS or shorten THREADKEEP_SYSTEM_PROMPT.",
     "session-damaged": "An item of this session in the graph store cannot be read; other sessions are not affected. "
     "Repair the item, or DELETE the session.",
-    "database-unavailable": "The database does not answer; try again. GET /readyz shows when it does.",
+    "database-unavailable": "The database is unavailable, locked, full or read-only; try again. See GET /readyz.",
 }
 
 

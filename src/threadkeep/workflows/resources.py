@@ -34,8 +34,8 @@ class RunOptions(BaseModel):
     double_texting: DoubleTexting = Field(
         "enqueue",
         description="What to do with a message while a turn of its session is running: wait (enqueue), end that turn "
-        "(interrupt), be rejected (reject), join other waiting messages (coalesce), or end that turn and take "
-        "its messages back (rollback).",
+        "(interrupt), be rejected (reject), become one turn with other waiting messages (coalesce), or end that turn "
+        "and take its messages back (rollback).",
     )
     max_tokens: int | None = Field(None, ge=1, description="Input and output tokens of a run and its children.")
     max_cost: float | None = Field(None, gt=0, description="The maximum cost, in the unit of the price table.")

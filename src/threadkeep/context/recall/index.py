@@ -114,7 +114,7 @@ class RecallIndex:
 
     @property
     def size(self) -> int:
-        """About the bytes of memory of the indexed terms, which most of it is for."""
+        """The approximate size of the indexed terms in bytes, which is most of the memory of the index."""
         return self._postings.size
 
     def add(self, turn: IndexedTurn, analysis: Analysis | None = None) -> None:

@@ -55,7 +55,7 @@ class GraphRecall:
 
 @dataclass(frozen=True)
 class RecallQuestion:
-    """An input to search facts for: the new message, the messages before it, and the owner of each scope.
+    """An input to search facts for: the new message, the last messages before it, and the owner of each scope.
 
     `workspace` is the workspace of the run, which must be trusted; by default the workspace of the options.
     """

@@ -18,7 +18,7 @@ class GraphitiSettings(BaseSettings):
 
     graphiti_enabled: bool = Field(False, description="Whether turns are sent to a Graphiti server, with consent.")
     graphiti_endpoint: str = Field("", description="Address of the Graphiti server, such as http://graph:8000.")
-    graphiti_api_key: SecretStr | None = Field(None, description="Key for a proxy of it, sent as a bearer token.")
+    graphiti_api_key: SecretStr | None = Field(None, description="Key for a proxy in front of it, as a bearer token.")
     graphiti_transport: Literal["rest", "mcp"] = Field(
         "rest", description="rest for the REST server, mcp for the MCP server."
     )

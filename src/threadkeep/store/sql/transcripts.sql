@@ -40,7 +40,7 @@ VALUES (
 )
 
 -- name: complete_answer
--- The complete answer of an author to a question, with the mark of its delivery.
+-- The complete answer of an author to a question, and whether it was delivered.
 SELECT id, seq, told_at IS NOT NULL FROM chat_messages
 WHERE session_id = :session_id AND answers = :answers AND coalesce(author, '') = coalesce(:author, '')
     AND coalesce(ordinal, 1) = coalesce(:ordinal, 1) AND status = 'complete' AND superseded_at IS NULL

@@ -230,7 +230,7 @@ class RetentionLimitsBody(BaseModel, extra="forbid", from_attributes=True):
 
     max_age_days: Days | None = Field(None, description="Messages stored longer ago expire.")
     max_messages: Count | None = Field(
-        None, description="Older messages expire, except the newest user message and those after it."
+        None, description="The number of newest messages to keep; the last user message and those after it always stay."
     )
     max_idle_days: Days | None = Field(None, description="Days without a message until the whole session expires.")
 

@@ -46,7 +46,9 @@ class CompletionBody(
         description="The conversation. Only the user's messages at its end are new."
     )
     stream: bool = Field(False, description="True to stream the answer.")
-    stream_options: dict[str, JsonValue] | None = Field(None, description="`include_usage`: the stream ends with it.")
+    stream_options: dict[str, JsonValue] | None = Field(
+        None, description="With `include_usage`, the last chunk has the token usage."
+    )
     user: GivenId | None = Field(None, description="The user. Without a session, the user's last one continues.")
     n: int | None = Field(None, description="Must be 1.")
     tools: JsonValue = Field(None, description="Not supported: workflows have their own tools.")

@@ -63,7 +63,7 @@ class ThreadEvents:
         self._started = asyncio.Event()
 
     def follow_run(self, runs: RunService, run: Run) -> RunEvents:
-        """Return the events of a run, and start to collect them unless that has begun."""
+        """Return the events of a run; they are collected from the first call on, with or without readers."""
         found = self._runs.get(run.run_id)
         if found is None or found.failed:
             found = self._runs[run.run_id] = RunEvents(runs, run, self._state)

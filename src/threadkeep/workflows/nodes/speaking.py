@@ -46,7 +46,7 @@ class NodeCompression(BaseModel):
 
     trigger: SizeText = Field(
         "tokens:20000",
-        description="The size of messages that starts a summary: tokens:20000, messages:40 or fraction:0.5.",
+        description="Size of unsummarised messages that starts a summary: tokens:20000, messages:40 or fraction:0.5.",
     )
     keep: SizeText = Field("messages:20", description="The size of the newest messages that are not summarised.")
     max_summary_tokens: int = Field(2_000, ge=100, description="The maximum of all summaries in tokens.")
