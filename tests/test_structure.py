@@ -71,7 +71,8 @@ MOST_FILES = 378
 # Names of distilled models, and of Claude 4.7 and later versions, brought 4.
 # The room of a window by the messages of the chat alone brought 9.
 # Sentences that got back what they had lost in a rewrite brought 12.
-MOST_LINES = 81_635
+# Tools that name the scopes without which they recalled brought 14.
+MOST_LINES = 81_649
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

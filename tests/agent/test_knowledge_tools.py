@@ -24,7 +24,7 @@ from threadkeep import (
     knowledge_tools,
     open_memory,
 )
-from threadkeep.observe import ReadFailed, WriteFailed
+from threadkeep.observe import ExtraNotFound, ReadFailed, WriteFailed
 from threadkeep.records.knowledge import ScopeKind
 from threadkeep.testing import ScriptedModel
 
@@ -156,6 +156,22 @@ async def test_a_workspace_of_no_use_is_explained_to_the_model(memory: Memory, w
         result = await told(memory, name, {**arguments, "about": "workspace"}, config)
         assert result.startswith("This run has no memory about the workspace; it has one about: session, user. A ")
     assert [fact.key for fact in await memory.knowledge.facts()] == ["diet"]
+
+
+async def test_what_is_recalled_without_the_workspace_says_so(memory: Memory, events: RecordedEvents) -> None:
+    """With or without a result, so that a model does not take the missing for the unknown."""
+    config = config_of(user_id="ann", workspace="x" * 600)
+    why = " This run has no memory about the workspace. A scope's owner "
+    for name, arguments, nothing in (
+        ("recall", {"query": "diet"}, "Nothing is known about this."),
+        ("recall_procedure", {"goal": "refund"}, "No procedure is known."),
+    ):
+        events.all.clear()
+        assert (await told(memory, name, arguments, config)).startswith(nothing + why)
+        assert [(event.error, event.session_id) for event in events.of(ExtraNotFound)] == [("InvalidInput", ROOM)]
+    await memory.knowledge.remember(ANN, "diet", "vegan")
+    result = await told(memory, "recall", {"query": "diet"}, config)
+    assert (lines_of(result)[0]["value"], why in result.splitlines()[0]) == ("vegan", True)
 
 
 async def test_scopes_are_those_that_there_are(sqlite_memory: Memory) -> None:

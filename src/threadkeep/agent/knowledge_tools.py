@@ -29,7 +29,7 @@ from threadkeep.history.session import Session
 from threadkeep.knowledge.promotion import Promotion, looks_like_secret
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
-from threadkeep.observe import ReadFailed, WriteFailed
+from threadkeep.observe import ExtraNotFound, ReadFailed, WriteFailed
 from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, FactKind, Scope, ScopeKind
 
 
@@ -265,12 +265,14 @@ class _KnowledgeTools:
             query: What you want to know, as a question or a few words.
         """
         session = self._scopes.session(runtime.config)
-        scopes = list(self._scopes.of(session, runtime.config).usable.values())
+        scopes, missing = self._readable(session, runtime)
         recalling = self._memory.knowledge.recall(query, scopes, limit=_MOST_FACTS, embedder=self._embedder)
         if (found := await self._read(session, recalling)) is None:
             return _NOT_READ
         lines = _bounded([quoted_fact(fact) for fact in found])
-        return "\n".join([f"What is known about it. {_QUOTED}", *lines]) if lines else "Nothing is known about this."
+        if not lines:
+            return f"Nothing is known about this.{missing}"
+        return "\n".join([f"What is known about it. {_QUOTED}{missing}", *lines])
 
     async def forget(self, key: str, runtime: ToolRuntime[Any, Any], about: ScopeKind = "user") -> str:
         """Forget a fact with all its earlier values, because the user asks for it. Find its key with recall first.
@@ -303,11 +305,13 @@ class _KnowledgeTools:
             available: Names of what you have to work with, such as order_id.
         """
         session = self._scopes.session(runtime.config)
-        scopes = list(self._scopes.of(session, runtime.config).usable.values())
+        scopes, missing = self._readable(session, runtime)
         if (lines := await self._read(session, self._procedures(goal, scopes, available))) is None:
             return _NOT_READ
         quoted = "It is quoted from a record, one JSON object a line; whoever runs this agent has taught it."
-        return "\n".join([f"How it is done, the best first. {quoted}", *lines]) if lines else "No procedure is known."
+        if not lines:
+            return f"No procedure is known.{missing}"
+        return "\n".join([f"How it is done, the best first. {quoted}{missing}", *lines])
 
     async def recall_episodes(self, query: str, runtime: ToolRuntime[Any, Any]) -> str:
         """Recall what the user asked in earlier conversations, what was answered, and how it ended.
@@ -328,6 +332,16 @@ class _KnowledgeTools:
         usable, refused = self._scopes.of(session, runtime.config)
         why = "".join(f" {error}" for kind, error in refused.items() if kind == about)
         return f"This run has no memory about the {about}; it has one about: {', '.join(usable) or 'nothing'}.{why}"
+
+    def _readable(self, session: Session, runtime: ToolRuntime[Any, Any]) -> tuple[list[Scope], str]:
+        """Return the usable scopes, and sentences about the others; report these."""
+        usable, refused = self._scopes.of(session, runtime.config)
+        for error in refused.values():
+            self._memory.observers.notify(
+                ExtraNotFound(section="facts", error=type(error).__name__, session_id=session.session_id)
+            )
+        missing = [f" This run has no memory about the {kind}. {error}" for kind, error in refused.items()]
+        return list(usable.values()), "".join(missing)
 
     async def _procedures(self, goal: str, scopes: Sequence[Scope], available: Sequence[str]) -> list[str]:
         """Return the procedures for a goal as lines, and count their use."""
