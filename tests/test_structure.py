@@ -72,7 +72,8 @@ MOST_FILES = 378
 # The room of a window by the messages of the chat alone brought 9.
 # Sentences that got back what they had lost in a rewrite brought 12.
 # Tools that name the scopes without which they recalled brought 14.
-MOST_LINES = 81_649
+# Learned factors that belong to an estimate brought 15.
+MOST_LINES = 81_664
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

@@ -76,6 +76,21 @@ async def test_only_texts_teach_how_texts_are_counted(
     assert (factor is not None and factor.samples > 0) is learns
 
 
+async def test_a_factor_belongs_to_the_estimate_that_it_was_learned_of(memory: Memory) -> None:
+    """What was learned when the model had the default estimate corrects no other one."""
+    await memory.token_factors.save("claude-2.1", 3.0, 40)
+    usage = {"input_tokens": 3_000, "output_tokens": 2, "total_tokens": 3_002}
+    model = Known([AIMessage("Yes.", usage_metadata=usage)])
+    model.model_name = "claude-2.1"
+    await ask(make_agent(model, [SessionMemory(memory)]), "words " * 400)
+    [stored] = await memory.manifests.of_session(ROOM)
+    assert stored.manifest["counter"] == "estimate_claude2"
+    await memory.learned_factors.save()
+    kept = await memory.token_factors.all()
+    assert kept.pop("claude-2.1") == (3.0, 40)
+    assert [(name, samples) for name, (_, samples) in kept.items()] == [("claude-2.1 estimate_claude2", 1)]
+
+
 @pytest.mark.parametrize("tokens", [1, None])
 async def test_a_budget_is_in_tokens_of_todays_counter(
     sqlite_url: str, memory_options: MemoryOptions, tokens: int | None

@@ -350,10 +350,16 @@ def test_what_was_learned_of_models_is_told(any_cli: CommandLine) -> None:
     async def learning(memory: Memory) -> None:
         await memory.token_factors.save("small-1", 1.124, 34)
         await memory.token_factors.save("other-2", 0.9, 1)
+        await memory.token_factors.save("claude-2.1", 3.0, 40)  # of another estimate
+        await memory.token_factors.save("claude-2.1 estimate_claude2", 1.2, 2)
 
     any_cli.remember(learning)
     finding = _finding(any_cli("doctor", "--json"), "token factors")
-    assert finding["detail"] == "Estimates are corrected for other-2 ×0.90 (1 call), small-1 ×1.12 (34 calls)."
+    assert finding["level"] == "ok"
+    assert finding["detail"] == (
+        "Estimates are corrected for claude-2.1 estimate_claude2 ×1.20 (2 calls), other-2 ×0.90 (1 call), "
+        "small-1 ×1.12 (34 calls)."
+    )
 
     async def overdoing(memory: Memory) -> None:
         await memory.token_factors.save("small-1", 3.0, 90)

@@ -15,6 +15,7 @@ from threadkeep.errors import InvalidSettings, SchemaTooNew, SessionDamaged, Sto
 from threadkeep.graph_store.items import TableItems
 from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
 from threadkeep.graph_store.reading import ConversationReader
+from threadkeep.history.memory_parts import is_in_use
 from threadkeep.settings import Settings
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.backend import check_location
@@ -236,7 +237,8 @@ async def _token_factors(driver: Driver, condition: Condition) -> list[Finding]:
     """Return the learned ratios between the token estimate and the providers' counts, by model."""
     if condition.schema != condition.newest:
         return []
-    factors = await TokenFactors(driver, clock=utc_now).all()
+    stored = await TokenFactors(driver, clock=utc_now).all()
+    factors = {key: learned for key, learned in stored.items() if is_in_use(key)}
     if not factors:
         return [Finding("token factors", "ok", "None learned yet: no provider has reported a different count.")]
     learned = [f"{model} ×{value:.2f} ({counted(calls, 'call')})" for model, (value, calls) in sorted(factors.items())]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from threadkeep.context.tokens import RememberedCounts, TokenCounter, TokenFactor
+from threadkeep.context.estimates import FamilyEstimate
+from threadkeep.context.tokens import RememberedCounts, TokenCounter, TokenFactor, counter_for
 from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations
@@ -42,6 +43,17 @@ _NAME: Final = "received_key"
 _DIGITS: Final = 32
 
 
+def factor_key(model: str) -> str:
+    """Return the name under which a model's factor is stored: with its estimate, unless that is one of OpenAI's."""
+    counter = counter_for(model)
+    return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
+
+
+def is_in_use(key: str) -> bool:
+    """Return False for a stored factor that was learned of an estimate which its model no longer has."""
+    return factor_key(key.partition(" estimate_")[0]) == key
+
+
 class LearnedFactors:
     """The token factors of all models, read once and saved periodically by the memory.
 
@@ -58,17 +70,18 @@ class LearnedFactors:
         """Return the factor of a model; 1 if nothing was learned, or if the database does not answer."""
         if self._factors is None:
             await self._read()
-        return (self._factors or {}).get(model) or TokenFactor(model)
+        return (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
 
     def learn(self, model: str, estimated: int, reported: int) -> None:
         """Learn from one call: its estimate without a factor, and the input tokens that the provider counted."""
         if self._factors is None:
             return
-        before = self._factors.get(model) or TokenFactor(model)
+        key = factor_key(model)
+        before = self._factors.get(key) or TokenFactor(model)
         after = before.learn(estimated, reported)
         if after is not before:
-            self._factors[model] = after
-            self._unsaved.add(model)
+            self._factors[key] = after
+            self._unsaved.add(key)
 
     async def save(self) -> None:
         """Save the factors that were learned since the last save.
@@ -76,13 +89,13 @@ class LearnedFactors:
         Raises:
             StoreError: the database does not answer; the next save writes them.
         """
-        for model in sorted(self._unsaved):
-            factor = (self._factors or {})[model]
-            self._unsaved.discard(model)
+        for key in sorted(self._unsaved):
+            factor = (self._factors or {})[key]
+            self._unsaved.discard(key)
             try:
-                await self._rows.save(model, factor.value, factor.samples)
+                await self._rows.save(key, factor.value, factor.samples)
             except StoreError:
-                self._unsaved.add(model)
+                self._unsaved.add(key)
                 raise
 
     async def keep_saving(self) -> None:
@@ -106,7 +119,7 @@ class LearnedFactors:
                     stored = await self._rows.all()
             except (StoreError, TimeoutError):
                 return  # the next call reads again
-            self._factors = {model: TokenFactor(model, *values) for model, values in stored.items()}
+            self._factors = {key: TokenFactor(key, *values) for key, values in stored.items()}
 
 
 class TextDigests:
