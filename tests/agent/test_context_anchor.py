@@ -41,7 +41,7 @@ ENOUGH_WITH_STEPS = 0.7
 @tool
 def look_up(term: str) -> str:
     """Look something up."""
-    return f"{term}: " + "many words here " * 40
+    return f"{term}: " + "many words here " * 33
 
 
 def looking_up(number: int) -> AIMessage:

@@ -122,5 +122,5 @@ def test_what_is_found_has_shares_of_a_common_budget() -> None:
     """A huge window is not filled with what may bear on an input."""
     plan = TurnOptions().plan
     assert plan.rooms(1_000_000, 50_000, ["selected"], shared=16_000) == {"selected": 4_000}
-    assert plan.rooms(1_000_000, 50_000, ["selected"]) == {"selected": 750_000}
-    assert plan.rooms(4_000, 100, ["selected"], shared=16_000) == {"selected": 3_100}
+    assert plan.rooms(1_000_000, 50_000, ["selected"]) == {"selected": 700_000}
+    assert plan.rooms(4_000, 100, ["selected"], shared=16_000) == {"selected": 2_900}

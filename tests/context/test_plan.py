@@ -36,27 +36,27 @@ def test_the_order_of_extras_is_the_callers_to_choose() -> None:
 def test_extras_get_their_shares_where_there_is_room() -> None:
     """Only those that are wanted, each at most its share."""
     plan = ContextPlan()
-    assert plan.rooms(4_000, 500, EXTRAS) == {"facts": 400, "snippets": 800, "selected": 1_500}
-    assert plan.rooms(4_000, 500, ["selected"]) == {"selected": 2_700}
+    assert plan.rooms(4_000, 500, EXTRAS) == {"facts": 400, "snippets": 800, "selected": 1_300}
+    assert plan.rooms(4_000, 500, ["selected"]) == {"selected": 2_500}
     assert plan.rooms(40_000, 500, ["selected"], shared=16_000) == {"selected": 4_000}
     assert plan.rooms(4_000, 500, []) == {}
 
 
 def test_the_newest_messages_have_room_where_they_are_long() -> None:
-    """The window keeps a half instead of a fifth."""
+    """The window keeps a half instead of a quarter."""
     plan = ContextPlan()
-    assert plan.rooms(4_000, 500, ["selected"], newest=800) == {"selected": 2_700}
-    assert plan.rooms(4_000, 500, ["selected"], newest=801) == {"selected": 1_500}
+    assert plan.rooms(4_000, 500, ["selected"], newest=1_000) == {"selected": 2_500}
+    assert plan.rooms(4_000, 500, ["selected"], newest=1_001) == {"selected": 1_500}
 
 
 def test_extras_yield_in_their_order() -> None:
     """Facts are the last to go, and the window keeps its own share before any of them."""
     plan = ContextPlan()
-    assert plan.rooms(4_000, 2_000, EXTRAS) == {"facts": 400, "snippets": 800, "selected": 0}
-    assert plan.rooms(4_000, 2_900, EXTRAS) == {"facts": 300, "snippets": 0, "selected": 0}
+    assert plan.rooms(4_000, 1_800, EXTRAS) == {"facts": 400, "snippets": 800, "selected": 0}
+    assert plan.rooms(4_000, 2_700, EXTRAS) == {"facts": 300, "snippets": 0, "selected": 0}
     assert plan.rooms(4_000, 3_900, EXTRAS) == {"facts": 0, "snippets": 0, "selected": 0}
     turned = ContextPlan(yields=("facts", "snippets", "selected"))
-    assert turned.rooms(4_000, 2_500, EXTRAS) == {"selected": 700, "snippets": 0, "facts": 0}
+    assert turned.rooms(4_000, 2_500, EXTRAS) == {"selected": 500, "snippets": 0, "facts": 0}
 
 
 def test_shares_that_are_not_given_stay() -> None:

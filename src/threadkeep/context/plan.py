@@ -32,7 +32,7 @@ EXTRAS: Final[tuple[Section, ...]] = ("facts", "snippets", "selected")
 
 _ORDER: Final[tuple[Section, ...]] = ("system", "summary", "facts", "window", "snippets", "selected", "input")
 _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
-    {"summary": 0.25, "window": 0.2, "earlier_steps": 0.25, "facts": 0.1, "snippets": 0.2, "selected": 0.8}
+    {"summary": 0.25, "window": 0.25, "earlier_steps": 0.25, "facts": 0.1, "snippets": 0.2, "selected": 0.75}
 )
 _MOST_OF_NEWEST = 0.5
 _QUOTED_OF_SHARED = 0.25
