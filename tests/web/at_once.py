@@ -87,3 +87,28 @@ team.add_node("writer", _agent("writer", "A draft."))
 team.add_node("editor", _agent("editor", "A text."))
 team.add_edge(START, "writer")
 team.add_edge("writer", "editor")
+
+
+async def answer_beside_tools(state: MessagesState) -> dict[str, Any]:
+    """Ask a model that streams text, and at once one that only calls a tool and is whole before the text is."""
+    whole = asyncio.Event()
+
+    class Slow(_OwnIds):
+        async def _astream(self, messages: list[BaseMessage], *_: Any, **__: Any) -> AsyncIterator[ChatGenerationChunk]:
+            async for chunk in super()._astream(messages):
+                yield chunk
+                await whole.wait()
+
+    async def call_tool() -> BaseMessage:
+        called = AIMessage("", tool_calls=[{"name": "look_up", "args": {}, "id": "c1"}])
+        message = await ScriptedModel([called]).ainvoke(state["messages"])
+        whole.set()
+        return message
+
+    text, _ = await asyncio.gather(Slow(name="first").ainvoke(state["messages"]), call_tool())
+    return {"messages": [text]}
+
+
+beside_tools = StateGraph(MessagesState)
+beside_tools.add_node("answer", answer_beside_tools)
+beside_tools.add_edge(START, "answer")

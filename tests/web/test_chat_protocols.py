@@ -279,6 +279,15 @@ async def test_a_message_ends_before_the_next_one_of_its_node_begins(tmp_path: P
     assert spoken == [(kind, name) for name in ("first", "second") for kind in kinds]
 
 
+async def test_a_call_of_a_tool_ends_no_message_that_streams_beside_it(tmp_path: Path) -> None:
+    """It has no text, and an id of its own."""
+    body = {**run_input([{"id": "m1", "role": "user", "content": "hi"}]), "forwardedProps": {"workflow": "beside"}}
+    async with service(tmp_path, ScriptedModel([]), workflows="beside=tests.web.at_once:beside_tools") as client:
+        parts = [part for part in await parts_of(client, "/api/v1/ag-ui", body) if isinstance(part, dict)]
+    kinds = [part["type"].rpartition("_")[2] for part in parts if part.get("messageId") == "first"]
+    assert kinds == ["START", "CONTENT", "CONTENT", "END"]
+
+
 async def test_messages_that_stream_at_once_end_each_on_its_own(tmp_path: Path) -> None:
     """No piece is lost, and none follows the end of its message."""
     async with service(tmp_path, ScriptedModel([]), workflows="twice=tests.web.at_once:graph") as client:

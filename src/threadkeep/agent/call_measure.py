@@ -51,7 +51,7 @@ class CallMeasure:
         return tokens * 100 // _hundredths(self.counter)
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
-        """Return the tokens that are stored with messages like those of this chat, if this counter counts so many."""
+        """Convert tokens of this counter to tokens of the stored counter, by the ratio of both in a chat."""
         if self.stored is None or self.stored is self.counter:
             return tokens
         chat = sent.chat

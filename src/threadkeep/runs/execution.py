@@ -305,14 +305,14 @@ class RunExecution:
     def _id_in(self, place: str, chunk: AIMessageChunk) -> str | None:
         """Return the id of the message of a chunk.
 
-        LangChain adds a last, empty chunk if a model marks none. If the model has ids of its own,
-        that chunk has another one.
+        LangChain adds a last, empty chunk if a model marks none; its id is new if the model has its own ids.
         """
         streaming = self._streaming.setdefault(place, [])
-        message_id = chunk.id
-        if text_of(chunk) and message_id is not None and message_id not in streaming:
+        message_id, is_last = chunk.id, chunk.chunk_position == "last"
+        is_added = is_last and not text_of(chunk) and not chunk.tool_call_chunks
+        if message_id is not None and message_id not in streaming and not is_added:
             streaming.append(message_id)
-        if chunk.chunk_position != "last":
+        if not is_last:
             return message_id
         if message_id not in streaming and len(streaming) == 1:
             message_id = streaming[0]
