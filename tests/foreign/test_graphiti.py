@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,13 +204,62 @@ async def test_a_server_that_hangs_or_is_gone_costs_the_deadline_once(server: Re
     assert list(dict.fromkeys(episodes(server, Scope("session", "paused")))) == TALK[:8]
 
 
+type Relay = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def proxy_with(relay: Relay) -> AsyncIterator[str]:
+    """The address of a proxy that serves each connection with ``relay``; the end of the block closes them all."""
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await relay(reader, writer)
+        finally:
+            await close(writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def connection_to(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a local port, closed with the block."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        await close(writer)
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    """Close a connection and wait for it; the other side may have broken it before."""
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass on bytes until the sender ends."""
+    while data := await reader.read(65_536):
+        writer.write(data)
+
+
 class FaultyProxy:
     """A proxy before the server that passes on what comes, or fails as it is told."""
 
     def __init__(self, port: int) -> None:
         self.fault = "none"
         self._port = port
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection; each request has one of its own."""
@@ -221,23 +270,19 @@ class FaultyProxy:
         if fault == "slow":
             await asyncio.sleep(5)
         if fault in ("none", "slow"):
-            back, forth = await asyncio.open_connection("127.0.0.1", self._port)
             lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"connection:")]
-            forth.write(b"\r\n".join([lines[0], b"Connection: close", *lines[1:]]))
-            up = asyncio.create_task(self._pump(reader, forth))
-            await self._pump(back, writer)
-            up.cancel()
-            forth.close()
+            async with connection_to(self._port) as (back, forth):
+                forth.write(b"\r\n".join([lines[0], b"Connection: close", *lines[1:]]))
+                up = asyncio.create_task(pump(reader, forth))
+                try:
+                    await pump(back, writer)
+                finally:
+                    up.cancel()
         elif fault == "html":
             page = b"<html>Sign in</html>"
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
         elif fault == "500":
             writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
-        writer.close()
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65_536):
-            writer.write(data)
 
 
 @pytest.mark.parametrize("fault", ["stopped", "hangs", "slow", "html", "500"])
@@ -249,9 +294,9 @@ async def test_a_fault_costs_a_chat_turn_the_deadline_once_and_loses_no_turn(
     proxy = FaultyProxy(server.ports["rest"])
     session_id = f"fault-{fault}"
     config: Any = {"configurable": {"thread_id": session_id, "user_id": "ann", "workspace": "shop"}}
-    async with await asyncio.start_server(proxy.relay, "127.0.0.1", 0) as listening:
+    async with proxy_with(proxy.relay) as endpoint:
         options = GraphitiOptions(
-            endpoint=f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}",
+            endpoint=endpoint,
             workspace="shop",
             scopes=("session",),
             poll_seconds=0.1,
@@ -286,26 +331,22 @@ async def test_with_consent_withdrawn_not_a_byte_leaves(server: RealGraphiti, sq
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal counted
-        back, forth = await asyncio.open_connection("127.0.0.1", server.ports["rest"])
+        async with connection_to(server.ports["rest"]) as (back, forth):
 
-        async def upwards() -> None:
-            nonlocal counted
-            while data := await reader.read(65_536):
-                counted += len(data)
-                forth.write(data)
-            forth.close()
+            async def upwards() -> None:
+                nonlocal counted
+                while data := await reader.read(65_536):
+                    counted += len(data)
+                    forth.write(data)
+                forth.write_eof()
 
-        up = asyncio.create_task(upwards())
-        try:
-            while data := await back.read(65_536):
-                writer.write(data)
-        finally:
-            writer.close()
-            forth.close()
-        await up
+            up = asyncio.create_task(upwards())
+            try:
+                await pump(back, writer)
+            finally:
+                up.cancel()
 
-    async with await asyncio.start_server(relay, "127.0.0.1", 0) as proxy:
-        endpoint = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+    async with proxy_with(relay) as endpoint:
         recall = {"recall_enabled": True, "recall_scopes": ("session",)}
         async with opened(endpoint, sqlite_url, scopes=("session",), **recall) as memory:
             await say(memory, "withdrawn", *pairs(1, 2))
