@@ -73,7 +73,8 @@ MOST_FILES = 378
 # Sentences that got back what they had lost in a rewrite brought 12.
 # Tools that name the scopes without which they recalled brought 14.
 # Learned factors that belong to an estimate brought 15.
-MOST_LINES = 81_664
+# Summaries in an index for recall that are bounded over all of its sessions brought 37.
+MOST_LINES = 81_701
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

@@ -11,9 +11,10 @@ import pytest
 
 from tests.databases import query
 from tests.recorded_events import RecordedEvents
-from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimits, open_memory
 from threadkeep.history.older_turns import Search
 from threadkeep.observe import EmbeddingsSkipped
+from threadkeep.records import Summary
 
 ROOM = "telegram:1"
 
@@ -327,6 +328,31 @@ async def test_of_the_sessions_of_a_user_the_newest_messages_are_indexed(
     assert index is not None
     assert index.read == {f"room:{number}": 20 for number in (2, 3, 4)}
     assert index.first == {"room:2": 11, "room:3": 1, "room:4": 1}
+
+
+async def test_of_the_summaries_of_a_user_the_newest_are_indexed(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them together are bounded: those of the newest session go first, and count in the memory of the index."""
+    monkeypatch.setattr("threadkeep.history.conversation_index._MOST_SUMMARIES", 5)
+    for name in ("room:1", "room:2", "room:3"):
+        await say(memory, 20, name, user_id="u1")
+        for first in range(1, 16, 5):
+            text = f"Bees, summed up at {first}."
+            assert await memory.summaries.add(Summary(name, first, first + 4, text, "m", "1", 20))
+    await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=2)))
+    found = await memory.older_turns.find(Search("room:2", "u1", "bees summed up", scope="user"), 1_000)
+    assert {turn.message.seq for turn in found if turn.summary_id} == {10, 15}
+    index = memory.older_turns.index("user", "u1")
+    assert index is not None
+    assert set(index.summaries) == {"room:2#10", "room:2#15", "room:3#5", "room:3#10", "room:3#15"}
+    await say(memory, 20, "room:4", user_id="u1")
+    assert await memory.summaries.add(Summary("room:4", 1, 10, "More bees.", "m", "1", 20))
+    await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=2)))
+    await memory.older_turns.find(Search("room:4", "u1", "bees", scope="user"), 1_000)
+    assert memory.older_turns.index("user", "u1") is index
+    assert len(index.summaries) == 5
+    assert index.size - len(index.tokens) * 600 - index.words.size == 10_000
 
 
 async def test_long_messages_fill_the_indexes_sooner(sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import cache
@@ -27,6 +27,8 @@ type Vectors = dict[str, array[float]]
 """Vectors of turns by their ids."""
 MOST_TURNS = 20_000
 """The maximum number of turns indexed of a session, the newest ones."""
+_MOST_SUMMARIES = 20_000
+"""The maximum number of summaries of archived messages in an index, over all of its sessions, the newest ones."""
 _PAGE = 200
 _AT_ONCE = 4_000
 """The characters, with some for each message, that are indexed before other tasks run: a few milliseconds.
@@ -36,8 +38,8 @@ A longer text is analysed in a thread.
 _AT_LEAST = 160
 _MOST_DOUBLINGS = 10
 _NO_DAY = 0
-_TURN_BYTES, _VECTOR_BYTES = 600, 200
-"""The memory of a turn besides its terms, and of a vector besides its numbers."""
+_TURN_BYTES, _VECTOR_BYTES, _SUMMARY_BYTES = 600, 200, 2_000
+"""The memory of a turn besides its terms, of a vector besides its numbers, and of a summary with its text."""
 
 
 @cache
@@ -105,7 +107,7 @@ class ConversationIndex:
     def size(self) -> int:
         """About the bytes of memory of the turns, their terms and their vectors."""
         vectors = sum(_bytes_of(vectors) for vectors in self.vectors.values())
-        return _TURN_BYTES * len(self.tokens) + self.words.size + vectors
+        return _TURN_BYTES * len(self.tokens) + _SUMMARY_BYTES * len(self.summaries) + self.words.size + vectors
 
     def holds(self, session_id: str) -> bool:
         """Return whether turns of a session are indexed, or will be."""
@@ -140,19 +142,37 @@ class ConversationIndex:
             self._marks[session_id] = replace(mark, revision=info.revision)
         return True
 
+    async def new_summaries(
+        self, infos: Iterable[SessionInfo], summaries: Summaries, most: int
+    ) -> dict[str, list[Summary]]:
+        """Return the summaries of archived messages for `catch_up`, of sessions that are not indexed yet.
+
+        Args:
+            infos: The sessions, the most important one first. Of each, the newest summaries are returned.
+            summaries: The stored summaries.
+            most: The maximum number of summaries in this index.
+        """
+        found: dict[str, list[Summary]] = {}
+        left = min(most, _MOST_SUMMARIES) - len(self.summaries)
+        for info in infos:
+            if info.session_id not in self.first and info.archived_seq > info.reset_seq and left > 0:
+                newest = await summaries.newest_of_messages(
+                    info.session_id, info.reset_seq + 1, info.archived_seq, left
+                )
+                found[info.session_id] = newest
+                left -= len(newest)
+        return found
+
     async def catch_up(
-        self,
-        info: SessionInfo,
-        transcripts: Transcripts,
-        summaries: Summaries | None = None,
-        most: int = MOST_TURNS,
+        self, info: SessionInfo, transcripts: Transcripts, summaries: Sequence[Summary] = (), most: int = MOST_TURNS
     ) -> None:
-        """Index the new messages of a session, of its newest ones; other tasks run in between."""
+        """Index the new messages of a session, of its newest ones; other tasks run in between.
+
+        The `summaries` are indexed before them if the session is new.
+        """
         session_id = info.session_id
-        if session_id not in self.first and summaries is not None and info.archived_seq > info.reset_seq:
-            # Few messages may be left beside many summaries of archived ones.
-            first, limit = info.reset_seq + 1, most if most < messages_of(info) else MOST_TURNS
-            for summary in await summaries.of_messages(session_id, first, info.archived_seq, limit):
+        if session_id not in self.first:
+            for summary in summaries:
                 self._add_summary(summary, await self._analysis_of(summary.text))
         mark = self._marks.setdefault(session_id, _mark_of(info))
         begin = max(self.read.get(session_id, 0) + 1, mark.begin, info.last_seq - most + 1)
@@ -201,17 +221,14 @@ class ConversationIndex:
         for some in batched(list(self.days.values()), COPIED_AT_ONCE):
             yield Packed({}, {"days": array("I", [day.toordinal() if day else _NO_DAY for _, day in some])})
 
-    async def load(self, state: Packed, info: SessionInfo, summaries: Summaries | None) -> bool:
-        """Take over the stored state of a session; return False if it is not of the same messages."""
+    async def load(self, state: Packed, info: SessionInfo, summaries: Sequence[Summary]) -> bool:
+        """Take over the stored state of a session; return False if it is not of the same messages and `summaries`."""
         about, session_id = state.values, info.session_id
         created_at, begin, revision = about["marks"][session_id]
         mark = IndexedState(datetime.fromisoformat(created_at), begin, revision)
         if mark.begins != _mark_of(info).begins or info.last_seq - about["first"][session_id] > 2 * MOST_TURNS:
             return False
-        found: list[Summary] = []
-        if about["summaries"] and summaries is not None:
-            found = await summaries.of_messages(session_id, info.reset_seq + 1, info.archived_seq, MOST_TURNS)
-        by_turn = {id_at(session_id, summary.last_seq): summary for summary in found}
+        by_turn = {id_at(session_id, summary.last_seq): summary for summary in summaries}
         if {turn_id: summary.id for turn_id, summary in by_turn.items()} != about["summaries"]:
             return False
         self.words, self.tokens, self.days = await asyncio.to_thread(_turns_of, state)

@@ -241,7 +241,8 @@ class OlderTurns:
         # If a row cannot be read, the index is built again and replaces it.
         with contextlib.suppress(zlib.error, ValueError, TypeError, LookupError, AttributeError):
             found = ConversationIndex()
-            usable = await found.load(await asyncio.to_thread(unpack, data), info, self._summaries)
+            summaries = await self._new_summaries(index, infos, MOST_TURNS)
+            usable = await found.load(await asyncio.to_thread(unpack, data), info, summaries.get(session_id, ()))
             if usable and await found.leave_out_superseded(infos, self._transcripts):
                 index.take_over(found)
 
@@ -272,11 +273,24 @@ class OlderTurns:
 
     async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> None:
         """Index new messages of sessions, up to `most` of the newest ones."""
-        for session_id, allowed in _allowed(infos, most).items():
-            info = infos[session_id]
-            if info.last_seq > index.read.get(session_id, 0):
-                with contextlib.suppress(SessionDamaged):  # the other sessions are still found
-                    await index.catch_up(info, self._transcripts, self._summaries, allowed)
+        behind = {
+            session_id: allowed
+            for session_id, allowed in _allowed(infos, most).items()
+            if infos[session_id].last_seq > index.read.get(session_id, 0)
+        }
+        summaries = await self._new_summaries(index, {session_id: infos[session_id] for session_id in behind}, most)
+        for session_id, allowed in behind.items():
+            with contextlib.suppress(SessionDamaged):  # the other sessions are still found
+                found = summaries.get(session_id, ())
+                await index.catch_up(infos[session_id], self._transcripts, found, allowed)
+
+    async def _new_summaries(
+        self, index: ConversationIndex, infos: Mapping[str, SessionInfo], most: int
+    ) -> dict[str, list[Summary]]:
+        """Return the summaries of archived messages to index, up to `most`; those of the newest sessions go first."""
+        if self._summaries is None:
+            return {}
+        return await index.new_summaries(reversed(list(infos.values())), self._summaries, most)
 
     async def _wait_for(self, key: tuple[RecallScope, str], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Update the index of a conversation in a task, and wait briefly; a conversation has one task at a time."""

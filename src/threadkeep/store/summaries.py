@@ -60,6 +60,12 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         rows = await self._driver.fetch(self._sql["of_messages"], parameters)
         return [summary_of(row) for row in rows]
 
+    async def newest_of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
+        """Return the last summaries of messages in a range, oldest first, including merged ones."""
+        parameters = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq, "limit": limit}
+        rows = await self._driver.fetch(self._sql["newest_of_messages"], parameters)
+        return [summary_of(row) for row in reversed(rows)]
+
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
         """Return the newest merged summaries up to a message, by the id of the summary into which they were merged."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}

@@ -37,6 +37,16 @@ WHERE c.session_id = :session_id AND c.level = 1 AND c.first_seq >= :first_seq A
 ORDER BY c.first_seq
 LIMIT :limit
 
+-- name: newest_of_messages
+-- The same summaries, newest first.
+SELECT
+    c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens, c.level, c.id, c.created_at
+FROM chat_summaries c
+WHERE c.session_id = :session_id AND c.level = 1 AND c.first_seq >= :first_seq AND c.last_seq <= :last_seq
+    AND (c.superseded_by IS NULL OR c.superseded_by <> c.id)
+ORDER BY c.first_seq DESC
+LIMIT :limit
+
 -- name: ranges
 SELECT c.id, c.first_seq, c.last_seq
 FROM chat_summaries c
