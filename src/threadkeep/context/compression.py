@@ -77,7 +77,7 @@ class WindowRoom:
 
     tokens: int | None = None
     messages: int | None = None
-    step: float = 0.5
+    step: float = 0.4
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
         """Return the sizes to keep so that the next call excludes nothing; empty while there is enough space.

@@ -32,7 +32,7 @@ EXTRAS: Final[tuple[Section, ...]] = ("facts", "snippets", "selected")
 
 _ORDER: Final[tuple[Section, ...]] = ("system", "summary", "facts", "window", "snippets", "selected", "input")
 _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
-    {"summary": 0.25, "window": 0.25, "earlier_steps": 0.25, "facts": 0.1, "snippets": 0.2, "selected": 0.75}
+    {"summary": 0.25, "window": 0.25, "earlier_steps": 0.35, "facts": 0.1, "snippets": 0.2, "selected": 0.75}
 )
 _MOST_OF_NEWEST = 0.5
 _QUOTED_OF_SHARED = 0.25
@@ -55,7 +55,7 @@ class ContextPlan:
     shares: Mapping[Section, float] = field(default_factory=lambda: _SHARES)
     yields: tuple[Section, ...] = ("selected", "snippets", "facts")
     window: WindowKind = "anchored"
-    step: float = 0.5
+    step: float = 0.4
     fold_repeats: bool = False
 
     def __post_init__(self) -> None:
