@@ -4,7 +4,8 @@
 questions through `RecalledTurns` and the context of a model call: blocks of quotes by their tokens, and whole calls by
 theirs. The first speaker of a conversation is its user, the second its assistant; both have their names as authors.
 `--each N` asks every Nth question, `--left-out` ranks each conversation with weights that are fitted to the others,
-`--start N` measures the first question after a start in a session of N turns.
+`--start N` measures the first question after a start in a session of N turns, or in M sessions of a user with
+`--sessions M`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.turn_context import TurnContext
 from threadkeep.agent.turn_options import TurnOptions
-from threadkeep.history.older_turns import Search
+from threadkeep.history.older_turns import RecallScope, Search
 
 QUOTES = (1_000, 2_000, 4_000)
 CALLS = (2_000, 4_000)
@@ -51,10 +52,10 @@ class Found:
         self.tokens.setdefault(name, []).append(tokens_a_turn)
 
 
-async def store(memory: Memory, chat: Chat) -> dict[int, str]:
+async def store(memory: Memory, chat: Chat, user_id: str | None = None) -> dict[int, str]:
     """Store a conversation in a session; return the id of each turn by its place."""
     user = next((turn.speaker for turn in chat.turns if turn.speaker == "user"), chat.turns[0].speaker)
-    session = memory.session(chat.id)
+    session = memory.session(chat.id, user_id=user_id)
     for start in range(0, len(chat.turns), _PAGE):
         await session.append(
             [
@@ -125,22 +126,26 @@ async def report(title: str, given: Sequence[Chat], each: int, *, left_out: bool
     print(f"  {1_000 * statistics.median(found.seconds):.1f} ms of CPU a search for quotes at the median")
 
 
-async def report_start(given: Sequence[Chat], length: int) -> None:
-    """Print what the first question costs in a session of so many turns: without a stored index, and with it."""
+async def report_start(given: Sequence[Chat], length: int, sessions: int) -> None:
+    """Print what the first question costs in sessions of so many turns: without a stored index, and with it."""
     turns: list[ChatTurn] = []
     while len(turns) < length:
         years = len(turns) // max(1, sum(len(chat.turns) for chat in given))
         turns += [later(turn, f"{chat.id}-{years}", years) for chat in given for turn in chat.turns]
     with TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/recall.db"
+        each = -(-length // sessions)
         async with open_memory(url) as memory:
-            await store(memory, Chat("long", turns[:length], []))
+            for start in range(0, length, each):
+                chat = Chat(f"long {start}", turns[start : min(start + each, length)], [])
+                await store(memory, chat, user_id="user")
+        search = Search("long 0", "user", given[0].asked[0].text, scope="user" if sessions > 1 else "session")
+        key: tuple[RecallScope, str] = ("user", "user") if sessions > 1 else ("session", "long 0")
         for state in ("without a stored index", "with a stored index"):
             async with open_memory(url) as memory:
                 began = time.process_time()
-                search = Search("long", None, given[0].asked[0].text)
                 found = len(await memory.older_turns.find(search, QUOTES[1]))
-                while (index := memory.older_turns.index("session", "long")) is None or len(index.tokens) < length:  # noqa: ASYNC110
+                while (index := memory.older_turns.index(*key)) is None or len(index.tokens) < length:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 print(f"{length:,} turns, {state}: {found} turns found, {time.process_time() - began:.2f} s of CPU")
                 if index.storing is not None:
@@ -156,10 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--left-out", action="store_true", help="rank each conversation with weights that are fitted to the others"
     )
     parser.add_argument("--start", type=int, help="measure only the first question in a session of so many turns")
+    parser.add_argument("--sessions", type=int, default=1, help="divide these turns into sessions of one user")
     given = parser.parse_args(arguments)
     chats = list(conversations(given.data))
     if given.start:
-        asyncio.run(report_start(chats, given.start))
+        asyncio.run(report_start(chats, given.start, given.sessions))
         return 0
     asyncio.run(report("Conversations between people", chats, given.each, left_out=given.left_out))
     return 0

@@ -16,9 +16,10 @@ from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimit
 from threadkeep.context.recall import Analysis, IndexedTurn, RecallIndex
 from threadkeep.context.recall.packing import Packed, pack
 from threadkeep.errors import StoreUnavailable
-from threadkeep.history import older_turns
+from threadkeep.history import older_turns, stored_indexes
 from threadkeep.history.conversation_index import ConversationIndex, index_version
 from threadkeep.history.older_turns import OlderTurns, Search
+from threadkeep.history.stored_indexes import StoredIndexes
 from threadkeep.observe import RecallIndexNotStored
 from threadkeep.store.address import parse_address
 from threadkeep.store.contexts import RecallIndexRows
@@ -32,7 +33,8 @@ WAITING = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactioni
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Indexes of ten turns are stored."""
-    monkeypatch.setattr(older_turns, "_LEAST_STORED", 10)
+    monkeypatch.setattr(stored_indexes, "_LEAST_STORED", 10)
+    monkeypatch.setattr(stored_indexes, "_LEAST_JOINED", 5)
 
 
 @pytest.fixture
@@ -154,7 +156,7 @@ async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
         await memory.session(ROOM).append([Message("user", "Zanzibar", metadata={"sender_id": "ann"})])
         packing, go_on = asyncio.Event(), asyncio.Event()
 
-        async def slow(self: OlderTurns, rows: object, index: ConversationIndex, session_id: str) -> None:
+        async def slow(self: StoredIndexes, index: ConversationIndex, session_id: str) -> None:
             data, extent = pack(await index.dump()), index.extent_of(session_id)
             packing.set()
             await go_on.wait()
@@ -162,7 +164,7 @@ async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
 
         await say(memory, 4)
         with monkeypatch.context() as patched:
-            patched.setattr(OlderTurns, "_store", slow)
+            patched.setattr(StoredIndexes, "save", slow)
             await found(memory, "Zanzibar")
             await packing.wait()
             index = memory.older_turns.index("session", ROOM)
@@ -231,14 +233,124 @@ async def test_a_stored_index_goes_with_messages_of_the_session(shared_url: str,
         assert query(shared_url, ROWS) == []
 
 
-async def test_the_index_of_a_user_is_not_stored(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Its sessions come and go."""
+@pytest.fixture
+def long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than eight messages the newest four are indexed first."""
+    monkeypatch.setattr(older_turns, "_NEWEST", (1, 4))
+
+
+async def found_by_ann(memory: Memory, *queries: str) -> list[list[tuple[str, str]]]:
+    """The sessions and texts of what is found in all sessions of a user, when they are indexed."""
+    results: list[list[tuple[str, str]]] = []
+    for words in queries:
+        search = Search("room:2", "ann", words, scope="user")
+        await memory.older_turns.find(search, 1_000)
+        await until(lambda: is_whole(memory))
+        turns = await memory.older_turns.find(search, 1_000)
+        results.append([(turn.session_id, turn.message.content) for turn in turns])
+    return results
+
+
+def is_whole(memory: Memory) -> bool:
+    """Return whether all sessions of a user are indexed, and stored."""
+    index = memory.older_turns.index("user", "ann")
+    return index is None or (index.newest is None and (index.storing is None or index.storing.done()))
+
+
+async def fill_of_ann(memory: Memory) -> None:
+    """Three sessions of a user; the indexes of the two longer ones are stored."""
+    await say(memory, 3, "room:1", user_id="ann")
+    await say(memory, 6, user_id="ann")
+    await memory.session(ROOM, user_id="ann").append([Message("user", VAULT, "vault", author="Ann")])
+    await say(memory, 6, user_id="ann")
+    await say(memory, 7, "room:2", user_id="ann")
+    assert (ROOM, VAULT) in (await found_by_ann(memory, "the code of the vault"))[0]
+
+
+ROWS_OF_ANN = "SELECT session_id, last_seq FROM chat_recall_indexes ORDER BY session_id"
+ASKED = ("the code of the vault", "word3", "what did Ann say?", "cake")
+
+
+@pytest.mark.usefixtures("long")
+async def test_the_index_of_a_user_is_joined_from_the_stored_ones(
+    shared_url: str, memory_options: MemoryOptions, indexed: list[int]
+) -> None:
+    """The next process finds the same, and what others said since; sessions that have grown are stored again."""
     async with open_memory(shared_url, options=memory_options) as memory:
-        await say(memory, 20, user_id="ann")
-        await memory.older_turns.find(Search(ROOM, "ann", "word3", scope="user"), 1_000)
-        index = memory.older_turns.index("user", "ann")
-        assert index is not None
-        assert index.storing is None
+        await fill_of_ann(memory)
+        before = await found_by_ann(memory, *ASKED)
+        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 7), (ROOM, 13)]
+    async with (
+        open_memory(shared_url, options=memory_options) as memory,
+        open_memory(shared_url, options=memory_options) as other,
+    ):
+        indexed.clear()
+        assert await found_by_ann(memory, *ASKED) == before
+        # The newest messages, which are found until the others are, and then the short session.
+        assert (len(indexed), indexed[5:]) == (1 + 4 + 3, [1, 2, 3])
+        indexed.clear()
+        await other.session("room:1").append([Message("user", "The bees are on the roof.")])
+        assert (await found_by_ann(memory, "bees"))[0][0] == ("room:1", "The bees are on the roof.")
+        assert indexed == [4]
+        await say(other, 2, "room:2")
+        await found_by_ann(memory, "cake")
+        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 9), (ROOM, 13)]
+    indexed.clear()
+    async with open_memory(shared_url, options=memory_options) as memory:
+        assert VAULT in await found(memory)
+        assert indexed == []
+
+
+@pytest.mark.usefixtures("long")
+async def test_a_joined_index_has_nothing_that_was_taken_away(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Edited before the start and after it, reset, and deleted."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await fill_of_ann(memory)
+        await memory.session(ROOM).edit("vault", "The vault is empty.")
+    async with (
+        open_memory(shared_url, options=memory_options) as memory,
+        open_memory(shared_url, options=memory_options) as other,
+    ):
+        [turns] = await found_by_ann(memory, "the code of the vault")
+        assert turns[0] == (ROOM, "The vault is empty.")
+        assert (ROOM, VAULT) not in turns
+        await other.session(ROOM).take_back()
+        [turns] = await found_by_ann(memory, "the code of the vault")
+        assert (ROOM, "The vault is empty.") not in turns
+        await other.session(ROOM).reset()
+        [turns] = await found_by_ann(memory, "cake")
+        assert {session_id for session_id, _ in turns} == {"room:1", "room:2"}
+        await other.session("room:2").delete()
+        [turns] = await found_by_ann(memory, "cake")
+        assert {session_id for session_id, _ in turns} == {"room:1"}
+
+
+@pytest.mark.usefixtures("long")
+async def test_erased_and_archived_words_leave_what_a_user_has_stored(
+    shared_url: str, memory_options: MemoryOptions
+) -> None:
+    """At once, in each of the sessions; the next process joins what is left."""
+    options = replace(memory_options, background=False)
+    async with open_memory(shared_url, options=options) as memory:
+        await fill_of_ann(memory)
+        said = [Message("user", "Zanzibar", metadata={"sender_id": "bob"}), Message("assistant", "I see.")]
+        await memory.session("room:2").append(said)
+        assert ("room:2", "Zanzibar") in (await found_by_ann(memory, "Zanzibar"))[0]
+        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 9), (ROOM, 13)]
+        async with open_memory(shared_url, options=options) as other:
+            assert (await other.erase(user_id="bob")).complete
+        assert query(shared_url, ROWS_OF_ANN) == [(ROOM, 13)]
+        assert ("room:2", "Zanzibar") not in (await found_by_ann(memory, "Zanzibar"))[0]
+        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 9), (ROOM, 13)]
+        rules = Retention(archive=RetentionLimits(max_messages=6))
+        await memory.retention.prune(rules, session_ids=(ROOM,))
+        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 9)]
+    async with open_memory(shared_url, options=options) as memory:
+        found = await found_by_ann(memory, *ASKED, "Zanzibar")
+        assert {VAULT, "Zanzibar"}.isdisjoint(text for turns in found for _, text in turns)
+        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 9), (ROOM, 13)]
+        assert (await memory.erase(user_id="ann")).complete
+        assert query(shared_url, ROWS_OF_ANN) == []
 
 
 async def test_an_index_of_a_graph_store_is_not_stored(shared_url: str, memory_options: MemoryOptions) -> None:

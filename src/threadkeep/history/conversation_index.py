@@ -75,8 +75,8 @@ class ConversationIndex:
     vectors that were read, for each model. Archived messages are not indexed; the `summaries` of them are, at the place
     of the last one. `newest` is an index of the newest messages alone, until the others are indexed;
     `has_newest` is set when it has them. `superseded` are indexed turns that were superseded since,
-    `taken_back` the ids of messages of which a note says that their person took them back in a chat. `stored_turns` is
-    the number of turns in the stored index, or in the one that is being stored.
+    `taken_back` the ids of messages of which a note says that their person took them back in a chat. `stored` has the
+    last `seq` of each session in its stored index, or in the one that is being stored.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -91,7 +91,7 @@ class ConversationIndex:
     embedded: set[tuple[str, str]] = field(default_factory=set)
     embedding: asyncio.Task[None] | None = None
     storing: asyncio.Task[None] | None = None
-    stored_turns: int = 0
+    stored: dict[str, int] = field(default_factory=dict)
     refusals: Refusals = field(default_factory=Refusals)
     newest: ConversationIndex | None = None
     has_newest: asyncio.Event = field(default_factory=asyncio.Event)
@@ -235,15 +235,36 @@ class ConversationIndex:
         self.summaries = by_turn
         self.first, self.read = about["first"], about["read"]
         self.superseded, self.taken_back = set(about["superseded"]), set(about["taken_back"])
+        self.stored = dict(self.read)
         self._marks = {session_id: mark}
         return True
 
     def take_over(self, other: ConversationIndex) -> None:
         """Replace the turns of this empty index by those of another one."""
         self.words, self.tokens, self.days, self.summaries = other.words, other.tokens, other.days, other.summaries
-        self.first, self.read, self._marks = other.first, other.read, other._marks
+        self.first, self.read, self.stored = other.first, other.read, other.stored
         self.superseded, self.taken_back = other.superseded, other.taken_back
-        self.stored_turns, self.newest = len(other.tokens), None
+        self._marks |= other._marks
+        self.newest = None
+
+    def extend(self, other: ConversationIndex) -> None:
+        """Add the turns of another index, of other sessions, behind the turns of this one."""
+        self.words.extend(other.words)
+        self.tokens |= other.tokens
+        self.days |= other.days
+        self.summaries |= other.summaries
+        self.first |= other.first
+        self.read |= other.read
+        self.stored |= other.stored
+        self.superseded |= other.superseded
+        self.taken_back |= other.taken_back
+        self._marks |= other._marks
+
+    def has_grown(self, session_id: str, least: int) -> bool:
+        """Return whether a session of at least this many turns has grown by an eighth since its index was stored."""
+        before = self.first[session_id] - 1 - sum(one.session_id == session_id for one in self.summaries.values())
+        stored = self.stored.get(session_id, before) - before
+        return self.read[session_id] - before >= max(least, stored * 9 // 8)
 
     def extent_of(self, session_id: str) -> tuple[int, IndexedState]:
         """Return the last indexed `seq` of a session, and the state of the session when it was indexed."""

@@ -1,16 +1,16 @@
 """Recall of older turns that are relevant to a new input, from the session or from all sessions of its user.
 
 The first query of a conversation builds its index from the transcript, and later queries extend it; an append does not
-update it. The index of a long session is stored, so that the next process can load it. If building takes longer than an
-answer should wait, it continues in the background, and the query uses the part that is indexed. In a long conversation,
-the newest messages are indexed first, in a separate index.
+update it. The index of a long session is stored, so that the next process can load it, and the index of all sessions of
+a user is joined from theirs. If building takes longer than an answer should wait, it continues in the background, and
+the query uses the part that is indexed. In a long conversation, the newest messages are indexed first, in a separate
+index.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import Context
@@ -20,18 +20,17 @@ from typing import Any, Literal
 
 from threadkeep.context.recall import Passage, passage_of, select
 from threadkeep.context.recall.embedding import Embedder
-from threadkeep.context.recall.packing import pack, unpack
-from threadkeep.errors import SessionDamaged, StoreError
+from threadkeep.errors import SessionDamaged
 from threadkeep.history.conversation_index import (
     MOST_TURNS,
     ConversationIndex,
     id_at,
-    index_version,
     messages_of,
     position_of,
 )
+from threadkeep.history.stored_indexes import StoredIndexes
 from threadkeep.history.turn_vectors import TurnVectors
-from threadkeep.observe import Observer, RecallIndexNotStored
+from threadkeep.observe import Observer
 from threadkeep.records import Message, SessionInfo, Summary
 from threadkeep.store.contexts import EmbeddingRows, RecallIndexRows
 from threadkeep.store.summaries import Summaries
@@ -48,8 +47,6 @@ _NEWEST = (50, 500)
 """The numbers of newest messages that are indexed first if a conversation has more than twice the last number."""
 _NEWEST_SECONDS = 1.0
 _MOST_SESSIONS = 100
-_LEAST_STORED = 1_000
-"""An index is stored if it has at least this many turns, and again each time it has grown by an eighth."""
 _MOST_RANKED = 400
 _FRAME_TOKENS = 6
 """The tokens of the speaker's name and of the line end of each quoted turn."""
@@ -107,8 +104,7 @@ class OlderTurns:
     ) -> None:
         self._transcripts = transcripts
         self._summaries = summaries
-        self._stored = stored
-        self._observer = observer
+        self._stored = StoredIndexes(stored, transcripts, summaries, observer) if stored is not None else None
         self._vectors = TurnVectors(transcripts, embeddings, observer)
         self._indexes: OrderedDict[tuple[RecallScope, str], ConversationIndex] = OrderedDict()
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
@@ -216,44 +212,34 @@ class OlderTurns:
     async def _catch_up(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
     ) -> None:
-        stored = self._stored if key[0] == "session" else None
-        if stored is not None and not index.read:
-            await self._load(stored, index, infos)
+        is_new, of_user = not index.read, key[0] == "user"
+        if self._stored is not None and is_new and not of_user:
+            [info] = infos.values()
+            summaries = await self._new_summaries(index, infos, MOST_TURNS)
+            if (found := await self._stored.load(info, summaries.get(info.session_id, ()))) is not None:
+                index.take_over(found)
         for most in _NEWEST if index.newest is not None else ():
             newest = ConversationIndex()
             await self._index_new(newest, infos, most)
             index.newest = newest
         index.has_newest.set()
-        await self._index_new(index, infos, _MOST_OF_USER)
+        if self._stored is not None and is_new and of_user and index.newest is not None:
+            index.take_over(await self._stored.join(infos, _allowed(infos, _MOST_OF_USER)))
+        behind = await self._index_new(index, infos, _MOST_OF_USER)
         index.newest = None
-        if stored is not None and len(index.tokens) >= max(_LEAST_STORED, index.stored_turns * 9 // 8):
-            index.stored_turns = len(index.tokens)
-            work = self._store(stored, index, key[1])
+        if self._stored is not None:
+            self._store(self._stored, key, index, [infos[session_id] for session_id in behind])
+
+    def _store(
+        self, stored: StoredIndexes, key: tuple[RecallScope, str], index: ConversationIndex, infos: list[SessionInfo]
+    ) -> None:
+        """Store the indexes of those sessions that have grown, in the background; an index has one task at a time."""
+        grown = stored.grown(index, infos, of_user=key[0] == "user")
+        if grown and (index.storing is None or index.storing.done()):
+            index.stored |= {info.session_id: index.read[info.session_id] for info in grown}
+            work = stored.renew(grown) if key[0] == "user" else stored.save(index, key[1])
             index.storing = asyncio.create_task(work, context=Context(), name="threadkeep-recall-index")
             index.storing.add_done_callback(_retrieve_exception)
-
-    async def _load(self, stored: RecallIndexRows, index: ConversationIndex, infos: dict[str, SessionInfo]) -> None:
-        """Load the stored index of a session if it matches the messages that exist now."""
-        [(session_id, info)] = infos.items()
-        data = await stored.of_session(session_id, index_version(), info.last_seq)
-        if data is None:
-            return
-        # If a row cannot be read, the index is built again and replaces it.
-        with contextlib.suppress(zlib.error, ValueError, TypeError, LookupError, AttributeError):
-            found = ConversationIndex()
-            summaries = await self._new_summaries(index, infos, MOST_TURNS)
-            usable = await found.load(await asyncio.to_thread(unpack, data), info, summaries.get(session_id, ()))
-            if usable and await found.leave_out_superseded(infos, self._transcripts):
-                index.take_over(found)
-
-    async def _store(self, stored: RecallIndexRows, index: ConversationIndex, session_id: str) -> None:
-        """Store the index of a session. After a failure, it is stored when it has grown again."""
-        state = await index.dump()
-        extent = index.extent_of(session_id)
-        try:
-            await stored.save(session_id, index_version(), await asyncio.to_thread(pack, state), *extent)
-        except StoreError as error:
-            self._observer.notify(RecallIndexNotStored(error=type(error).__name__, session_id=session_id))
 
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
@@ -271,8 +257,8 @@ class OlderTurns:
         await self._index_new(index, infos, most)
         return index
 
-    async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> None:
-        """Index new messages of sessions, up to `most` of the newest ones."""
+    async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> Collection[str]:
+        """Index new messages of sessions, up to `most` of the newest ones; return the sessions that had any."""
         behind = {
             session_id: allowed
             for session_id, allowed in _allowed(infos, most).items()
@@ -283,6 +269,7 @@ class OlderTurns:
             with contextlib.suppress(SessionDamaged):  # the other sessions are still found
                 found = summaries.get(session_id, ())
                 await index.catch_up(infos[session_id], self._transcripts, found, allowed)
+        return behind
 
     async def _new_summaries(
         self, index: ConversationIndex, infos: Mapping[str, SessionInfo], most: int

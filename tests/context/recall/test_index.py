@@ -279,6 +279,35 @@ def test_an_index_is_copied_in_parts_of_bounded_length() -> None:
     assert [entry[:3] for entry in read.rank("room4321")] == [entry[:3] for entry in made.rank("room4321")]
 
 
+def test_an_index_that_is_joined_ranks_and_grows_as_one_that_was_made_at_once() -> None:
+    """Also the turns whose words were rare in their own session only, and speakers who are in several of them."""
+    sessions = [
+        [IndexedTurn(f"{session}#{number}", text, speaker, BEGIN + timedelta(days=10 * session), str(session), "user")
+         for number, (speaker, text) in enumerate(talk)]
+        for session, talk in enumerate((
+            [("Ann", "I adopted a cat yesterday."), ("Ben", "Is the cat black?"), ("Ann", ""), ("Ann", "It is.")],
+            [("Ben", "我养了一只橘猫。"), ("Cleo", "My cat plays the oboe in the garden.")],
+            [("Ann", f"The garden has {number} oboes.") for number in range(70)],
+        ))
+    ]  # fmt: skip
+    made, joined = RecallIndex(), RecallIndex()
+    for turns in sessions:
+        alone = RecallIndex()
+        for turn in turns:
+            made.add(turn)
+            alone.add(turn)
+        joined.extend(RecallIndex.load(unpack(pack(alone.dump()))))
+    new = IndexedTurn("new", "The cat sleeps on my oboe.", "Ann", BEGIN + timedelta(days=30), "2", "user")
+    for _ in range(2):
+        assert (len(joined), joined.size) == (len(made), made.size)
+        for query in ("Which pet does Ann have?", "橘猫", "What did Cleo say last week?", "oboes in the garden", "kat"):
+            expected, ranked = made.rank(query, asker="Ben"), joined.rank(query, asker="Ben")
+            assert [entry.id for entry in ranked] == [entry.id for entry in expected]
+            assert [entry.score for entry in ranked] == pytest.approx([entry.score for entry in expected], abs=1e-5)
+        made.add(new)
+        joined.add(new)
+
+
 def test_a_packed_index_ranks_and_grows_as_before() -> None:
     """With the same scores: of words, topics, speakers, days and episodes, in scripts with and without spaces."""
     talk = [

@@ -66,6 +66,26 @@ class Places:
         self.topics.append(0)
         self.voices.append(voice)
 
+    def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
+        """Add the turns of another conversation, whose episodes follow so many, with the change of each prior."""
+        self.ids += other.ids
+        for column, priors in zip(self.priors, other.priors, strict=True):
+            column.extend(map(add, priors, changes))
+        self.episodes.extend(NOBODY if number == NOBODY else episodes + number for number in other.episodes)
+        self.topics[-1:] = other.topics
+        numbers = [self.speakers.setdefault(speaker, len(self.speakers)) for speaker in other.speakers]
+        voices = [2 * number + first_person for number in numbers for first_person in (0, 1)]
+        self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
+
+    def best_of_speakers(self, begin: int) -> dict[str, list[tuple[float, int]]]:
+        """Return the turns of each speaker from a position on: the negative prior of the last kind, and the place."""
+        names, priors = list(self.speakers), self.priors[-1]
+        found: dict[str, list[tuple[float, int]]] = {}
+        for place in range(begin, len(self)):
+            if (voice := self.voices[place]) != NOBODY:
+                found.setdefault(names[voice // 2], []).append((-priors[place], place))
+        return found
+
     def dump(self) -> Iterator[Packed]:
         """Yield copies of the parts of the state, to store them."""
         width = max(1, (reduce(or_, self.topics).bit_length() + 7) // 8)

@@ -6,9 +6,9 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from operator import itemgetter
 from typing import Final, NamedTuple, Self
 
@@ -19,6 +19,7 @@ from threadkeep.context.recall.postings import Postings
 from threadkeep.context.recall.priors import Signs, Surroundings, answer_signals, prior_signals, priors_of, signs_of
 from threadkeep.context.recall.query import ROLES, Kind, Participants, nicknames_of, read
 from threadkeep.context.recall.spans import Span, spans_of
+from threadkeep.context.recall.weights import PRIOR
 from threadkeep.context.recall.words import meaningful, terms_of, words_of
 
 _READ_CHARACTERS = 20_000
@@ -137,6 +138,22 @@ class RecallIndex:
         episode.turns += 1
         episode.asks = signs.asks
         self._know_speaker(turn, priors[-1], place)
+
+    def extend(self, other: Self) -> None:
+        """Add the turns of another index, of other sessions, as if each was added to this one."""
+        begin, episodes = len(self._places), len(self._episodes)
+        changes = self._postings.extend(other._postings, begin, list(other._by_id.values()))
+        self._places.extend(other._places, episodes, [PRIOR["rarity"] * change for change in changes])
+        self._by_id.update((turn_id, begin + place) for turn_id, place in other._by_id.items())
+        self._episodes += [replace(one, first_place=begin + one.first_place) for one in other._episodes]
+        days = [(day, episodes + number) for day, number in other._episode_days]
+        self._episode_days = sorted([*self._episode_days, *days])
+        self._names = other._names | self._names
+        self._nicknames = other._nicknames | self._nicknames
+        for speaker, found in self._places.best_of_speakers(begin).items():
+            self._speakers[speaker] = nsmallest(_TELLING_TURNS, [*self._speakers.get(speaker, ()), *found])
+        for role, speakers in other._of_role.items():
+            self._of_role.setdefault(role, set()).update(speakers)
 
     def dump(self) -> Iterator[Packed]:
         """Yield copies of the parts of the state, to store them; nothing may be added in between."""

@@ -79,6 +79,34 @@ class Postings:
             letters.append(_letters_of(term))
         return found
 
+    def extend(self, other: Self, begin: int, turns: Sequence[int]) -> list[float]:
+        """Add the turns of other posting lists, which are at the positions `turns` there, from position `begin` on.
+
+        Return the change of the rarity of their terms by position, because of the turns that are now before them.
+        """
+        end = max(turns, default=-1) + 1
+        counts, alone, behind = [0] * end, [0.0] * end, [0.0] * end
+        usual = [math.log(number + 0.5) for number in range(self._turns + len(turns) + 1)]
+        for term, (places, weights) in other._terms.items():
+            known, known_weights = self._terms.get(term) or self._new(term)
+            earlier = len(known)
+            for number, place in enumerate(places, 1):
+                counts[place] += 1
+                alone[place] += usual[number]
+                behind[place] += usual[earlier + number]
+            known.extend(map(begin.__add__, places))
+            known_weights.extend(weights)
+        for topic, places in other._topics.items():
+            self._topics[topic].extend(map(begin.__add__, places))
+        changes = [0.0] * end
+        for number, place in enumerate(turns, 1):
+            if count := counts[place]:
+                most = count * math.log(self._turns + number + 19)
+                changes[place] = alone[place] / (count * math.log(number + 19)) - behind[place] / most
+        self._turns += len(turns)
+        self.size += _POSITION_BYTES * sum(counts)
+        return changes
+
     def dump(self) -> Iterator[Packed]:
         """Yield copies of the parts of the state, to store them."""
         of_topics = array("I", map(len, self._topics.values()))

@@ -1,0 +1,102 @@
+"""The indexes for recall that are stored, one of a session, so that a process does not build them again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from threadkeep.context.recall.packing import pack, unpack
+from threadkeep.errors import SessionDamaged, StoreError
+from threadkeep.history.conversation_index import MOST_TURNS, ConversationIndex, index_version, messages_of
+from threadkeep.observe import Observer, RecallIndexNotStored
+from threadkeep.records import SessionInfo, Summary
+from threadkeep.store.contexts import RecallIndexRows
+from threadkeep.store.summaries import Summaries
+from threadkeep.store.transcripts import Transcripts
+
+_LEAST_STORED, _LEAST_JOINED = 1_000, 50
+"""An index is stored if it has at least so many turns: of one session, and those from which a user's is joined."""
+
+
+class StoredIndexes:
+    """The stored indexes of sessions; the index of all sessions of a user is joined from them."""
+
+    def __init__(
+        self, rows: RecallIndexRows, transcripts: Transcripts, summaries: Summaries | None, observer: Observer
+    ) -> None:
+        self._rows = rows
+        self._transcripts = transcripts
+        self._summaries = summaries
+        self._observer = observer
+
+    async def load(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex | None:
+        """Return the stored index of a session if it matches the messages and summaries that exist now."""
+        data = await self._rows.of_session(info.session_id, index_version(), info.last_seq)
+        if data is None:
+            return None
+        # If a row cannot be read, the index is built again and replaces it.
+        with contextlib.suppress(zlib.error, ValueError, TypeError, LookupError, AttributeError):
+            found = ConversationIndex()
+            usable = await found.load(await asyncio.to_thread(unpack, data), info, summaries)
+            if usable and await found.leave_out_superseded({info.session_id: info}, self._transcripts):
+                return found
+        return None
+
+    async def save(self, index: ConversationIndex, session_id: str) -> None:
+        """Store the index of one session. After a failure, it is stored when it has grown again."""
+        state = await index.dump()
+        extent = index.extent_of(session_id)
+        try:
+            await self._rows.save(session_id, index_version(), await asyncio.to_thread(pack, state), *extent)
+        except StoreError as error:
+            self._observer.notify(RecallIndexNotStored(error=type(error).__name__, session_id=session_id))
+
+    async def join(self, infos: Mapping[str, SessionInfo], allowed: Mapping[str, int]) -> ConversationIndex:
+        """Return the index of sessions, of as many of their newest messages as `allowed`.
+
+        It is joined from the stored indexes of sessions. Those that are missing, or have grown, are stored. Sessions
+        that are damaged are left out.
+        """
+        joined = ConversationIndex()
+        summaries: Mapping[str, Sequence[Summary]] = {}
+        if self._summaries is not None:
+            newest_first = [infos[session_id] for session_id in reversed(list(allowed))]
+            summaries = await joined.new_summaries(newest_first, self._summaries, MOST_TURNS)
+        for session_id, most in allowed.items():
+            info, of_archived = infos[session_id], summaries.get(session_id, ())
+            with contextlib.suppress(SessionDamaged):
+                if len(of_archived) + most >= _LEAST_JOINED and most == min(messages_of(info), MOST_TURNS):
+                    index = await self._current(info, of_archived)
+                    # In a thread: a long session takes tenths of a second.
+                    await asyncio.to_thread(joined.extend if joined.read else joined.take_over, index)
+                else:
+                    await joined.catch_up(info, self._transcripts, of_archived, most)
+        return joined
+
+    def grown(self, index: ConversationIndex, infos: Iterable[SessionInfo], *, of_user: bool) -> list[SessionInfo]:
+        """Return the sessions whose stored index is missing, or old because the session has grown by an eighth."""
+        if len(index.tokens) < _LEAST_STORED:
+            return []
+        least = _LEAST_JOINED if of_user else _LEAST_STORED
+        return [info for info in infos if info.session_id in index.read and index.has_grown(info.session_id, least)]
+
+    async def renew(self, infos: Iterable[SessionInfo]) -> None:
+        """Store the indexes of sessions with what is new in them; sessions that are damaged are left out."""
+        for info in infos:
+            summaries: Sequence[Summary] = ()
+            if self._summaries is not None:
+                found = await ConversationIndex().new_summaries([info], self._summaries, MOST_TURNS)
+                summaries = found.get(info.session_id, ())
+            with contextlib.suppress(SessionDamaged):
+                await self._current(info, summaries)
+
+    async def _current(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex:
+        """Return the index of a session, from the stored one; store it if it has grown by an eighth."""
+        index = await self.load(info, summaries) or ConversationIndex()
+        await index.catch_up(info, self._transcripts, summaries)
+        if index.has_grown(info.session_id, _LEAST_JOINED):
+            index.stored |= index.read
+            await self.save(index, info.session_id)
+        return index
