@@ -80,14 +80,14 @@ MUTANTS = (
     Mutant("store/summaries.py", "former[2] + 1 != latter[1]", "former[2] != latter[1]", SUMMARIES),
     Mutant("store/commits.py", "behind[id(prepared)] = left - 1", "behind[id(prepared)] = left", CONTRACT),
     Mutant("store/commits.py", "for prepared in turns}) > 1:", "for prepared in turns}) > 2:", CONTRACT),
-    Mutant("store/turn_writer.py", "first = last_seq - len(fresh) + 1", "first = last_seq - len(fresh)", CONTRACT),
+    Mutant("store/commits.py", "first = last_seq - len(fresh) + 1", "first = last_seq - len(fresh)", CONTRACT),
     Mutant(
-        "store/turn_writer.py",
+        "store/commits.py",
         "_with(prepared.receipt(first, len(fresh))",
         "_with(prepared.receipt(len(fresh), first)",
         CONTRACT,
     ),
-    Mutant("store/turn_writer.py", "await self._superseding.refresh(", "self._superseding.refresh(", CONTRACT),
+    Mutant("store/commits.py", "await self._superseding.refresh(", "self._superseding.refresh(", CONTRACT),
     Mutant(
         "store/retention.py",
         "return int(rows[0][0]) - 1 if rows else session.last_seq",

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from threadkeep.history.memory_options import MemoryOptions as MemoryOptions
     from threadkeep.history.pending import PendingOptions as PendingOptions
     from threadkeep.history.retention import RetentionOptions as RetentionOptions
-    from threadkeep.history.run_retention import RunRetention as RunRetention
+    from threadkeep.history.retention_rounds import RunRetention as RunRetention
     from threadkeep.history.session import Session as Session
     from threadkeep.memory import Memory as Memory
     from threadkeep.memory import SyncMemory as SyncMemory
@@ -117,7 +117,7 @@ _HOMES = {
     "threadkeep.history.memory_options": "MemoryOptions",
     "threadkeep.history.pending": "PendingOptions",
     "threadkeep.history.retention": "RetentionOptions",
-    "threadkeep.history.run_retention": "RunRetention",
+    "threadkeep.history.retention_rounds": "RunRetention",
     "threadkeep.history.session": "Session",
     "threadkeep.memory": "Memory SyncMemory SyncSession open_memory open_memory_sync",
     "threadkeep.records": "Message Page Receipt Retention RetentionLimits SearchHit SearchResult SessionInfo",

@@ -20,9 +20,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.reducers import bounded_messages
+from threadkeep.agent.reducers import TrimReport, bounded_messages
 from threadkeep.context.cut import CUT_MARK
-from threadkeep.context.reducers import TrimReport
 
 
 def texts(messages: list[BaseMessage]) -> list[str]:

@@ -135,7 +135,7 @@ def test_a_fact_that_changes_during_an_export_is_in_it(
             changed.append((await self.remember(Scope("user", "ann"), "a", "new")).id)
         return page
 
-    monkeypatch.setattr("threadkeep.cli.transfer._PAGE", 1)
+    monkeypatch.setattr("threadkeep.cli.facts._PAGE", 1)
     monkeypatch.setattr(Knowledge, "facts_page", changing)
     exported = cli("facts", "export").out
     lines = [json.loads(line) for line in exported.splitlines()]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from threadkeep.agent.reducers import Bounded, TrimReport, bound
 from threadkeep.context.cut import CUT_MARK, middle_mark
-from threadkeep.context.reducers import Bounded, TrimReport, bound
 from threadkeep.context.trim import Item
 
 SYSTEM, USER, ASSISTANT = Item("system"), Item("user"), Item("assistant")

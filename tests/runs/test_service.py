@@ -11,7 +11,7 @@ import pytest
 from tests.runs.desk import RunDesk, carried_out, kinds
 from threadkeep import InvalidInput, WrongUser
 from threadkeep.errors import RunNotFound, SessionBusy, WorkflowNotFound
-from threadkeep.history.run_retention import RunRetention
+from threadkeep.history.retention_rounds import RunRetention
 from threadkeep.records.runs import Run, RunEvent, RunQuery
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import RunPiece

@@ -13,7 +13,7 @@ from tests.recorded_events import RecordedEvents
 from tests.store.running import asked
 from threadkeep import Memory, MemoryOptions, Message, RetentionOptions, open_memory
 from threadkeep.errors import InvalidInput
-from threadkeep.history.run_retention import RunRetention
+from threadkeep.history.retention_rounds import RunRetention
 from threadkeep.observe import PruningFailed, RunsPruned
 from threadkeep.records.runs import RunEnd, RunQuery, TokenUsage, TraceEvent
 from threadkeep.store.retention import PrunedRuns

@@ -10,7 +10,7 @@ import pytest
 from tests.web.services import check_problem, client_of, opened_app, say, settings_for, until
 from threadkeep.app import App
 from threadkeep.graph_store.layout import GraphLayout
-from threadkeep.history.run_retention import RunRetention
+from threadkeep.history.retention_rounds import RunRetention
 from threadkeep.records import Message, Retention, RetentionLimits
 from threadkeep.testing import ScriptedModel
 

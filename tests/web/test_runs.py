@@ -14,7 +14,7 @@ import pytest
 from tests.web.services import check_problem, client_of, opened_app, settings_for, until
 from threadkeep import open_memory, rebuild
 from threadkeep.app import App
-from threadkeep.history.run_retention import RunRetention
+from threadkeep.history.retention_rounds import RunRetention
 from threadkeep.records.runs import NewRun
 from threadkeep.testing import Gate, ScriptedModel
 

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import signal
 import statistics
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 from uuid import uuid4
 
 import typer
 
-from threadkeep.cli.answers import Answer, LineInput, PipedLines, PromptedLines
 from threadkeep.cli.context import CallChoice, look_of, show_now
 from threadkeep.cli.opening import command_settings, opened_app
 from threadkeep.cli.options import session_ids
 from threadkeep.cli.problems import Problem, problem_of
+from threadkeep.cli.run_output import Answer
 from threadkeep.cli.terminal import counted, terminal
 from threadkeep.errors import Interrupted, SessionNotFound, ThreadkeepError
 from threadkeep.observe import Event, ReadFailed, WriteDeferred, WriteRecovered
+from threadkeep.store.private_files import tighten
 
 if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+
     from threadkeep.agent.context_view import ContextLook
     from threadkeep.history.memory import Memory
     from threadkeep.runs.chat import Chat
@@ -256,3 +262,75 @@ class Conversation:
             seen = f"{counted(here.last.messages, 'message')} of {counted(here.last.tokens, 'token')}"
             sentence += f" The last call saw {seen}; left out: {here.last.dropped:,}."
         terminal.result(values, sentence, style="dim")
+
+
+class LineInput(Protocol):
+    """A source of the lines of a chat."""
+
+    async def next_line(self) -> str | None:
+        """Return the next line without its end; None at the end of the input."""
+
+
+class PromptedLines:
+    """A prompt at a terminal. Its history is stored in the user's state folder, readable by this user only."""
+
+    def __init__(self, commands: list[str]) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+
+        self._prompt: PromptSession[str] = PromptSession(
+            history=_history(),
+            completer=WordCompleter(commands, sentence=True),
+            complete_while_typing=False,
+            enable_history_search=True,
+        )
+
+    async def next_line(self) -> str | None:
+        """Return the next line of the user; None for Ctrl-C or Ctrl-D."""
+        from prompt_toolkit.formatted_text import FormattedText
+
+        try:
+            # Ctrl-C arrives as a key press. Signals from other processes are handled by the chat.
+            return await self._prompt.prompt_async(
+                FormattedText([("bold ansicyan", "you "), ("", "› ")]), handle_sigint=False
+            )
+        except (EOFError, KeyboardInterrupt):
+            return None
+
+
+class PipedLines:
+    """The lines of a pipe or a file, read by a daemon thread, because a pipe may stay open and silent."""
+
+    def __init__(self) -> None:
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, args=(sys.stdin.fileno(),), daemon=True).start()
+
+    async def next_line(self) -> str | None:
+        """Return the next line; None at the end of the input."""
+        return await self._lines.get()
+
+    def _read(self, descriptor: int) -> None:
+        # `sys.stdin` holds a lock while it waits, which would block the exit of the process.
+        with open(descriptor, encoding="utf-8", errors="replace", newline="\n", closefd=False) as stream:
+            try:
+                for line in stream:
+                    self._loop.call_soon_threadsafe(self._lines.put_nowait, line.rstrip("\r\n"))
+                self._loop.call_soon_threadsafe(self._lines.put_nowait, None)
+            except RuntimeError:
+                return  # the chat has ended and its loop is closed
+
+
+def _history() -> History:
+    """Return the history of earlier chats, or an in-memory history if the file cannot be written."""
+    from platformdirs import user_state_path
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    path = user_state_path("threadkeep") / "chat_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    tighten(path)
+    return FileHistory(path)

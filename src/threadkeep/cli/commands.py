@@ -54,13 +54,9 @@ _NOUNS: Mapping[str, str] = {
 # Verbs from other modules.
 _VERBS: Mapping[str, Mapping[str, str]] = {
     "sessions": {
-        "export": "transfer.export_sessions",
+        "export": "imports.export_sessions",
         "import": "imports.import_sessions",
         "prune": "prune.prune_sessions",
-    },
-    "facts": {
-        "export": "transfer.export_facts",
-        "import": "transfer.import_facts",
     },
     "workflows": {"run": "runs.run_workflow"},
     "runs": {"prune": "prune.prune_runs"},

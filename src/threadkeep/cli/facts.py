@@ -1,9 +1,12 @@
-"""`threadkeep facts`: list, show, add and delete facts that outlive a session, and decide on proposed facts."""
+"""`threadkeep facts`: list, show, add, delete, export and import facts, and decide on proposed facts."""
 
 from __future__ import annotations
 
 import getpass
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from itertools import batched
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,22 +16,28 @@ from threadkeep.cli.options import (
     Confirmed,
     CursorOption,
     Limit,
+    Output,
     json_or_text,
     one_of,
+    opened_output,
     read_cursor,
     session_ids,
+    show_exported,
     verbs,
     write_cursor,
 )
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, first_words, relative, terminal
+from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.records.knowledge import FACT_KINDS, PROPOSAL_STATUSES, Fact, FactQuery, Proposal, ProposalQuery, Scope
 
 if TYPE_CHECKING:
     from threadkeep.knowledge.proposals import Proposals
+    from threadkeep.memory import Memory
 
 commands = verbs("List, show, add, forget, export or import facts known beyond one session.")
 _WORDS = 60
+_PAGE = 500
 OfSession = Annotated[
     str | None, typer.Option("--session", metavar="ID", help="Scope: this session.", autocompletion=session_ids)
 ]
@@ -273,3 +282,89 @@ async def _decide(work: Callable[[Proposals], Awaitable[Proposal]]) -> None:
 def decider(by: str | None) -> str:
     """Return the name of the person who decides."""
     return by or getpass.getuser()
+
+
+@commands.command("export")
+async def export_facts(
+    output: Output = None, session: OfSession = None, workspace: OfWorkspace = None, user: OfUser = None
+) -> None:
+    """Write all facts, or the facts of one scope, as JSONL. Each line is a value; past values are included.
+
+    A file appears only when it is complete.
+    """
+    from threadkeep.knowledge.views import FactView
+
+    scope, done = scope_named(session, workspace, user), 0
+    with opened_output(output) as stream:
+        async with opened_memory() as memory:
+            with terminal.progress("Exporting", None) as reach:
+                async for facts in _pages_of(memory, scope):
+                    stream.writelines(f"{FactView.of(fact).model_dump_json()}\n".encode() for fact in facts)
+                    done += len(facts)
+                    reach(done, counted(done, "value"))
+    show_exported({"facts": done}, counted(done, "value"), output)
+
+
+async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
+    """Yield each value once. A changed value moves to the first page, so pages are read until none has new values."""
+    seen: set[str] = set()
+    since = None
+    while True:
+        count, cursor, newest = len(seen), None, None
+        while True:
+            facts, cursor = await memory.knowledge.facts_page(FactQuery(scope, past=True, limit=_PAGE, cursor=cursor))
+            newest = newest or (facts[0].updated_at if facts else None)
+            yield [fact for fact in facts if fact.id not in seen]
+            seen.update(fact.id for fact in facts)
+            if cursor is None or (since is not None and facts[-1].updated_at < since):
+                break
+        if len(seen) == count:
+            return
+        since = newest
+
+
+@commands.command("import")
+async def import_facts(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="The file to read; - is stdin.")],
+) -> None:
+    """Store exported facts, with their ids, times and counts. Existing facts are skipped.
+
+    If two values of a key are valid, the newer one stays valid. The lines are stored in groups of 500; the import stops
+    at a group with a line that cannot be stored.
+    """
+    read, stored = 0, 0
+    async with opened_memory() as memory:
+        with terminal.progress("Importing", None) as reach:
+            for batch in batched(_facts(source), _PAGE):
+                try:
+                    stored += await memory.knowledge.restore([fact for _, fact in batch])
+                except (SessionNotFound, InvalidInput) as error:
+                    lines = f"Lines {batch[0][0]} to {batch[-1][0]}"
+                    raise NotDone(f"{lines}: {error} None of these lines is stored.") from None
+                read += len(batch)
+                reach(read, counted(read, "value"))
+    terminal.result({"read": read, "stored": stored}, f"{counted(stored, 'value')} stored of {read:,}.")
+
+
+def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
+    """Yield the facts of a file with their line numbers.
+
+    Raises:
+        NotDone: a line is not an exported fact; the message has its number and does not quote it.
+    """
+    from pydantic import ValidationError
+
+    from threadkeep.knowledge.views import FactView
+
+    with sys.stdin.buffer if str(source) == "-" else source.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield number, FactView.model_validate_json(line).record()
+            except ValidationError as error:
+                first = error.errors(include_input=False, include_url=False)[0]
+                where = ".".join(str(part) for part in first["loc"][:1]) or "the line"
+                raise NotDone(f"Line {number} is not an exported fact ({where}); export it again.") from None
+            except InvalidInput as error:
+                raise NotDone(f"Line {number} cannot be stored: {error}") from None

@@ -1,4 +1,4 @@
-"""`threadkeep import`: import conversations of other systems and exports of Threadkeep as sessions."""
+"""`threadkeep import` and `sessions export`: sessions from other systems, and as JSONL."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import verbs
+from threadkeep.cli.options import Output, UserId, ViewOption, opened_output, session_ids, show_exported, verbs
+from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import counted, terminal
 from threadkeep.errors import StoreError
 
 if TYPE_CHECKING:
     from threadkeep.cli.foreign import Source
+    from threadkeep.history.exporting import Exported
     from threadkeep.history.importing import Imported, Importer, Position
 
 commands = verbs("Import conversations of other systems; repeated imports add no duplicates.")
@@ -278,3 +280,45 @@ def _input(file: str) -> Iterator[BinaryIO]:
         return
     with Path(file).open("rb") as stream:
         yield stream
+
+
+async def export_sessions(
+    sessions: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SESSION…]", help="The ids of the sessions.", autocompletion=session_ids),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All sessions.")] = False,
+    output: Output = None,
+    user: UserId = None,
+    view: ViewOption = "active",
+) -> None:
+    """Write sessions as JSONL, to stdout or a file.
+
+    The line of a session is followed by the lines of its messages and summaries. Superseded messages are exported only
+    in the view `history`. A file appears only when it is complete. Damaged sessions in a graph store are skipped and
+    listed; the command then exits with 1.
+    """
+    if bool(sessions) == everything:
+        raise WrongUse("Name the sessions to export, or add --all for all of them.")
+    from threadkeep.history.all_sessions import AllSessions
+    from threadkeep.history.exporting import count_messages, every_session, export, named_sessions
+
+    named = sessions or []
+    with opened_output(output) as stream:
+        async with opened_memory() as memory:
+            chosen = named_sessions(memory, named, user) if named else every_session(memory, user)
+            total = await count_messages(memory, named, user, view=view)
+            with terminal.progress("Exporting", total) as reach:
+                done = await export(chosen, stream, lambda done: reach(done.messages, _exported(done)), view=view)
+            for error in await AllSessions(memory).damaged(user) if not named else ():
+                done.note_damage(error)
+    show_exported(done.to_dict(), _exported(done), output)
+    for error in done.damaged.values():
+        terminal.error(f"Left out: {error}")
+    if done.damaged:
+        raise typer.Exit(1)
+
+
+def _exported(done: Exported) -> str:
+    summaries = f" and {counted(done.summaries, 'summary', 'summaries')}" if done.summaries else ""
+    return f"{counted(done.messages, 'message')}{summaries} of {counted(done.sessions, 'session')}"

@@ -1,13 +1,15 @@
-"""Options shared by several commands."""
+"""Options shared by several commands, and the files that they name."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 from urllib.parse import quote
 
 import typer
@@ -18,7 +20,7 @@ from typer.main import get_command
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.opening import chosen_database, command_settings
 from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import json_chosen
+from threadkeep.cli.terminal import json_chosen, terminal
 
 if TYPE_CHECKING:
     from typer._click import Context
@@ -73,6 +75,7 @@ CursorOption = Annotated[str | None, typer.Option(metavar="CURSOR", help="Contin
 ViewOption = Annotated[
     Literal["active", "history"], typer.Option("--view", help="Exclude superseded messages, or include them.")
 ]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; by default stdout.")]
 Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
@@ -147,6 +150,43 @@ def read_payload(path: str) -> dict[str, Any]:
     if len(data) > _PAYLOAD_BYTES or not isinstance(value, dict):
         raise WrongUse("The payload must be a JSON object of at most 2 MiB, such as the channel delivers.")
     return value
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that appears only when it is complete, and that only its owner can read."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def opened_output(path: Path | None) -> Iterator[BinaryIO]:
+    """Open stdout, or a file that appears only when it is complete and that only its owner can read."""
+    if path is None or not _is_file(path):
+        yield sys.stdout.buffer
+        return
+    with new_file(path) as stream:
+        yield stream
+
+
+def _is_file(path: Path | None) -> bool:
+    return path is not None and str(path) != "-"
+
+
+def show_exported(counts: Mapping[str, object], words: str, output: Path | None) -> None:
+    """Show the result of an export, on stderr if stdout may have the lines."""
+    if _is_file(output) and terminal.as_json:
+        terminal.json({**counts, "file": str(output)})
+    else:
+        terminal.note(f"Exported {words}" + (f" to {output}." if _is_file(output) else "."))
 
 
 def json_or_text(text: str) -> Json:

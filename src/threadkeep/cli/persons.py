@@ -11,10 +11,9 @@ from typing import Annotated, BinaryIO
 import typer
 
 from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import Confirmed, CursorOption, Limit, read_cursor, verbs, write_cursor
+from threadkeep.cli.options import Confirmed, CursorOption, Limit, new_file, read_cursor, verbs, write_cursor
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, relative, terminal
-from threadkeep.cli.transfer import new_file
 from threadkeep.errors import InvalidInput
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Person, PersonQuery

@@ -18,7 +18,7 @@ from threadkeep.records import Retention, RetentionLimits
 if TYPE_CHECKING:
     from threadkeep.history.memory import Memory
     from threadkeep.history.retention import Amount, PlannedRemoval, Pruned
-    from threadkeep.history.run_retention import RunRetention
+    from threadkeep.history.retention_rounds import RunRetention
     from threadkeep.store.retention import FinishedTree, PrunedRuns
 
 _MOST_SHOWN = 50

@@ -1,4 +1,4 @@
-"""Output of runs: a table, the details of a run, a tree, a trace, and the answer of a run as it arrives."""
+"""Output of runs: a table, the details of a run, a tree, a trace, and answers as they arrive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from threadkeep.cli.answers import Answer
+from threadkeep.cli.problems import Problem
 from threadkeep.cli.terminal import Styled, counted, duration, first_words, relative, terminal
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEvent, RunResult, RunStatus, TokenUsage
@@ -16,9 +16,11 @@ from threadkeep.runs.retries import RUN_ERRORS
 from threadkeep.runs.views import RunBody, RunSummary
 
 if TYPE_CHECKING:
+    from rich.status import Status
     from rich.text import Text
     from rich.tree import Tree
 
+    from threadkeep.runs.chat_turns import ChatAnswer, ChatTurn
     from threadkeep.runs.service import RunService
 
 _STYLES: Mapping[RunStatus, str] = {
@@ -267,3 +269,75 @@ def _block(block: Json) -> str:
     if isinstance(text, str):
         return text
     return "" if block.get("type") in _CALLS else f"[{block.get('type')}]"
+
+
+class Answer:
+    """The output of answers as they arrive: text with a spinner before it, or one JSON object for each answer."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+        self._message_id: str | None = None
+        self._spinner: Status | None = None
+
+    async def show(self, turn: ChatTurn) -> ChatAnswer | None:
+        """Show the answer of a turn as it arrives, and return it. Errors of the turn are raised."""
+        from threadkeep.runs.chat_turns import ChatAnswer, ChatToken
+
+        async for event in turn.follow():
+            if isinstance(event, ChatToken) and event.text:
+                self.piece(event.text)
+            elif isinstance(event, ChatAnswer):
+                if terminal.as_json:
+                    terminal.json(event.to_dict())
+                else:
+                    self.end("" if self._shown else event.response)
+                return event
+        return None
+
+    def begin(self) -> None:
+        """Start an answer. On a terminal a spinner is shown until the first piece arrives."""
+        self._shown = ""
+        if terminal.interactive:
+            self._spinner = terminal.out.status("thinking", spinner="dots")
+            self._spinner.start()
+
+    def piece(self, text: str, message_id: str | None = None) -> None:
+        """Show a piece at once. A piece of another message starts a new paragraph."""
+        if terminal.as_json:
+            return
+        if self._spinner is not None:
+            self._stop_spinner()
+            terminal.say(("assistant ", "bold green"), "› ", end="")
+        if self._shown and message_id != self._message_id:
+            terminal.say()
+            self._shown = ""
+        self._message_id = message_id
+        self._shown += text
+        terminal.say(text, end="")
+
+    def end(self, text: str) -> None:
+        """Show the rest of the text that was not streamed, and end the paragraph."""
+        if text and text.strip() != self._shown.strip():
+            if self._shown:
+                terminal.say()
+            self.piece(text, self._message_id)
+        self._stop_spinner()
+        if self._shown:
+            terminal.say()
+        if terminal.interactive:
+            terminal.say()
+
+    def fail(self, problem: Problem) -> None:
+        """Show the problem of a failed answer; with `--json`, as an object in place of the answer."""
+        self._stop_spinner()
+        if terminal.as_json:
+            terminal.json(problem.to_dict())
+            return
+        if self._shown:
+            terminal.say()
+        terminal.error(problem.sentence)
+
+    def _stop_spinner(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None

@@ -288,7 +288,7 @@ async def regenerate_answer(
         raise WrongUse("Name the run or the message, not both.")
     settings = command_settings()
     async with opened_app(settings, works=False) as app:
-        from threadkeep.cli.answers import Answer
+        from threadkeep.cli.run_output import Answer
         from threadkeep.history.all_sessions import AllSessions
         from threadkeep.runs.chat import Again, RegenerationRequest
 

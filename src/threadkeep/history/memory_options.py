@@ -11,7 +11,7 @@ from threadkeep.context.tokens import TokenCounter, estimate
 from threadkeep.errors import InvalidInput
 from threadkeep.history.pending import PendingOptions
 from threadkeep.history.retention import RetentionOptions
-from threadkeep.history.run_retention import RunRetention
+from threadkeep.history.retention_rounds import RunRetention
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.store.address import DatabaseAddress, TranscriptLocation
 from threadkeep.store.codec import utc_now

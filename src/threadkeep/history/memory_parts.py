@@ -22,7 +22,7 @@ from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingTurns
 from threadkeep.history.retention import Pruner
-from threadkeep.history.run_retention import RunPruner
+from threadkeep.history.retention_rounds import RunPruner
 from threadkeep.observe import IndexingBegan, IndexingDone, Observer, Observers
 from threadkeep.records import SearchResult
 from threadkeep.records.graphiti import GraphitiOptions

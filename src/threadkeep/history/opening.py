@@ -26,8 +26,7 @@ from threadkeep.history.memory_parts import Backend, LearnedFactors, MemoryParts
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
-from threadkeep.history.retention_rounds import RetentionSchedule
-from threadkeep.history.run_retention import RunPruner
+from threadkeep.history.retention_rounds import RetentionSchedule, RunPruner
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Backend as BackendLabel
 from threadkeep.observe import Observer, Observers, Outcome

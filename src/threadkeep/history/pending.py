@@ -37,9 +37,8 @@ from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer, PendingWrites
 from threadkeep.records import Message, Receipt, Turn, dump_json
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.store.damaged_turns import DamagedTurn
 from threadkeep.store.driver import Joined, Row, RowLocked, TurnRefused
-from threadkeep.store.spool import PendingTurn
+from threadkeep.store.spool import DamagedTurn, PendingTurn
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import Transcripts
 

@@ -15,12 +15,16 @@ from pathlib import Path
 
 from threadkeep.errors import PendingFolderUnusable, ThreadkeepError
 from threadkeep.records import Turn
-from threadkeep.store.damaged_turns import DamagedTurn, damaged_files, damaged_lines, damaged_turns, drop_damaged
 from threadkeep.store.private_files import make_private_folder
 from threadkeep.store.spool import (
+    DamagedTurn,
     PendingTurn,
     SpoolContent,
     SpoolFile,
+    damaged_files,
+    damaged_lines,
+    damaged_turns,
+    drop_damaged,
     in_use,
     read_entries,
     read_spool,

@@ -1,4 +1,4 @@
-"""Rounds of retention in short steps, and their schedule.
+"""Rounds of retention in short steps, their schedule, and the retention of finished runs.
 
 Each step is followed by an equally long pause, so a concurrent append waits for one step at most. An interrupted round
 has completed only whole steps, and the next round continues from there.
@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import StoreError
-from threadkeep.observe import Observer, PruningFailed
+from threadkeep.errors import InvalidInput, StoreError
+from threadkeep.observe import Observer, PruningFailed, RunsPruned
+from threadkeep.store.driver import RowLocked
 from threadkeep.store.duties import Duties
-from threadkeep.store.retention import Counts
+from threadkeep.store.retention import Counts, Cutoffs, FinishedTree, PrunedRuns
+from threadkeep.store.runs import Runs
 
 _LONGEST_PAUSE_SECONDS = 0.25
 _CLAIM_SECONDS = 60.0
@@ -124,3 +127,147 @@ class RetentionSchedule:
     async def _keeps_claim(self) -> bool:
         """Return True if this process still has the claim; renew it in time."""
         return time.monotonic() - self._claimed < _CLAIM_SECONDS / 3 or await self._claim()
+
+
+_PAGE_TREES = 200
+_STEP_ROWS = 500
+
+
+@dataclass(frozen=True)
+class RunRetention:
+    """The number of days to keep finished runs; None keeps them forever.
+
+    Runs that are set aside wait for a person. They are deleted after `keep_set_aside_days`, if that is set.
+    """
+
+    keep_days: float | None = 30.0
+    keep_set_aside_days: float | None = None
+
+    def __post_init__(self) -> None:
+        """Reject invalid or contradictory limits.
+
+        Raises:
+            InvalidInput: a limit is not valid; the error names it.
+        """
+        for name, days in asdict(self).items():
+            if days is not None and not 0 <= days < float("inf"):
+                raise InvalidInput(f"{name} must be a number of days from 0, or None.")
+        if self.keep_set_aside_days is not None and self.keep_set_aside_days < (self.keep_days or 0.0):
+            raise InvalidInput("keep_set_aside_days must not be below keep_days: runs set aside are kept longer.")
+
+    def cutoffs(self, now: datetime) -> Cutoffs | None:
+        """Return the times before which a run must have ended to be deleted now."""
+        if self.keep_days is None:
+            return None
+        aside = self.keep_set_aside_days
+        return Cutoffs(now - timedelta(days=self.keep_days), None if aside is None else now - timedelta(days=aside))
+
+
+class RunPruner:
+    """A service that deletes expired runs, oldest first. A memory's pruner has the rules of the memory's options."""
+
+    def __init__(self, runs: Runs, rules: RunRetention, *, observer: Observer, clock: Callable[[], datetime]) -> None:
+        self.rules = rules
+        self._runs = runs
+        self._observer = observer
+        self._clock = clock
+
+    async def has_work(self) -> bool:
+        """Return True if runs ever expire."""
+        return self.rules.keep_days is not None
+
+    async def plan(self, rules: RunRetention | None = None) -> AsyncIterator[FinishedTree]:
+        """Yield the trees that would be deleted now; write nothing."""
+        cutoffs = (rules or self.rules).cutoffs(self._clock())
+        page = None if cutoffs is None else await self._page(cutoffs, None)
+        while cutoffs is not None and page:
+            for tree in page:
+                yield tree
+            page = await self._page(cutoffs, page[-1]) if len(page) == _PAGE_TREES else None
+
+    async def prune(
+        self,
+        rules: RunRetention | None = None,
+        *,
+        report: Callable[[PrunedRuns], object] | None = None,
+        may_continue: Callable[[], Awaitable[bool]] | None = None,
+    ) -> PrunedRuns:
+        """Delete expired runs. An interrupted call can be repeated.
+
+        Args:
+            rules: replaces the rules of the memory's options.
+            report: called after each step with the result so far.
+            may_continue: called before each step; False stops the round.
+
+        Raises:
+            StoreError: the database is not available; completed steps stay done.
+        """
+        cutoffs = (rules or self.rules).cutoffs(self._clock())
+        if cutoffs is None:
+            return PrunedRuns()
+        work = Round(PrunedRuns(), report, may_continue)
+        try:
+            page = await self._page(cutoffs, None)
+            while page and await self._remove(page, cutoffs, work):
+                page = await self._page(cutoffs, page[-1]) if len(page) == _PAGE_TREES else []
+            if not page:
+                await self._forget_versions(cutoffs, work)
+        finally:
+            done = work.done
+            if done.runs or done.versions:
+                self._observer.notify(RunsPruned(trees=done.trees, runs=done.runs, versions=done.versions))
+        return work.done
+
+    async def _page(self, cutoffs: Cutoffs, last: FinishedTree | None) -> list[FinishedTree]:
+        after = None if last is None else last.cursor
+        return await self._runs.finished.trees(cutoffs, after=after, limit=_PAGE_TREES)
+
+    async def _remove(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs, work: Round[PrunedRuns]) -> bool:
+        """Delete trees; return False if the round was stopped."""
+        for group in _groups(trees):
+            try:
+                if not await self._remove_group(group, cutoffs, work):
+                    return False
+            except RowLocked:
+                work.done += PrunedRuns(busy=len(group))
+        return True
+
+    async def _remove_group(self, group: Sequence[FinishedTree], cutoffs: Cutoffs, work: Round[PrunedRuns]) -> bool:
+        finished = self._runs.finished
+        if len(group) == 1:
+            (large,) = group
+            while large.events > _STEP_ROWS:
+                if not await work.begin_step():
+                    return False
+                removed = await finished.delete_some_events(large, cutoffs, limit=_STEP_ROWS)
+                large = replace(large, events=max(0, large.events - removed.events))
+                await work.end_step(removed)
+                if removed.events < _STEP_ROWS:
+                    # The rest is in few rows, because the events of a finished run are in one row.
+                    break
+            group = [large]
+        if not await work.begin_step():
+            return False
+        await work.end_step(await finished.delete(group, cutoffs))
+        return True
+
+    async def _forget_versions(self, cutoffs: Cutoffs, work: Round[PrunedRuns]) -> None:
+        """Delete versions of workflows that no run uses any more."""
+        versions, forgotten = self._runs.workflows, 1
+        while forgotten and (unused := await versions.unused(cutoffs.before)):
+            forgotten = await versions.forget(unused)
+            work.count(PrunedRuns(versions=forgotten))
+
+
+def _groups(trees: Sequence[FinishedTree]) -> list[list[FinishedTree]]:
+    """Group trees so that one step can delete each group; a large tree is alone in its group."""
+    groups: list[list[FinishedTree]] = []
+    rows = _STEP_ROWS
+    for tree in trees:
+        size = tree.runs + tree.events
+        if rows + size > _STEP_ROWS:
+            groups.append([])
+            rows = 0
+        groups[-1].append(tree)
+        rows += size
+    return groups

@@ -7,7 +7,7 @@ from threadkeep.history.compressor import Compressor
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.pending import PendingTurns
 from threadkeep.history.retention import Pruner
-from threadkeep.history.run_retention import RunPruner, RunRetention
+from threadkeep.history.retention_rounds import RunPruner, RunRetention
 from threadkeep.knowledge.episodes import Episodes
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.graphiti.consent import Consents

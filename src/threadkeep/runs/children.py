@@ -13,7 +13,7 @@ from threadkeep.errors import ChildFailed
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, Run, RunBudget, RunResult
-from threadkeep.runs.active_runs import ActiveRun
+from threadkeep.runs.endings import ActiveRun
 from threadkeep.runs.requests import map_of
 from threadkeep.runs.worker import Worker
 from threadkeep.workflows.definition import Workflow

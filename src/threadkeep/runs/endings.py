@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from langchain_core.messages import AIMessage
 
@@ -18,18 +18,54 @@ from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.observe import Observer, RunFinished, RunTrouble, TurnFinished, TurnStatus
 from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, STATUS, Run, RunQuery
-from threadkeep.runs.active_runs import ActiveRun
+from threadkeep.runs.engine.engine import Stop
 from threadkeep.runs.execution import Dependencies
+from threadkeep.runs.progress import RunProgress
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
 from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone, sessions_known, sessions_reached
-from threadkeep.runs.streams import Outcome
-from threadkeep.runs.usage import Account
+from threadkeep.runs.streams import Outcome, RunStream
+from threadkeep.runs.tracing import RunTracer
+from threadkeep.runs.usage import Account, RunLedger
 from threadkeep.store.runs import Runs
 from threadkeep.store.runs.runs import RunEnding
 from threadkeep.workflows.nodes import RecordQuestionNode
 from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.turn_ends import reset_commands
+
+type RunStop = Stop | Literal["cancelled"]
+"""The reason why a run was stopped: by the engine, or by a request to cancel it."""
+
+
+@dataclass(eq=False)
+class ActiveRun:
+    """A run that this process is executing.
+
+    `stop` is the reason for which it is being stopped. `begins` is true if no process has executed it before. `over` is
+    the run after it ended here. `has_following` is false if no run waited for this one when it ended.
+    """
+
+    run: Run
+    owner: str
+    stream: RunStream
+    tracer: RunTracer
+    progress: RunProgress
+    begins: bool
+    task: asyncio.Task[Outcome] | None = None
+    stop: RunStop | None = None
+    ledger: RunLedger | None = None
+    over: Run | None = None
+    has_following: bool = True
+    hold: RunHold = field(default_factory=RunHold)
+
+    def cancel(self, stop: RunStop) -> None:
+        """Cancel the run once. A later `lost` replaces another reason; `lost` itself is final."""
+        if self.stop is None or stop == "lost":
+            self.stop = stop
+            self.hold.lost = stop == "lost"
+            if self.task is not None:
+                self.task.cancel()
+
 
 _AT_ONCE = 200
 

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode
 
 from threadkeep.context.tokens import continues, names_of
 from threadkeep.errors import InvalidInput, InvalidSettings
-from threadkeep.history.run_retention import RunRetention
+from threadkeep.history.retention_rounds import RunRetention
 from threadkeep.records.runs import DoubleTexting
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.store.runs.trace import TraceLimits

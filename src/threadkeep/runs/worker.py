@@ -16,8 +16,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.session import BegunTurn
 from threadkeep.observe import RunTakenOver, RunTrouble, RunWork, work_for
 from threadkeep.records.runs import STATUS, Begun, Over, Run
-from threadkeep.runs.active_runs import ActiveRun, RunStop
-from threadkeep.runs.endings import RunEndings, end_orphans, report_run, report_turn
+from threadkeep.runs.endings import ActiveRun, RunEndings, RunStop, end_orphans, report_run, report_turn
 from threadkeep.runs.engine.engine import Engine
 from threadkeep.runs.execution import Dependencies, RunExecution
 from threadkeep.runs.progress import ProgressWriter, RunCheckpoints, RunProgress, beside_of, durability_of, thread_of

@@ -18,7 +18,7 @@ from threadkeep.store.codec import (
     session_of,
     time_text,
 )
-from threadkeep.store.commits import GroupCommit
+from threadkeep.store.commits import GroupCommit, TurnWriter
 from threadkeep.store.driver import (
     Backend,
     Connection,
@@ -45,7 +45,6 @@ from threadkeep.store.transcripts import (
     Superseding,
     TableSessions,
 )
-from threadkeep.store.turn_writer import TurnWriter
 
 _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500

@@ -21,18 +21,7 @@ from threadkeep.observe.log import LogObserver, configure_logging
 from threadkeep.runs.retries import retry_until_available
 from threadkeep.settings import Settings, unknown_variables
 from threadkeep.version import __version__
-from threadkeep.web.api import (
-    channels,
-    chat,
-    facts,
-    health,
-    knowledge,
-    manifests,
-    persons,
-    runs,
-    sessions,
-    workflows,
-)
+from threadkeep.web.api import chat, facts, health, persons, runs, sessions, workflows
 from threadkeep.web.chat_protocols import ag_ui, ai_sdk, openai
 from threadkeep.web.console import calls, known, sign_in, status
 from threadkeep.web.console import runs as console_runs
@@ -115,10 +104,10 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     service.state.app = app
     service.state.heartbeat_seconds = heartbeat_seconds
     # The routes are added directly: `include_router` would build each of them again, at the first request.
-    subjects = (chat, sessions, manifests, workflows, runs, facts, persons)
-    for subject in (*subjects, knowledge, channels, health):
-        service.router.routes.extend(subject.router.routes)
-    for router in (chat.chatkit_router, sessions.search_router, facts.procedures_router, persons.users_router):
+    api = (chat.router, sessions.router, sessions.contexts_router, workflows.router, runs.router, facts.router)
+    around = (persons.router, facts.graphiti_router, chat.channels_router, health.router)
+    others = (chat.chatkit_router, sessions.search_router, facts.procedures_router, persons.users_router)
+    for router in (*api, *around, *others):
         service.router.routes.extend(router.routes)
     for part in (assistants, threads, commands, thread_runs, store, openai, ai_sdk, ag_ui):
         service.router.routes.extend(part.router.routes)

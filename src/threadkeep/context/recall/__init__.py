@@ -9,6 +9,6 @@ related words (`topics`), looked up (`postings`, `hits`), and scored with neighb
 from __future__ import annotations
 
 from threadkeep.context.recall.index import Analysis, IndexedTurn, Ranked, RecallIndex, analysis_of, select
-from threadkeep.context.recall.passages import Passage, passage_of
+from threadkeep.context.recall.query import Passage, passage_of
 
 __all__ = ["Analysis", "IndexedTurn", "Passage", "Ranked", "RecallIndex", "analysis_of", "passage_of", "select"]
