@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("bpe_openai", reason="the extra `tokens` is not installed")
+if find_spec("bpe_openai") is None:
+    pytest.skip("the extra `tokens` is not installed", allow_module_level=True)
 
 from bench.tables import markdown
 from bench.token_families import real_counts

@@ -6,7 +6,8 @@ import gzip
 import sys
 from collections.abc import Iterator
 from hashlib import sha1
-from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,11 @@ from threadkeep.context.estimates import ExactCounter, installed_counter
 from threadkeep.context.tokens import counter_for, counter_named, encoding_of, estimate, estimate_cl100k, name_of
 from threadkeep.errors import InvalidInput
 
-pytest.importorskip("bpe_openai", reason="the extra `tokens` is not installed")
+if (PACKAGE := find_spec("bpe_openai")) is None or PACKAGE.origin is None:
+    pytest.skip("the extra `tokens` is not installed", allow_module_level=True)
 tiktoken = pytest.importorskip("tiktoken")
 
+DATA = Path(PACKAGE.origin).with_name("data")
 ENCODINGS = ("o200k", "cl100k")
 TEXTS = [
     "The refund for your order was approved yesterday.",
@@ -37,7 +40,7 @@ def offline_tiktoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     folder = tmp_path_factory.mktemp("tiktoken")
     for encoding in ENCODINGS:
         address = f"https://openaipublic.blob.core.windows.net/encodings/{encoding}_base.tiktoken"
-        packed = files("bpe_openai.data").joinpath(f"{encoding}_base.tiktoken.gz").read_bytes()
+        packed = (DATA / f"{encoding}_base.tiktoken.gz").read_bytes()
         (folder / sha1(address.encode(), usedforsecurity=False).hexdigest()).write_bytes(gzip.decompress(packed))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
@@ -50,7 +53,6 @@ def offline_tiktoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def without_the_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if the package were not installed."""
     monkeypatch.setitem(sys.modules, "bpe_openai", None)
-    monkeypatch.setitem(sys.modules, "bpe_openai._bindings", None)
     installed_counter.cache_clear()
     yield
     installed_counter.cache_clear()
