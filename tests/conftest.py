@@ -8,15 +8,19 @@ import multiprocessing
 import os
 import shutil
 import signal
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpcore2
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
+from langgraph._internal import _serde
 
 from tests.limits import HANG_SECONDS
 from tests.memory_folder import memory_folder
@@ -102,6 +106,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    # What is left of a test is searched for seldom: a search finds little, and takes as long as several tests.
+    gc.set_threshold(20_000, 10, 10)
 
 
 def pytest_unconfigure() -> None:
@@ -127,6 +133,21 @@ def prepared_once() -> Iterator[None]:
     """The schema of databases in memory is made once and not in every test."""
     with pytest.MonkeyPatch.context() as patch, copying_schema() as open_database:
         patch.setattr("threadkeep.history.opening.open_database", open_database)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def looked_up_once() -> Iterator[None]:
+    """Keep what libraries look up for each client and graph: authorities of TLS take 50 ms, type hints 5 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (
+            (httpcore2, "default_ssl_context"),
+            (ssl, "create_default_context"),
+            (_serde, "_safe_get_type_hints"),
+        ):
+            # Another version of LangGraph may have no such function.
+            if look_up := getattr(module, name, None):
+                patch.setattr(module, name, cache(look_up))
         yield
 
 
@@ -248,6 +269,8 @@ def logging_as_before() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+        # Each call makes all loggers forget their levels.
+        if (logger := logging.getLogger(name)).level != level:
+            logger.setLevel(level)
     if structlog.is_configured():
         structlog.reset_defaults()

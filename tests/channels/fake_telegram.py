@@ -146,8 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _control_deliver(self, values: Values) -> list[int]:
         updates: Sequence[Values] = [update for update in values["updates"] for _ in range(values["times"])]
-        with ThreadPoolExecutor(max_workers=8) as pool:
-            return list(pool.map(lambda update: _push(values["url"], values["secret"], update), updates))
+        with httpx2.Client(timeout=30, trust_env=False) as client, ThreadPoolExecutor(max_workers=8) as pool:
+            return list(pool.map(lambda update: _push(client, values["url"], values["secret"], update), updates))
 
     def _send(self, status: int, body: object) -> None:
         content = json.dumps(body).encode()
@@ -169,9 +169,9 @@ def _seen(values: Values) -> str:
     return text
 
 
-def _push(url: str, secret: str, update: Values) -> int:
+def _push(client: httpx2.Client, url: str, secret: str, update: Values) -> int:
     headers = {"X-Telegram-Bot-Api-Secret-Token": secret}
     try:
-        return httpx2.post(url, json=update, headers=headers, timeout=30, trust_env=False).status_code
+        return client.post(url, json=update, headers=headers).status_code
     except httpx2.HTTPError:
         return 0
