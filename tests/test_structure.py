@@ -75,7 +75,7 @@ MOST_FILES = 367
 # Learned factors that belong to an estimate brought 15.
 # Summaries in an index for recall that are bounded over all of its sessions brought 37.
 # Indexes of users that are joined from the stored ones of their sessions brought 175, and a file.
-MOST_LINES = 81_750
+MOST_LINES = 81_634
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

@@ -115,11 +115,7 @@ class KnownFacts:
         return "facts"
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the block of facts that fits; None if nothing is known.
-
-        Raises:
-            StoreError, TimeoutError: the database does not answer in time.
-        """
+        """Return the block of facts that fits; None if nothing is known."""
         scopes, refused = self._scopes.of(request.session, ensure_config())
         for error in refused.values():
             self._memory.made[0].observers.notify(

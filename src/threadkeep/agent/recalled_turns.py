@@ -62,11 +62,7 @@ class RecalledTurns:
         return "selected"
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the block of turns that fits; None if no turn is relevant.
-
-        Raises:
-            StoreError, TimeoutError: the database does not answer in time.
-        """
+        """Return the block of turns that fits; None if no turn is relevant."""
         session = request.session
         known = [m.seq for m in request.earlier if m.id in request.known_ids and m.seq is not None]
         search = Search(

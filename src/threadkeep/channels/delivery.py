@@ -43,11 +43,7 @@ class DeliveryOptions:
     keep_seconds: float = 7 * 86_400.0
 
     def __post_init__(self) -> None:
-        """Reject times that are not positive.
-
-        Raises:
-            InvalidInput: an option is not above 0; the text names it.
-        """
+        """Reject times that are not positive; `InvalidInput` names the option."""
         for name, value in asdict(self).items():
             if not value > 0:
                 raise InvalidInput(f"{name} must be a number above 0; correct it.")

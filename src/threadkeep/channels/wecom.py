@@ -202,11 +202,7 @@ class WeComDirectOptions:
     encoding_aes_key: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Reject options that are not valid.
-
-        Raises:
-            InvalidInput: an option is invalid; the text names it.
-        """
+        """Reject options that are not valid; `InvalidInput` names the option."""
         check_name(self.name)
         if not self.corp_id or not (self.agent_id.isascii() and self.agent_id.isdigit()):
             raise InvalidInput("A WeCom application needs its corp_id and its agent_id (digits only); set both.")

@@ -133,7 +133,6 @@ class Compressor:
 
         Raises:
             CompressionFailed: the summary could not be written; earlier summaries stay.
-            StoreUnavailable: the database does not answer.
         """
         newest: Summary | None = None
         rest: CompressionRequest | None = CompressionRequest(

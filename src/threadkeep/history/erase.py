@@ -42,11 +42,14 @@ _LOG = "the WAL of PostgreSQL until it is recycled"
 
 
 class Eraser:
-    """The erase of persons and sessions. If a call is interrupted, repeat it; it continues where it stopped."""
+    """The erase of persons and sessions. If a call is interrupted, repeat it; it continues where it stopped.
+
+    `rows` are the rows of the tables.
+    """
 
     def __init__(self, memory: Memory, rows: TableErasing) -> None:
         self._memory = memory
-        self._rows = rows
+        self.rows = rows
 
     async def wanted(self, session_id: str | None, user_id: str | None) -> Erasable:
         """Return the target of an erase: a person with all merged ids, or one session.
@@ -59,43 +62,11 @@ class Eraser:
         if user_id is None:
             return Erasable(session_id=session_id)
         self._memory.session("erase", user_id=user_id)  # checks the id
-        return Erasable(ids=await self._rows.same_person(user_id))
-
-    async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the sessions that are deleted completely."""
-        return await self._rows.sessions(wanted)
-
-    async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
-        """Return the `seq` values of the person's messages in other people's sessions, by session."""
-        return await self._rows.shared(wanted)
-
-    async def values(self, wanted: Erasable) -> list[tuple[str, str, str]]:
-        """Return scope, name and value of each entry that a front end or framework stores for the person."""
-        return await self._rows.values(wanted.ids)
+        return Erasable(ids=await self.rows.same_person(user_id))
 
     async def groups(self, wanted: Erasable) -> int:
         """Return the number of Graphiti groups of the person or the session."""
-        return (await self._rows.counts(wanted))["chat_graph_groups"]
-
-    async def groups_without_session(self) -> list[str]:
-        """Return the ids of deleted sessions that still have a group in Graphiti."""
-        return await self._rows.groups_without_session()
-
-    async def forget_group(self, session_id: str) -> None:
-        """Delete the row of a session's Graphiti group after the group was deleted there."""
-        await self._rows.forget_group(session_id)
-
-    async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts in other scopes that are based on the person's sessions and runs."""
-        return await self._rows.facts(wanted)
-
-    async def steps(self, session_id: str) -> list[dict[str, object]]:
-        """Return the tool calls and results of a session's earlier turns."""
-        return await self._rows.steps(session_id)
-
-    async def keys(self, wanted: Erasable) -> list[dict[str, object]]:
-        """Return the keys of the HTTP service that act for the person, without digests."""
-        return await self._rows.keys(wanted.ids)
+        return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def begin(self, wanted: Erasable) -> Erasable:
         """Record the start of an erase; return its target, with the ids and sessions of an interrupted call."""
@@ -105,7 +76,7 @@ class Eraser:
         wanted = replace(wanted, ids=ids, noted=f"{_SCOPE}:{name}")
         await state.keep_first(_SCOPE, name, json.dumps({"ids": ids, "found": await self._find(wanted)}))
         named = [] if wanted.session_id is None else [wanted.session_id]
-        await self._rows.note_sessions(wanted, [*named, *await self._rows.sessions(wanted)])
+        await self.rows.note_sessions(wanted, [*named, *await self.rows.sessions(wanted)])
         return wanted
 
     async def erase(
@@ -124,7 +95,7 @@ class Eraser:
         subject = await self._subject(wanted)
         begun_at = self._memory.clock()
         before = found = await self._find(wanted)
-        shared = {*await self._rows.shared(wanted), *(name for _, name, _ in await self.shared_conversations(wanted))}
+        shared = {*await self.rows.shared(wanted), *(name for _, name, _ in await self.shared_conversations(wanted))}
         not_reached = [*remains, *await self._elsewhere(wanted), *_ALWAYS]
         after = before
         if not dry_run:
@@ -137,18 +108,18 @@ class Eraser:
             counts = json.dumps({"found": before})
             if done:
                 # Delete the notes first, so that their ids are overwritten too. A repeat needs the counts until then.
-                await self._rows.forget_notes(wanted)
+                await self.rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
-            if not await self._rows.overwrite(vacuum=vacuum):
+            if not await self.rows.overwrite(vacuum=vacuum):
                 not_reached.append("the WAL file of SQLite, which a reader keeps: stop other processes, and repeat")
             if (rest := await self._memory.overwrite_graph_store(vacuum=vacuum)) is not None:
                 not_reached.append(rest)
             if done:
                 await state.forget(_SCOPE, subject, counts)
-        if self._rows.backend == "postgres":
+        if self.rows.backend == "postgres":
             not_reached.append(_LOG if vacuum and not dry_run else _DEAD_ROWS)
         not_reached += await self._unreadable(wanted)
-        if waiting := await self._rows.retractions():
+        if waiting := await self.rows.retractions():
             not_reached.append(f"{waiting} episodes of facts in Graphiti, until it confirms that they are deleted")
         if shared_names := await self._named(wanted, others=True):
             not_reached.append(f"{len(shared_names)} namespaces of the graph store that name other users too")
@@ -171,9 +142,9 @@ class Eraser:
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
         """Describe data of the person or session that remains because it belongs to others or has another id."""
         found: list[str] = []
-        if episodes := await self._rows.episodes_elsewhere(wanted):
+        if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
-        if wanted.session_id is not None and (branches := await self._rows.branches(wanted.session_id)):
+        if wanted.session_id is not None and (branches := await self.rows.branches(wanted.session_id)):
             found.append(f"{branches} branches of the session, which have copies of its messages: erase each")
         return found
 
@@ -194,7 +165,7 @@ class Eraser:
 
     async def _names(self, kind: ErasedKind) -> set[str]:
         """Return the ids of all persons or of all sessions in the tables, in pending turns and in conversations."""
-        names = set(await self._rows.known(sessions=kind == "session"))
+        names = set(await self.rows.known(sessions=kind == "session"))
         for entry in await self.waiting():
             names |= {entry.turn.session_id} if kind == "session" else _people(entry.turn.user_id, entry.turn.messages)
         own = [self._memory] if self._memory.in_graph_store else []
@@ -210,22 +181,22 @@ class Eraser:
         """Erase until nothing is found any more; messages that arrive during the erase may remain."""
         after: dict[str, int] = {}
         for _ in range(_ROUNDS):
-            sessions = await self._rows.sessions(wanted)
-            await self._rows.note_sessions(wanted, sessions)
+            sessions = await self.rows.sessions(wanted)
+            await self.rows.note_sessions(wanted, sessions)
             await self._drop_pending(wanted, sessions)
-            await self._rows.forget_runs(wanted)
+            await self.rows.forget_runs(wanted)
             for session_id in sessions:
                 await self._memory.session(session_id).delete()
-            for session_id, seqs in (await self._rows.shared(wanted)).items():
+            for session_id, seqs in (await self.rows.shared(wanted)).items():
                 for start in range(0, len(seqs), _PAGE):
-                    await self._rows.empty(session_id, seqs[start : start + _PAGE])
+                    await self.rows.empty(session_id, seqs[start : start + _PAGE])
                 self._memory.older_turns.forget(session_id)
                 self._memory.session_cache.forget(session_id)
             await self._empty_conversations(wanted)
-            await self._rows.delete_person(wanted.ids)
-            await self._rows.forget_evidence(sessions)
+            await self.rows.delete_person(wanted.ids)
+            await self.rows.forget_evidence(sessions)
             await self._erase_graph_store(wanted, sessions)
-            await self._rows.delete_checkpoints(wanted)
+            await self.rows.delete_checkpoints(wanted)
             after = await self._find(wanted)
             if not any(after.values()):
                 break
@@ -233,8 +204,8 @@ class Eraser:
 
     async def _find(self, wanted: Erasable) -> dict[str, int]:
         """Count the rows, pending turns and items of each store."""
-        sessions = await self._rows.sessions(wanted)
-        counts = await self._rows.counts(wanted)
+        sessions = await self.rows.sessions(wanted)
+        counts = await self.rows.counts(wanted)
         counts[_PENDING] = sum(belongs(entry.turn, wanted, sessions) for entry in await self.waiting())
         counts[_SHARED] = sum(len(messages) for _, _, messages in await self.shared_conversations(wanted))
         counts[_CONVERSATIONS] = len(await self.conversations(wanted, sessions))
@@ -298,7 +269,7 @@ class Eraser:
             for start in range(0, len(seqs), _PAGE):
                 some = seqs[start : start + _PAGE]
                 if memory is self._memory:
-                    await self._rows.empty(session_id, some)
+                    await self.rows.empty(session_id, some)
                 await memory.empty_messages(session_id, some)
 
     async def _erase_graph_store(self, wanted: Erasable, sessions: Sequence[str]) -> None:
@@ -324,7 +295,7 @@ class Eraser:
         if not wanted.ids or not await self._memory.has_graph_store():
             return []
         layouts = [GraphLayout(), *(layout for _, layout, _ in await self._memory.namespaces())]
-        mine, known = {*wanted.ids}, {*await self._rows.known(sessions=False)}
+        mine, known = {*wanted.ids}, {*await self.rows.known(sessions=False)}
         return [
             namespace
             async for namespace in _namespaces(await self._memory.graph_store())

@@ -51,11 +51,7 @@ class MemoryOptions:
     graphiti: GraphitiOptions | None = None
 
     def __post_init__(self) -> None:
-        """Reject options that would fail at the first message.
-
-        Raises:
-            InvalidInput: an option is invalid; the error names it.
-        """
+        """Reject options that would fail at the first message; `InvalidInput` names the option."""
         for name, function in (("counter", self.counter), ("clock", self.clock)):
             if not callable(function):
                 raise InvalidInput(f"The {name} of MemoryOptions must be a function.")

@@ -176,11 +176,7 @@ class WindowReader:
         return replace(known, superseded=(after, tuple(ranges)))
 
     async def recollect(self, past: Past) -> tuple[Window, Recollection]:
-        """Return the window before a message, and its recollection.
-
-        Raises:
-            StoreError: the database does not answer.
-        """
+        """Return the window before a message, and its recollection."""
         question_seq = past.before_seq or await self._place_of(past.before_id)
         before = END if question_seq is None else question_seq - past.questions + 1
         page_rows = min(past.limits.max_messages or PAGE_ROWS, PAGE_ROWS)

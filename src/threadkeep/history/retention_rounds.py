@@ -144,11 +144,7 @@ class RunRetention:
     keep_set_aside_days: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject invalid or contradictory limits.
-
-        Raises:
-            InvalidInput: a limit is not valid; the error names it.
-        """
+        """Reject invalid or contradictory limits; `InvalidInput` names the limit."""
         for name, days in asdict(self).items():
             if days is not None and not 0 <= days < float("inf"):
                 raise InvalidInput(f"{name} must be a number of days from 0, or None.")

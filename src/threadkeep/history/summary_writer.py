@@ -70,7 +70,6 @@ class SummaryWriter:
 
         Raises:
             CompressionFailed: the summary could not be written; earlier summaries stay.
-            StoreError: the database does not answer.
         """
         session_id = self._request.session_id
         uncovered = Uncovered() if self._request.upto_seq else await self._summaries.uncovered(session_id)

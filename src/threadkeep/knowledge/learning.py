@@ -104,11 +104,7 @@ class Learning:
             self._task = asyncio.create_task(self._work(), context=Context(), name="threadkeep-learning")
 
     async def learn(self, request: LearningRequest) -> int:
-        """Read the new messages of a session, and return the number of new proposals.
-
-        Raises:
-            StoreError: the database does not answer.
-        """
+        """Read the new messages of a session, and return the number of new proposals."""
         proposed, is_more = await self._learn_some(request)
         while is_more:
             more, is_more = await self._learn_some(request)

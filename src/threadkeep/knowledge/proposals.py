@@ -85,9 +85,6 @@ class Proposals:
         """Store proposals and the position of a learner; return the number of new proposals.
 
         Returns None if another process has read the messages first.
-
-        Raises:
-            StoreUnavailable: the database does not answer.
         """
         now = self._clock()
         added = 0

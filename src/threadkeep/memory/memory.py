@@ -108,11 +108,11 @@ class Memory(history.Memory):
         """
         remains: list[str] = []
         purged = 0
-        deleted = set(await self.eraser.groups_without_session()) if wanted.ids else set()
+        deleted = set(await self.eraser.rows.groups_without_session()) if wanted.ids else set()
         if not self.graphiti.is_on and (groups := await self.eraser.groups(wanted) + len(deleted)):
             remains.append(f"Graphiti: {groups} groups; erase again in a process with Graphiti enabled")
         scopes = [Scope("user", id_) for id_ in wanted.ids]
-        scopes += [Scope("session", session_id) for session_id in await self.eraser.sessions(wanted)]
+        scopes += [Scope("session", session_id) for session_id in await self.eraser.rows.sessions(wanted)]
         scopes += [Scope("session", session_id) for session_id in sorted(deleted)]
         for scope in dict.fromkeys(scopes) if self.graphiti.is_on else ():
             try:
@@ -126,7 +126,7 @@ class Memory(history.Memory):
                 if found.remains:
                     remains.append(f"Graphiti: {found.remains} in a group of a {scope.kind}")
                 elif scope.kind == "session" and scope.owner in deleted:
-                    await self.eraser.forget_group(scope.owner)
+                    await self.eraser.rows.forget_group(scope.owner)
         return ErasedStore(_GROUPS, purged + len(remains), len(remains)), remains
 
     @classmethod

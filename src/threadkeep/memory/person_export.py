@@ -104,7 +104,7 @@ class PersonExport:
         wanted = await self._eraser.wanted(None, user_id)
         whose = _digest_of(wanted.ids)
         begun, key = self._position(after, whose)
-        person = Person(wanted, tuple(sorted(await self._eraser.sessions(wanted))))
+        person = Person(wanted, tuple(sorted(await self._eraser.rows.sessions(wanted))))
         names = list(self._sections)
         for name in names[names.index(begun) :]:
             async for position, lines in self._sections[name](person, key):
@@ -167,7 +167,7 @@ class PersonExport:
 
     async def _shared(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield the person's messages in sessions of others."""
-        for session_id, seqs in sorted((await self._eraser.shared(person.wanted)).items()):
+        for session_id, seqs in sorted((await self._eraser.rows.shared(person.wanted)).items()):
             for seq in sorted(seqs):
                 if (session_id, seq) > after:
                     page = await self._memory.session(session_id).page(before=seq + 1, limit=1, view="history")
@@ -226,7 +226,7 @@ class PersonExport:
             async for number, found in _pages(self._knowledge.facts_page, FactQuery(scope, past=True, limit=_PAGE)):
                 lines = [_line("fact", FactView.of(fact).model_dump(mode="json")) for fact in found]
                 yield (scope.kind, scope.owner, number), lines
-        for fact_id in await self._eraser.facts(person.wanted):
+        for fact_id in await self._eraser.rows.facts(person.wanted):
             with contextlib.suppress(KnowledgeNotFound):  # forgotten meanwhile
                 fact = await self._knowledge.fact(fact_id)
                 yield (_LAST, fact_id), [_line("fact", FactView.of(fact).model_dump(mode="json"))]
@@ -252,7 +252,7 @@ class PersonExport:
     async def _steps(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield the tool calls and results of earlier turns."""
         for session_id in person.sessions:
-            found = await self._eraser.steps(session_id)
+            found = await self._eraser.rows.steps(session_id)
             yield (session_id,), [_line("step", {"session_id": session_id, **step}) for step in found]
 
     async def _pending(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
@@ -264,7 +264,7 @@ class PersonExport:
 
     async def _values(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield the data that front ends and frameworks store beside sessions: attachments, state of apps, names."""
-        for scope, name, value in await self._eraser.values(person.wanted):
+        for scope, name, value in await self._eraser.rows.values(person.wanted.ids):
             yield (scope, name), [_line("value", {"scope": scope, "name": name, "value": value})]
 
     async def _items(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
@@ -276,7 +276,7 @@ class PersonExport:
 
     async def _keys(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield the keys of the HTTP service that speak for the person, without their digests."""
-        for key in await self._eraser.keys(person.wanted):
+        for key in await self._eraser.rows.keys(person.wanted.ids):
             yield (str(key["key_id"]),), [_line("api_key", key)]
 
 

@@ -85,11 +85,7 @@ class GraphitiOptions:
     backfill_per_minute: int = 60
 
     def __post_init__(self) -> None:
-        """Reject invalid options.
-
-        Raises:
-            InvalidInput: names the option.
-        """
+        """Reject invalid options; `InvalidInput` names the option."""
         object.__setattr__(self, "endpoint", normalised_endpoint(self.endpoint))
         for name in (
             "timeout_seconds", "max_batch", "max_queue", "max_queue_bytes", "max_message_chars", "recall_max_facts",

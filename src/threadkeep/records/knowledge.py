@@ -59,11 +59,7 @@ class Scope:
     owner: str
 
     def __post_init__(self) -> None:
-        """Reject a scope without an owner.
-
-        Raises:
-            InvalidInput: names the field.
-        """
+        """Reject a scope without an owner; `InvalidInput` names the field."""
         if self.kind not in SCOPE_KINDS:
             raise InvalidInput(f"A scope is one of {', '.join(SCOPE_KINDS)}.")
         check_name("scope's owner", self.owner, MAX_OWNER_CHARACTERS)
@@ -121,11 +117,7 @@ class NewFact:
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        """Reject a fact that could not be stored and found again.
-
-        Raises:
-            InvalidInput: names the field, never its text.
-        """
+        """Reject a fact that could not be stored and found again; `InvalidInput` names the field, never its text."""
         check_name("fact's key", self.key, MAX_KEY_CHARACTERS)
         object.__setattr__(self, "key", canonical_key(self.key))
         check_name("fact's key", self.key, MAX_KEY_CHARACTERS)  # the canonical form may be longer

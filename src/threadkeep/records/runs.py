@@ -41,11 +41,7 @@ class RunBudget:
     max_cost: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject invalid limits.
-
-        Raises:
-            InvalidInput: names the limit.
-        """
+        """Reject invalid limits; `InvalidInput` names the limit."""
         tokens, cost = self.max_tokens, self.max_cost
         if tokens is not None and (
             isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens < _MOST_TOKENS
@@ -106,11 +102,7 @@ class NewRun:
     any_session: bool = False
 
     def __post_init__(self) -> None:
-        """Reject a request with missing or contradictory fields.
-
-        Raises:
-            InvalidInput: names the field.
-        """
+        """Reject a request with missing or contradictory fields; `InvalidInput` names the field."""
         if not self.run_id or not self.workflow:
             raise InvalidInput("A run needs a run_id and the name of a workflow.")
         if self.message_id is not None and self.session_id is None:

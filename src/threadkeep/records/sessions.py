@@ -30,11 +30,7 @@ class RetentionLimits:
     max_idle_days: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject limits that would keep nothing, or that are too large for dates.
-
-        Raises:
-            InvalidInput: names the limit.
-        """
+        """Reject limits that would keep nothing, or that are too large for dates; `InvalidInput` names the limit."""
         for name in ("max_age_days", "max_idle_days"):
             days = getattr(self, name)
             if days is not None and not _is_days(days):
@@ -159,11 +155,7 @@ class Summary:
     created_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Reject a summary of an empty range.
-
-        Raises:
-            InvalidInput: names the field, never its text.
-        """
+        """Reject a summary of an empty range; `InvalidInput` names the field, never its text."""
         if not isinstance(self.text, str) or not self.text.strip():
             raise InvalidInput("A summary's text must not be blank.")
         for name in ("session_id", "model", "prompt_version", "id"):

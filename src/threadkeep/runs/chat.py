@@ -173,11 +173,7 @@ class Chat:
         return answer
 
     async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the answer of a recorded run; None if no run can be recorded now.
-
-        Raises:
-            StoreError, TimeoutError: the database does not answer.
-        """
+        """Return the answer of a recorded run; None if no run can be recorded now."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         # One at a time, so that messages enter the session's order as they arrived in this process.
         async with self._lock_of(turn.order_key):
@@ -197,11 +193,7 @@ class Chat:
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _service(self, session: Session) -> RunService | None:
-        """Wait for the run service and return it; return None if it is not available now.
-
-        Raises:
-            StoreError, TimeoutError: the database does not answer.
-        """
+        """Wait for the run service and return it; return None if it is not available now."""
         pending = self._memory.pending
         if not self._runs.is_open:
             # At startup, opening may wait longer for locks; here a person waits for it.
@@ -312,7 +304,6 @@ class Chat:
         """Execute an internal workflow of a session in the order of its turns.
 
         Raises:
-            StoreError: the database does not answer.
             RunFailed: the workflow did not succeed.
         """
         runs = await self._runs.service()

@@ -171,9 +171,6 @@ async def check_integrity(driver: Driver, *, transcripts: bool) -> Integrity:
 
     SQLite reads the whole file. PostgreSQL reports known errors, and checks its indexes if it has the extension
     amcheck.
-
-    Raises:
-        StoreUnavailable: the database does not answer.
     """
     sql = load_statements("integrity.sql", f"{driver.backend}/integrity.sql")
     async with driver.reading() as connection:

@@ -109,11 +109,7 @@ class GraphRecaller:
         )
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:
-        """Return the facts that are relevant to an input; failures are in the reports of the scopes.
-
-        Raises:
-            StoreUnavailable: the database does not answer.
-        """
+        """Return the facts that are relevant to an input; failures are in the reports of the scopes."""
         started = time.monotonic()
         kinds = scopes_asked(question.text, self._options)
         scopes = {kind: question.scopes.get(kind) if kind in kinds else None for kind in SCOPE_KINDS}
