@@ -183,14 +183,14 @@ async def test_what_a_message_replies_to_is_shown_to_the_model(tmp_path: Path, t
 
 
 async def test_a_busy_platform_is_waited_for(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """For the three seconds that it says; the answer is sent once."""
-    telegram.refuse(429, retry_after=3)
+    """For the second that it says, which is longer than other pauses; the answer is sent once."""
+    telegram.refuse(429, retry_after=1)
     telegram.refuse(502)
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
         await desk.say("hi")
         await until(lambda: _tried(desk))
         [entry] = await desk.memory.channels.outbox.entries()
-        assert entry.next_try_at >= entry.created_at + timedelta(seconds=3)
+        assert entry.next_try_at >= entry.created_at + timedelta(seconds=1)
         assert await desk.answered() == ["hello"]
         [entry] = await desk.memory.channels.outbox.entries()
     assert entry.tries == 3

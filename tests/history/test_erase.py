@@ -315,6 +315,7 @@ async def test_a_reader_of_the_file_holds_up_neither_the_erase_nor_writers(
             erasing = asyncio.create_task(memory.erase(user_id=ANN))
             while not erasing.done():
                 await memory.session("telegram:2").append([said("hello")])
+                await asyncio.wait([erasing], timeout=0.05)
             receipt = await erasing
         assert any("WAL file of SQLite" in one for one in receipt.not_reached)
         repeated = await memory.erase(user_id=ANN)
