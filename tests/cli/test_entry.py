@@ -234,7 +234,7 @@ def test_libraries_say_nothing_beside_the_problem(cli: CommandLine) -> None:
 @pytest.mark.process
 def test_a_listener_that_goes_away_is_no_error(cli: CommandLine, tmp_path: Path) -> None:
     """`threadkeep sessions export --all | head -1` says nothing on stderr."""
-    cli.store("a", *["word " * 200] * 600)
+    cli.store("a", *["word " * 200] * 200)
     with cli.start("sessions", "export", "--all") as process:
         assert process.stdout is not None
         assert process.stdout.readline()
