@@ -50,7 +50,7 @@ async def test_a_process_that_wakes_up_late_stores_no_second_answer(
         turn = stalled.begin(said("hi", ID))
         await gate.reached()
         # Its lease has run out.
-        monkeypatch.setattr("threadkeep.runs.engine.local._names", set())
+        monkeypatch.setattr("threadkeep.runs.engine.engine._names", set())
         other = make_chat(memories[1], ScriptedModel(["hello"]), runs=WATCHFUL)
         assert (await other.ask(said("hi", ID))).response == "hello"
         gate.open()

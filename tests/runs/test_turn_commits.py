@@ -128,7 +128,7 @@ async def test_a_process_that_lost_its_run_stores_no_answer(
         monkeypatch.setattr(memories[0].pending, "record_joined", record_joined)
         turn = make_chat(memories[0], ScriptedModel([["hello from ", late, "the late one"]])).begin(said("hi", ID))
         await late.reached()
-        monkeypatch.setattr("threadkeep.runs.engine.local._names", set())
+        monkeypatch.setattr("threadkeep.runs.engine.engine._names", set())
         other = make_chat(memories[1], ScriptedModel([["he", waiting, "llo"]]), runs=WATCHFUL).begin(said("hi", ID))
         await waiting.reached()
         late.open()

@@ -68,7 +68,7 @@ class OnLoop[M: history.Memory, H]:
             StoreClosed: the memory is closed.
             InvalidInput: the caller is in the memory's own thread, or blocks its loop and no companion is possible.
         """
-        token, blocked = _caller_loop.set(None), _blocked_loop.set(_running_loop())
+        token, blocked = _caller_loop.set(None), _blocked_loop.set(running_loop())
         try:
             return self._wait_for(verb, of)
         finally:
@@ -104,7 +104,8 @@ def blocked_loop() -> asyncio.AbstractEventLoop | None:
     return _blocked_loop.get()
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of the caller; None outside of one."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -19,6 +19,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from threadkeep.memory.on_loop import running_loop
 from threadkeep.runs.progress import PendingCheckpoint, PendingWrites, RunProgress, namespace_of
 
 
@@ -75,19 +76,12 @@ class ThreadedSaver(BaseCheckpointSaver[Any]):
         return self._waited_for(self.aget_delta_channel_history(config=config, channels=channels))
 
     def _waited_for[T](self, work: Coroutine[Any, Any, T]) -> T:
-        if _running_loop() is self._loop:
+        if running_loop() is self._loop:
             work.close()
             raise asyncio.InvalidStateError(
                 "`invoke` in async code would wait for its own event loop; use `await graph.ainvoke()` there."
             )
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 class ProgressSaver(ThreadedSaver):

@@ -23,7 +23,7 @@ from threadkeep.settings import Settings, unknown_variables
 from threadkeep.version import __version__
 from threadkeep.web.api import chat, facts, health, persons, runs, sessions, workflows
 from threadkeep.web.chat_protocols import ag_ui, ai_sdk, openai
-from threadkeep.web.console import calls, known, sign_in, status
+from threadkeep.web.console import calls, sign_in, status
 from threadkeep.web.console import runs as console_runs
 from threadkeep.web.console import sessions as console_sessions
 from threadkeep.web.keys import keys_of, limits_of, tokens_of
@@ -155,7 +155,7 @@ def _describe(service: FastAPI) -> None:
 def _mount_console(service: FastAPI) -> None:
     """Serve the pages and files of the console, and an error page for its unknown addresses."""
     service.mount(CONSOLE_FILES, StaticFiles(packages=[("threadkeep.web.console", "static")]))
-    for pages in (console_sessions, calls, console_runs, known, status, sign_in):
+    for pages in (console_sessions, calls, console_runs, status, sign_in):
         service.router.routes.extend(pages.router.routes)
     service.add_exception_handler(HTTPException, sign_in.respond_to_browsers)
 

@@ -9,9 +9,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from threadkeep.errors import StoreClosed, ThreadkeepError
-from threadkeep.runs.engine.engine import CLOSED, EngineOptions, Execute, Stop, Troubled
+from threadkeep.runs.engine.engine import CLOSED, Ending, EngineOptions, Execute, RunTasks, Stop, Troubled
 from threadkeep.runs.engine.lease import Lease
-from threadkeep.runs.engine.local import Ending, RunTasks
 from threadkeep.runs.retries import shielded
 from threadkeep.store.address import DatabaseAddress
 

@@ -21,9 +21,8 @@ from dbos import error as dbos_error
 from threadkeep.boundary import ErrorBoundary, OnFailure
 from threadkeep.errors import InvalidInput
 from threadkeep.runs.engine.database import SCHEMA, Connections, translated
-from threadkeep.runs.engine.engine import STOP_SECONDS, EngineOptions, Troubled
+from threadkeep.runs.engine.engine import STOP_SECONDS, Ending, EngineOptions, Troubled
 from threadkeep.runs.engine.lease import Lease
-from threadkeep.runs.engine.local import Ending
 from threadkeep.store.address import DatabaseAddress
 
 

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 from threadkeep.boundary import AsyncOnFailure
 from threadkeep.errors import InvalidInput
-from threadkeep.runs.engine.engine import Engine, EngineOptions, Execute, Troubled
-from threadkeep.runs.engine.local import LocalEngine
+from threadkeep.runs.engine.engine import Engine, EngineOptions, Execute, LocalEngine, Troubled
 from threadkeep.store.address import DatabaseAddress
 
 
