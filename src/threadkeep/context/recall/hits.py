@@ -259,7 +259,7 @@ def places_of(hits: Hits, match: Match, places: Places) -> list[int]:
         best = sorted(best, key=values.__getitem__, reverse=True)[:_MOST_HITS]
     chosen = set(match.certain)
     for distance in (-2, -1, 0, 1, 2):
-        chosen.update(map(distance.__add__, best))
+        chosen.update([place + distance for place in best])
     for place in match.telling:
         if len(chosen) >= _LEAST_CANDIDATES:
             break
@@ -273,11 +273,10 @@ def episodes_of(hits: Hits, places: Places) -> dict[int, tuple[float, float]]:
     """Return, for each episode with hits, the share of the query that it covers and the quality of its best turns."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
-    episodes = map(places.episodes.__getitem__, hits.masks)
-    for episode, mask, score in zip(episodes, hits.masks.values(), map(hits.scores.get, hits.masks), strict=True):
-        masks[episode] |= mask
-        if score:
-            scores[episode].append(score)
+    for place, mask in hits.masks.items():
+        masks[places.episodes[place]] |= mask
+    for place, score in hits.scores.items():
+        scores[places.episodes[place]].append(score)
     best = {episode: sum(sorted(found, reverse=True)[:_BEST_TURNS]) for episode, found in scores.items()}
     most = max(best.values(), default=0.0) or 1.0
     return {episode: (hits.coverage[mask], best.get(episode, 0.0) / most) for episode, mask in masks.items()}

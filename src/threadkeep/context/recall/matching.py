@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -58,7 +59,7 @@ class Scoring:
         following, before, here, after = NOBODY, 0.0, 0.0, 0.0
         scores: list[tuple[float, int]] = []
         for place, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
-            score = priors[place] + amounts.get(place, 0.0) + shares.get(episodes[place], 0.0)
+            score = priors[place] + amounts[place] + shares.get(episodes[place], 0.0)
             if asked:
                 # Most candidates are in a row, and two of three shares are known from the last one.
                 if place == following:
@@ -92,21 +93,21 @@ class Scoring:
             masks[place] = bits
         return [masks[place - BESIDE : place + BESIDE + 1] for place in chosen]
 
-    def _amounts(self) -> dict[int, float]:
+    def _amounts(self) -> list[float] | defaultdict[int, float]:
         """Return the weighted term counts of a turn and of two neighbours on each side, by position."""
         weights, found = self._weights, self._found
         beside = weights["near_score"] * found.per_score
         here = beside + weights["score"] * found.per_score + weights["when_score"] * found.per_when_score
-        counted: dict[int, float] = {}
-        get = counted.get
+        end = len(self._places) + BESIDE
+        counted = [0.0] * end if end <= _SHORT else defaultdict[int, float](float)
         for place, amount in found.hits.scores.items():
             one = beside * amount / 2
             two = one / 2
-            counted[place] = get(place, 0.0) + here * amount
-            counted[place - 1] = get(place - 1, 0.0) + one
-            counted[place + 1] = get(place + 1, 0.0) + one
-            counted[place - 2] = get(place - 2, 0.0) + two
-            counted[place + 2] = get(place + 2, 0.0) + two
+            counted[place] += here * amount
+            counted[place - 1] += one
+            counted[place + 1] += one
+            counted[place - 2] += two
+            counted[place + 2] += two
         return counted
 
 
@@ -139,7 +140,7 @@ class Matching:
         """Return the (logarithmic) number of turns that match about as well as the best one: 0 for none."""
         shares = self._hits.shares
         nearly = _NEARLY * max(shares, default=0.0)
-        return _MANY_SCALE * math.log1p(sum(map(nearly.__le__, shares)))
+        return _MANY_SCALE * math.log1p(sum([share >= nearly for share in shares]))
 
     def scores(self) -> list[tuple[float, int]]:
         """Return each candidate position with its score: the prior of the turn plus its weighed `signals`."""

@@ -10,7 +10,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
-from threadkeep.context.recall.words import is_stop_word, stem, terms_of, words_of
+from threadkeep.context.recall.words import WordTable, is_stop_word, stem, terms_of, words_of
 
 type Kind = Literal["when", "number", "who", "where", "why", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
@@ -50,6 +50,7 @@ _DATE_TERMS = frozenset(map(stem, _DATE_WORDS.split()))
 # Words of a date weigh less as words, because they are matched as days; capitalised names weigh more.
 _DATE_SHARE, _CAPITAL_SHARE, _RECENT_SHARE = 0.4, 1.3, 0.35
 _FEW_TERMS = 2
+_STEMS = WordTable(stem)
 _LEAST_NICKNAME = 3
 _RECENT_TERMS = 12
 
@@ -133,7 +134,7 @@ def _persons(text: str, words: Sequence[str], participants: Participants) -> fro
 
 
 def _weigh(terms: dict[str, float], text: str, dated: bool) -> None:
-    capitals = {stem(found.lower().removesuffix("'s")) for found in _CAPITALS.findall(text)}
+    capitals = {_STEMS[found.lower().removesuffix("'s")] for found in _CAPITALS.findall(text)}
     for term in terms:
         if dated and (term in _DATE_TERMS or (term.isdecimal() and len(term) in (1, 2, 4))):
             terms[term] = _DATE_SHARE
