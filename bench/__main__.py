@@ -32,11 +32,11 @@ _PARTS = {
     "memory-cost": ("bench.memory_cost", False),
     "capacity": ("bench.capacity", False),
 }
-"""The benches that are commands of their own: their module, and whether it writes into the docs."""
+"""The benches that are separate commands: their module, and whether it writes into the docs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench; answers the exit code."""
+    """Run the bench and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] and arguments[0] in _PARTS:
         module, writes_docs = _PARTS[arguments[0]]
@@ -92,7 +92,7 @@ def _plan(given: argparse.Namespace) -> Plan:
 
 
 def _measure(plan: Plan) -> Results:
-    """Run the plan, telling on stderr how far it has come: one line that changes on a terminal, else many."""
+    """Run the plan and print its progress to stderr: one line that is updated on a terminal, otherwise many lines."""
     console = Console(stderr=True)
     started = time.monotonic()
     with console.status("starting") if console.is_terminal else nullcontext() as status:

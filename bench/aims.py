@@ -1,4 +1,4 @@
-"""What Threadkeep aims at, and whether a run found it so."""
+"""The performance aims of Threadkeep, and whether a run met them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TIMED: tuple[Measure, ...] = ("append", "tail")
 
 @dataclass(frozen=True)
 class Aim:
-    """One aim on one engine: what was found must be at most, or at least, the bound.
+    """An aim on one engine: the measured value must be at most, or at least, the bound.
 
-    `raw` is what raw SQL reached at the same place, where that tells how much could be had at all.
+    `raw` is the value of raw SQL at the same length, if it shows the best value that is possible.
     """
 
     engine: Engine
@@ -30,12 +30,12 @@ class Aim:
 
     @property
     def met(self) -> bool:
-        """Whether the run found it so."""
+        """Whether the run met the aim."""
         return self.found <= self.bound if self.at_most else self.found >= self.bound
 
     @property
     def verdict(self) -> str:
-        """`met`, or by how much it was missed."""
+        """`met`, or the percentage by which the aim was missed."""
         if self.met:
             return "met"
         missed = self.found / self.bound if self.at_most else self.bound / self.found
@@ -43,7 +43,7 @@ class Aim:
 
 
 def aims_of(results: Results) -> list[Aim]:
-    """All aims that the run has figures for."""
+    """Return all aims for which the run has figures."""
     return [aim for engine in results.engines() for aim in _aims(results, engine)]
 
 
@@ -73,7 +73,7 @@ def _aims(results: Results, engine: Engine) -> Iterator[Aim]:
 
 
 def _worst(results: Results, engine: Engine, measure: Measure, sizes: list[int]) -> float | None:
-    """The worst ratio of Threadkeep to raw SQL."""
+    """Return the worst ratio of Threadkeep's time to that of raw SQL."""
     found = [
         ours / raw
         for stored in sizes
@@ -84,7 +84,7 @@ def _worst(results: Results, engine: Engine, measure: Measure, sizes: list[int])
 
 
 def _ratio(results: Results, engine: Engine, measure: Measure, sizes: tuple[int, int]) -> float | None:
-    """Threadkeep at one length beside itself at another."""
+    """Return the ratio of Threadkeep's times at two session lengths."""
     long, short = (results.value(engine, "threadkeep", measure, stored) for stored in sizes)
     return None if long is None or short is None else long / short
 
@@ -92,7 +92,7 @@ def _ratio(results: Results, engine: Engine, measure: Measure, sizes: tuple[int,
 def _leads(
     results: Results, engine: Engine, entry: Entry, sizes: list[int], *, measures: tuple[Measure, ...] = _TIMED
 ) -> list[tuple[float, float]]:
-    """How many times faster than a contender Threadkeep is at each place, and beside it raw SQL."""
+    """Return how many times faster Threadkeep, and raw SQL, are than a contender, for each measure and length."""
     found: list[tuple[float, float]] = []
     for measure in measures:
         for stored in sizes:

@@ -1,4 +1,4 @@
-"""`python -m bench capacity`: what a turn costs, and the capacity predicted from it beside what is measured."""
+"""`python -m bench capacity`: the cost of a turn, and the predicted capacity beside the measured one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Load:
 
     @property
     def busy_cores(self) -> float:
-        """Cores that services, database and client had on average."""
+        """Return the average number of cores that services, database and client used."""
         return (self.services + self.database + self.client) / self.seconds
 
 
@@ -109,7 +109,7 @@ def _row(what: str, messages: int, services: int, predicted: float, measured: fl
 
 
 async def _fill_sample(url: str) -> None:
-    """Store sessions of some turns each, and index them."""
+    """Store sessions with some turns each, and index them."""
     texts = turns()
     async with open_memory_url(url) as memory:
         for number in range(_SAMPLE_SESSIONS):
@@ -119,7 +119,7 @@ async def _fill_sample(url: str) -> None:
 
 
 async def _copy_sample(url: str, copies: int, *, first: int) -> None:
-    """Store copies of the sample under other session ids, with their rows of the search index."""
+    """Copy the sample under other session ids, with its rows of the search index."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         for number in range(copies):
             prefix = f"copy:{first}:{number}:"
@@ -145,7 +145,7 @@ _COPY = (
 
 
 async def _unit_costs(url: str, folder: Path, turns_each: int) -> tuple[UnitCosts, float]:
-    """Return the costs of a turn with one service, and the CPU that the client of the bench takes for it."""
+    """Return the costs of a turn with one service, and the CPU time of the bench's client for it."""
     transcripts, search, rest = await _sizes(url)
     load = await _load(url, folder / "unit", 1, turns_each)
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
@@ -164,7 +164,7 @@ async def _unit_costs(url: str, folder: Path, turns_each: int) -> tuple[UnitCost
 
 
 async def _load(url: str, folder: Path, services: int, turns_each: int) -> Load:
-    """Send turns to services at once, after some that warm them up; return what they took."""
+    """Send concurrent turns to services, after some warm-up turns, and return the load that they caused."""
     environment = {"THREADKEEP_DATABASE_URL": url, "THREADKEEP_MODEL": "demo"}
     running = [Service(f"service-{n}", "service", folder / str(n), environment) for n in range(services)]
     numbers = count(1)

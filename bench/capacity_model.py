@@ -1,4 +1,4 @@
-"""A capacity model: what turns cost, what a deployment takes, and a simulation of its queues. Pure."""
+"""A capacity model: costs of turns, throughput of a deployment, and a simulation of its queues. It has no I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class UnitCosts:
 
     @property
     def turn_bytes(self) -> float:
-        """Bytes on the disk of the database that one turn leaves."""
+        """Bytes that one turn adds to the disk of the database."""
         return 2 * (self.message_bytes + self.search_bytes) + self.run_bytes
 
 
@@ -44,14 +44,14 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Turns per second that a deployment takes, and the resource that is used up first."""
+    """The maximum turns per second of a deployment, and the resource that limits them."""
 
     turns_per_second: float
     saturated: Resource
 
 
 def predict(costs: UnitCosts, deployment: Deployment) -> Prediction:
-    """Return the most turns per second: the smallest of what services, the database and its commits take."""
+    """Return the maximum turns per second: the smallest limit of services, database CPU and commits."""
     limits: dict[Resource, float] = {
         "services": deployment.services / costs.service_seconds,
         "database": deployment.database_cores / costs.database_seconds,
@@ -63,19 +63,19 @@ def predict(costs: UnitCosts, deployment: Deployment) -> Prediction:
 
 
 def shared_rate(costs: UnitCosts, busy_cores: float, client_seconds: float = 0.0) -> float:
-    """Return the turns per second where services, database and clients share the same cores."""
+    """Return the turns per second if services, database and clients share the same cores."""
     return busy_cores / (costs.service_seconds + costs.database_seconds + client_seconds)
 
 
 def disk_bytes(costs: UnitCosts, messages: int, *, with_runs: bool = True) -> float:
-    """Return the bytes on disk that so many messages take."""
+    """Return the bytes on disk for a number of messages."""
     rows = messages * (costs.message_bytes + costs.search_bytes)
     return rows + (messages / 2 * costs.run_bytes if with_runs else 0.0)
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """Result of a simulation: turns per second, and seconds that a turn takes beside the model's."""
+    """The result of a simulation: turns per second, and the seconds of a turn without those of the model."""
 
     turns_per_second: float
     median_seconds: float
@@ -90,7 +90,7 @@ class _Servers:
         heapq.heapify(self._free)
 
     def serve(self, now: float, seconds: float) -> float:
-        """Return when work that arrives now is done."""
+        """Return the time at which work that arrives now will be finished."""
         start = max(now, heapq.heappop(self._free))
         heapq.heappush(self._free, start + seconds)
         return start + seconds
@@ -105,7 +105,7 @@ def simulate(
     model_seconds: float = 2.0,
     seed: int = 1,
 ) -> Simulated:
-    """Simulate turns that arrive at random (Poisson) at `rate` per second; return what comes of them.
+    """Simulate turns that arrive at random (Poisson) at `rate` per second, and return the result.
 
     A turn is begun by a service and the database, waits for the model, and is ended by the database and the service.
     Service times are exponential around the measured costs.

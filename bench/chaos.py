@@ -1,6 +1,6 @@
-"""`python -m bench chaos`: people, processes that are killed, and every promise held against what is left.
+"""`python -m bench chaos`: people write, processes are killed, and then every guarantee is checked.
 
-`chaos turns` compares what callers were told with what is stored (`bench.turn_bench`). `chaos runs` checks the order
+`chaos turns` compares the answers of callers with the stored ones (`bench.turn_bench`). `chaos runs` checks the order
 and the trees of runs. `chaos` does both.
 """
 
@@ -31,12 +31,12 @@ _PART_SECONDS = 30.0
 _SHOWN = 20
 _PAUSE_SECONDS = 3.5
 _BETWEEN_CRASHES = (3.0, 8.0)
-# Where it takes two seconds to see that a process is dead, somebody has to live for longer.
+# A dead process is detected after two seconds, so some process has to live longer than that.
 _KILLS: Mapping[Engine, tuple[float, float]] = {"sqlite": (0.3, 1.5), "postgres": (1.0, 5.0)}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the turns, the runs, or both; return 1 if a promise was broken."""
+    """Run the turns, the runs, or both; return 1 if a guarantee was broken."""
     match list(arguments):
         case ["turns", *rest]:
             return make_turns(rest)
@@ -45,19 +45,19 @@ def main(arguments: Sequence[str]) -> int:
         case []:
             return max(make_turns([]), make_runs([]))
         case _:
-            # The form from before there were two kinds.
+            # Without a subcommand, options belong to the older kind, the runs.
             return make_runs(arguments)
 
 
 def make_runs(arguments: Sequence[str]) -> int:
-    """Run sessions and trees; return 1 if a promise was broken."""
+    """Run sessions and trees; return 1 if a guarantee was broken."""
     given = _parser().parse_args(arguments)
     PROCESSES.set_forkserver_preload(list(PRELOADED))
     seed = random.randrange(10**6) if given.seed is None else given.seed
     engines = ENGINES if given.engine is None else (given.engine,)
     until = time.monotonic() + 60 * given.minutes
     broken = 0
-    # In parts, each with a database of its own: what is found is found in a history that one can read.
+    # Each part has its own database, so that a fault is found in a history short enough to read.
     while not broken and (left := until - time.monotonic()) > 0:
         for engine in engines:
             broken += asyncio.run(
@@ -73,19 +73,19 @@ def _plan(given: argparse.Namespace, engine: Engine, seed: int, seconds: float) 
         seconds,
         between_kills=_KILLS[engine],
         clocks_wrong_by_hours=(0.0, -1.0, 1.0) if given.clocks else (0.0,),
-        # Beside a SQLite file nobody is taken for dead who only stands still: what he has stays his.
+        # With SQLite a paused process is not declared dead and keeps its runs, so none is paused.
         pauses_seconds=_PAUSE_SECONDS if given.pauses and engine == "postgres" else 0.0,
     )
 
 
 async def _part(engine: Engine, plan: Plan, *, crashes: bool) -> int:
-    """Talk, then storm; answers how many promises were broken."""
-    # Who wakes up needs a moment to see what was cancelled meanwhile: storms tell nothing of such processes.
+    """Run the sessions, then the trees; return the number of broken guarantees."""
+    # A process that wakes up needs a moment to see cancelled runs, which would count as a fault of a storm.
     return await talk(engine, plan, crashes=crashes) + await storm(engine, replace(plan, pauses_seconds=0.0))
 
 
 async def talk(engine: Engine, plan: Plan, *, crashes: bool = False) -> int:
-    """People who write to sessions; answers how many promises were broken, and says which."""
+    """Have people write to sessions; print the broken guarantees and return their number."""
     async with _place(engine, crashes=plan.seconds if crashes else 0.0) as place:
         told = await soak(place, plan)
         left = await history(
@@ -97,7 +97,7 @@ async def talk(engine: Engine, plan: Plan, *, crashes: bool = False) -> int:
 
 
 async def storm(engine: Engine, plan: Plan) -> int:
-    """Trees that are cancelled; answers how many promises were broken, and says which."""
+    """Cancel trees of runs; print the broken guarantees and return their number."""
     async with _place(engine) as place:
         weather = await storms(place, plan)
         notes = place.graphs.notes.read()
@@ -107,7 +107,7 @@ async def storm(engine: Engine, plan: Plan) -> int:
 
 
 def delays(found: Sequence[Storm]) -> str:
-    """How long it took until all was over, and until the next turn was, as the people saw it."""
+    """Return the delays until a cancelled tree and the following turn ended, as callers saw them."""
     return ", ".join(
         f"{name} {_spread(seconds)}"
         for name, seconds in (
@@ -133,7 +133,7 @@ def _say(line: str, faults: Sequence[str]) -> int:
 
 @asynccontextmanager
 async def _place(engine: Engine, *, crashes: float = 0.0) -> AsyncIterator[Place]:
-    """A new database; for so many seconds its server crashes now and then, if it has one."""
+    """Open a new database. Its server, if it has one, crashes at random for `crashes` seconds."""
     with tempfile.TemporaryDirectory(prefix="threadkeep-chaos-") as name:
         graphs = Graphs(Notes(Path(name) / "notes"))
         if engine == "sqlite":

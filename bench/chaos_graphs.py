@@ -1,4 +1,4 @@
-"""The workflows of the chaos runs: they take a little time, and note what they do."""
+"""The workflows of the chaos runs: they take a little time and record their actions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from threadkeep.workflows.resources import RunContext, RunOptions
 from threadkeep.workflows.state import WorkflowState, last_text
 
 OUTPUT_TOKENS = 7
-"""What each call of the model reports, so that one that is counted twice is seen."""
+"""The usage that each model call reports, so that a call that is counted twice is noticed."""
 
 _POLICIES: tuple[DoubleTexting, ...] = ("enqueue", "interrupt", "reject", "coalesce")
 
 
 class NotingModel(BaseChatModel):
-    """Answers `re: ` and the question, or calls the tool `pay` for questions of tills, and notes its calls."""
+    """A model that answers `re: ` and the question, or calls `pay` for questions of tills, and records its calls."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -47,7 +47,7 @@ class NotingModel(BaseChatModel):
         return "noting"
 
     def bind_tools(self, tools: object, **_: Any) -> NotingModel:
-        """The tools are known already."""
+        """Return the model unchanged, because it already knows the tools."""
         return self
 
     def _generate(
@@ -76,7 +76,7 @@ class NotingModel(BaseChatModel):
 def _answer(question: str, newest: BaseMessage) -> AIMessage:
     usage = UsageMetadata(input_tokens=10, output_tokens=OUTPUT_TOKENS, total_tokens=10 + OUTPUT_TOKENS)
     if question.startswith("till") and newest.type == "human":
-        # The id is another at each call, as providers' are.
+        # Each call has a different id, as with real providers.
         call = {"name": "pay", "args": {"text": question}, "id": f"call{random.randrange(10**9)}"}
         return AIMessage("", tool_calls=[call], usage_metadata=usage)
     return AIMessage(f"re: {question}", usage_metadata=usage)
@@ -91,12 +91,12 @@ class Graphs:
     leaf_seconds: float = 60.0
 
     def workflows(self) -> Workflows:
-        """Steps and an agent with each way of double texting, parents of these, an agent that pays, a deep tree."""
+        """Return steps for each double-texting policy, a parent, an agent that pays, and a deep tree."""
         steps = [self._steps(policy) for policy in _POLICIES]
         return Workflows([*steps, self._parent(), self._till(), *self._tree()])
 
     def model(self) -> NotingModel:
-        """The model of all of them."""
+        """Return the model of all workflows."""
         return NotingModel(notes=self.notes, seconds=self.seconds / 4)
 
     def _steps(self, policy: DoubleTexting) -> Workflow:

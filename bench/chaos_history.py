@@ -1,4 +1,4 @@
-"""What a soak has left in the database and in the notes, held against every promise that it could have broken."""
+"""The database rows and notes that a soak leaves, and the check of every guarantee against them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CHECKPOINTS: LiteralString = "SELECT run_id FROM chat_run_checkpoints"
 
 @dataclass(frozen=True)
 class Row:
-    """A run as the table has it, with what it is said to have used."""
+    """A run as it is stored, with its reported usage."""
 
     run_id: str
     session_id: str | None
@@ -65,7 +65,7 @@ class Said:
 
 @dataclass(frozen=True)
 class History:
-    """What is left."""
+    """The state after a soak: what callers know, the notes, the runs and the messages."""
 
     told: Told
     notes: Sequence[Note]
@@ -74,7 +74,7 @@ class History:
     times_are_true: bool = True
 
     def faults(self) -> list[str]:
-        """Every promise that is broken, as a sentence."""
+        """Return a sentence for each broken guarantee."""
         return [
             *self.told.faults,
             *self._unended(),
@@ -97,7 +97,7 @@ class History:
             return
         turns: defaultdict[str, list[Row]] = defaultdict(list)
         for run in self.runs:
-            # A till arrives anew when it is answered, and its first beginning stands.
+            # A till gets a new arrival when it is answered, but keeps its first `started_at`.
             if run.session_id is not None and run.arrival is not None and run.workflow != "till" and run.started_at:
                 turns[run.session_id].append(run)
         for session_id, rows in turns.items():
@@ -129,7 +129,7 @@ class History:
                 yield f"{text} was paid for {times} times"
 
     def _usage(self) -> Iterable[str]:
-        """A call that is counted was made; what was made just before a kill may be uncounted."""
+        """Check that each counted model call was made; a call just before a kill may be missing in the count."""
         made = Counter(note.text for note in self.notes if note.what == "called")
         counted: Counter[str] = Counter()
         texts = {run.run_id: run.message_id for run in self.runs}
@@ -148,7 +148,7 @@ class History:
 
 
 def overlapping(notes: Sequence[Note]) -> Iterable[str]:
-    """Work of a session that went on beside other work of it."""
+    """Yield a sentence for each piece of work that began while other work of its session was running."""
     at_work: defaultdict[str, Counter[tuple[int, str, str]]] = defaultdict(Counter)
     for note in notes:
         if note.what == "dead":
@@ -167,14 +167,14 @@ def overlapping(notes: Sequence[Note]) -> Iterable[str]:
 
 
 async def history(url: str, told: Told, notes: Sequence[Note], *, times_are_true: bool = True) -> History:
-    """Read what is left; where clocks were wrong its times say nothing."""
+    """Read the state after a soak. Times are not checked if the clocks were wrong."""
     runs = [_row(row) for row in await asyncio.to_thread(_rows, url, _RUNS)]
     said = [Said(*row) for row in await asyncio.to_thread(_rows, url, _MESSAGES)]
     return History(told, notes, runs, said, times_are_true)
 
 
 def _questions(session_id: str, texts: Sequence[str], said: Sequence[Said]) -> Iterable[str]:
-    """Each message once and in order; an answer at most after those that it answers."""
+    """Check that each question is stored once and in order, and that no two answers follow each other."""
     asked = [one.content for one in said if one.role == "user"]
     if asked != list(texts):
         yield f"{session_id}: the questions are {_difference(asked, texts)}"
@@ -184,7 +184,7 @@ def _questions(session_id: str, texts: Sequence[str], said: Sequence[Said]) -> I
 
 
 def _difference[T](found: Sequence[T], expected: Sequence[T]) -> str:
-    """Where two lists part, for a sentence."""
+    """Return the position and the entries at which two lists begin to differ, for a sentence."""
     parts = next(
         (index for index, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other),
         min(len(found), len(expected)),
@@ -197,7 +197,7 @@ def _row(row: Sequence[Any]) -> Row:
     *values, usage = row
     for index in (8, 9):
         values[index] = datetime.fromisoformat(values[index]) if isinstance(values[index], str) else values[index]
-    # What is told after the end is in rows, which the database sums: to a Decimal on PostgreSQL.
+    # Usage recorded after the end is in rows that the database sums: to a Decimal on PostgreSQL.
     ended = stored_usage(usage)
     taken = sum(used.calls for used in ended), sum(used.output_tokens for used in ended)
     values[11:13] = [int(value) + more for value, more in zip(values[11:13], taken, strict=True)]

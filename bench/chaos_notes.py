@@ -1,4 +1,4 @@
-"""What nodes, tools and models really did, written where no kill can take it away; the order of the lines is true."""
+"""A record of what nodes, tools and models did, which survives a kill; its lines are in the order of the events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Note(NamedTuple):
-    """One line: when (one clock for all processes), by whom, what, and about which text and run."""
+    """A line of the record: the time (one clock for all processes), process, action, text and run."""
 
     seconds: float
     pid: int
@@ -22,13 +22,13 @@ class Note(NamedTuple):
 
     @property
     def session(self) -> str:
-        """The session of a text such as `steps-3/7`; the children of its turn have it too."""
+        """The session of a text such as `steps-3/7`, which the children of its turn have too."""
         return self.text.rpartition("/")[0]
 
 
 @dataclass(frozen=True)
 class Notes:
-    """One file that all processes append to."""
+    """A file to which all processes append."""
 
     path: Path
 
@@ -42,7 +42,7 @@ class Notes:
 
     @contextmanager
     def during(self, text: str, run_id: str) -> Iterator[None]:
-        """Note the beginning and the end of a piece of work."""
+        """Record the beginning and the end of a piece of work."""
         self.add("begin", text, run_id)
         try:
             yield
@@ -50,7 +50,7 @@ class Notes:
             self.add("end", text, run_id)
 
     def read(self) -> list[Note]:
-        """All notes so far."""
+        """Return all notes so far."""
         if not self.path.exists():
             return []
         lines = [line.split(" ") for line in self.path.read_text().splitlines()]

@@ -48,7 +48,7 @@ PRELOADED = (
 )
 _RIGHT_SECONDS = 2.0
 _RESTART_SECONDS = 0.2
-# Shorter on a busy machine would take the living for dead. Whoever is killed often shall not be set aside for it.
+# With shorter times a busy machine would declare living processes dead. Frequent kills must not dead-letter a run.
 _ENGINE = EngineOptions(concurrency=6, poll_seconds=0.1, dead_seconds=2.0, close_seconds=0.0)
 WORKING = RunServiceOptions(
     engine=_ENGINE, upkeep_seconds=1.0, forgotten_seconds=3.0, keep_checkpoints_seconds=1.0, max_attempts=1000
@@ -68,14 +68,14 @@ class Refused:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process works: a database, and what its graphs do. After two seconds its clock is wrong by so much."""
+    """The database and the graphs of a process. After two seconds its clock is wrong by `clock_is_wrong_by`."""
 
     url: str
     graphs: Graphs
     clock_is_wrong_by: timedelta = timedelta(0)
 
     def clock(self) -> Callable[[], datetime]:
-        """The clock of a process, which begins to be wrong while it works."""
+        """Return the clock of a process, which becomes wrong while the process works."""
         began = time.monotonic()
 
         def now() -> datetime:
@@ -87,7 +87,7 @@ class Place:
 
 @asynccontextmanager
 async def opened(place: Place, options: RunServiceOptions = WORKING) -> AsyncIterator[tuple[Memory, RunService]]:
-    """The runs of a place."""
+    """Open the memory and the runs of a place."""
     address, store = parse_address(place.url), StoreOptions()
     async with (
         open_memory(place.url, options=MemoryOptions(background=False, clock=place.clock())) as memory,
@@ -104,7 +104,7 @@ async def opened(place: Place, options: RunServiceOptions = WORKING) -> AsyncIte
 
 
 class Worker:
-    """A process, as the one that started it sees it."""
+    """A handle for a worker process in the process that started it."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -145,14 +145,14 @@ class Worker:
         return told
 
     async def pause(self, seconds: float) -> None:
-        """Let the process stand still for a while: it is taken for dead, and what it had goes on elsewhere."""
+        """Pause the process for a while: it is declared dead, and other processes continue its runs."""
         self._place.graphs.notes.add("dead", pid=self.pid)
         os.kill(self.pid, signal.SIGSTOP)
         await asyncio.sleep(seconds)
         os.kill(self.pid, signal.SIGCONT)
 
     async def kill(self) -> None:
-        """End the process with SIGKILL, and note that."""
+        """End the process with SIGKILL, and record that."""
         self._process.kill()
         await asyncio.to_thread(self._process.join)
         self._place.graphs.notes.add("dead", pid=self.pid)
@@ -177,7 +177,7 @@ def _work(place: Place, pipe: Connection) -> None:
 
 async def _worked(place: Place, pipe: Connection) -> None:
     while True:
-        # As whoever looks after services does: one that cannot open its database is started again.
+        # A process that cannot open its database is started again, as a supervisor of services does.
         with suppress(StoreUnavailable):
             await _serve(place, pipe)
         await asyncio.sleep(_RESTART_SECONDS)

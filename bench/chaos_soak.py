@@ -1,4 +1,4 @@
-"""People who write to sessions, over processes that are killed at random; what they were told is checked after."""
+"""People who write to sessions through processes that are killed at random; their answers are checked afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.chaos_processes import Gone, Place, Refused, Verb, Worker
 from threadkeep.runs.requests import RunRequest
 
 KINDS = ("enqueue", "parent", "till", "interrupt", "coalesce", "reject")
-"""The workflows that are talked to; a session `till-2` is one of tills."""
+"""The workflows to which people write; a session such as `till-2` uses the workflow `till`."""
 
 _ANSWERS = ("skip", "it went out")
 _POLL_SECONDS = 0.1
@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is done: by default half a minute, with a kill each second or so."""
+    """The amount of work: by default half a minute, with a kill about every second."""
 
     seed: int
     seconds: float = 30.0
@@ -37,7 +37,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A message that a process took, in the order in which its session's were taken; `by` says as what."""
+    """A message that a process accepted, and how (`by`); messages of a session are in order of acceptance."""
 
     session_id: str
     message_id: str
@@ -47,7 +47,7 @@ class Accepted:
 
 @dataclass
 class Told:
-    """What the people know: which messages were accepted, and what they were told that cannot be."""
+    """What callers know: the accepted messages, and the responses that cannot be right (`faults`)."""
 
     accepted: list[Accepted] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Told:
 
 
 class Crowd:
-    """The processes; one that is killed is replaced at once."""
+    """The worker processes; a killed process is replaced at once."""
 
     def __init__(self, place: Place, plan: Plan, chance: random.Random) -> None:
         self._place = place
@@ -87,7 +87,7 @@ class Crowd:
         await dead.kill()
 
     async def pause_one(self) -> None:
-        """Let one of them stand still for so long that it is taken for dead."""
+        """Pause one of them for so long that it is declared dead."""
         await self._chance.choice(self._workers).pause(self._plan.pauses_seconds)
 
     def _some_place(self) -> Place:
@@ -102,7 +102,7 @@ class Crowd:
 
 @asynccontextmanager
 async def crowd(place: Place, plan: Plan, chance: random.Random) -> AsyncIterator[Crowd]:
-    """Processes at work inside the block."""
+    """Run worker processes inside the block."""
     found = Crowd(place, plan, chance)
     try:
         await found.ready()
@@ -112,7 +112,7 @@ async def crowd(place: Place, plan: Plan, chance: random.Random) -> AsyncIterato
 
 
 async def soak(place: Place, plan: Plan) -> Told:
-    """Talk and kill, then let everything come to its end."""
+    """Write messages and kill processes, then wait until everything has ended."""
     chance, told = random.Random(plan.seed), Told()
     async with crowd(place, plan, chance) as workers:
         until = time.monotonic() + plan.seconds
@@ -194,7 +194,7 @@ class _Person:
             return accepted
 
     async def _repeat(self, request: RunRequest, accepted: Accepted) -> None:
-        """Send it once more, in the other mode perhaps: it is the same run."""
+        """Send a request again, in either mode, and check that it is recognised as the same run."""
         try:
             answer = await self._workers.ask("submit", request, self._chance.choice(("wait", "background")))
         except Gone:
@@ -203,7 +203,7 @@ class _Person:
             self._told.faults.append(f"{accepted.message_id} was taken twice: {answer}")
 
     async def _wait(self, accepted: Accepted) -> None:
-        """Until it is over; a till's, in which people decide, though those who are asked for it die."""
+        """Wait until a run is over. A till, which asks people, is waited for even if the processes die."""
         while True:
             try:
                 return await self._waited(accepted)
@@ -213,7 +213,7 @@ class _Person:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _waited(self, accepted: Accepted) -> None:
-        """What it asks is answered, and the answer given twice by some."""
+        """Wait for a run and answer its questions, some of them twice."""
         status = await self._workers.ask("result", accepted.run_id)
         while status == "waiting":
             for _ in range(self._chance.choice((1, 2))):

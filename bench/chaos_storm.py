@@ -1,4 +1,4 @@
-"""Trees of runs, three levels below the first, that are cancelled from any process at any moment, beside kills."""
+"""Trees of runs with three levels below the root, cancelled by any process at random, while processes are killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST_LIFE_SECONDS = 0.8
 
 @dataclass(frozen=True)
 class Storm:
-    """A tree that was cancelled: when that was asked for, answered, and when the session's next turn was over."""
+    """A cancelled tree: the times of the request, of its response, of the tree's end and of the next turn's end."""
 
     text: str
     run_id: str
@@ -33,13 +33,13 @@ class Storm:
 
 @dataclass(frozen=True)
 class Weather:
-    """All storms of a time."""
+    """All storms of a part, and what callers know."""
 
     told: Told
     storms: list[Storm] = field(default_factory=list)
 
     def faults(self, notes: Sequence[Note], history: History) -> list[str]:
-        """Every promise that is broken, as a sentence."""
+        """Return a sentence for each broken guarantee."""
         found = [*self.told.faults]
         late = [(storm.text, seconds) for storm in self.storms if (seconds := stopped_after(storm, notes))]
         found += [f"{text} was still at work {seconds:.1f} s after it was cancelled" for text, seconds in late]
@@ -52,7 +52,7 @@ class Weather:
 
 
 def stopped_after(storm: Storm, notes: Sequence[Note]) -> float | None:
-    """How long after its cancelling a tree was still at work, where that is too long."""
+    """Return how long after its cancellation a tree was still working, if that is too long, otherwise None."""
     limit = storm.asked + STOPPED_WITHIN_SECONDS
     at_work: dict[int, int] = {}
     latest: float | None = None
@@ -69,7 +69,7 @@ def stopped_after(storm: Storm, notes: Sequence[Note]) -> float | None:
 
 
 async def storms(place: Place, plan: Plan) -> Weather:
-    """Grow trees and cancel them for a time, some in processes that are killed."""
+    """Start trees and cancel them for a time, while processes are killed."""
     chance, weather = random.Random(plan.seed), Weather(Told())
     async with crowd(place, plan, chance) as workers, asyncio.TaskGroup() as tasks:
         until = time.monotonic() + plan.seconds

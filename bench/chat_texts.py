@@ -1,8 +1,8 @@
-"""Conversations of the length that people and assistants really write, made of the English of the token samples.
+"""Conversations of realistic length, made of the English texts of the token samples.
 
 The lengths are those of LMSYS-Chat-1M (a million chats with language models): questions of 70 tokens and answers of 215
-on average, here at four characters a token; most are shorter and some are many times as long, as logarithmic normal
-distributions are.
+on average, here at four characters a token; most are shorter and some are many times as long, as in a log-normal
+distribution.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 def chats(seed: int = 1) -> Iterator[TurnTexts]:
-    """Turns without end."""
+    """Yield turns without end."""
     chosen = Random(seed)
     while True:
         yield TurnTexts(
@@ -33,7 +33,7 @@ def chats(seed: int = 1) -> Iterator[TurnTexts]:
 
 
 def _text(chosen: Random, mean: int, spread: float) -> str:
-    """Sentences of a length whose mean is given."""
+    """Return sentences of a random length with the given mean."""
     wanted = int(chosen.lognormvariate(log(mean) - spread**2 / 2, spread))
     wanted = min(max(wanted, _SHORTEST), _LONGEST)
     said = ""
@@ -43,14 +43,14 @@ def _text(chosen: Random, mean: int, spread: float) -> str:
 
 
 def _sentence(chosen: Random) -> str:
-    """A sentence of which every third word is another one, so that hardly any is written twice."""
+    """Return a sentence with every third word replaced, so that hardly any sentence occurs twice."""
     words = chosen.choice(_sentences()).split()
     return " ".join(chosen.choice(_words()) if chosen.random() < _OTHER_WORDS else word for word in words)
 
 
 @cache
 def _sentences() -> tuple[str, ...]:
-    """The sentences of the English prose, each one once."""
+    """Return the sentences of the English prose, each one once."""
     found = [one for text in texts() if text.row == "English" for one in _SENTENCE.split(text.text)]
     return tuple(dict.fromkeys(found))
 

@@ -1,4 +1,4 @@
-"""What takes part: one interface over Threadkeep, raw SQL and the memories of other frameworks."""
+"""The contenders: one interface for Threadkeep, raw SQL and the memories of other frameworks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENGINES: tuple[Engine, ...] = ("sqlite", "postgres")
 
 
 class TurnTexts(NamedTuple):
-    """What one turn says."""
+    """The texts of one turn."""
 
     user: str
     assistant: str
@@ -31,7 +31,7 @@ class Conversation(Protocol):
         ...
 
     async def tail(self, limit: int) -> Sequence[object]:
-        """The newest messages, oldest first, in the form that the contender's users get."""
+        """Return the newest messages, oldest first, in the form that the contender's users get."""
         ...
 
 
@@ -39,21 +39,21 @@ class Contender(Protocol):
     """An open memory with its database."""
 
     def conversation(self, session_id: str) -> AbstractAsyncContextManager[Conversation]:
-        """A session to append to and read from."""
+        """Open a session to append to and read from."""
         ...
 
     async def fill(self, session_id: str, turns: Sequence[TurnTexts]) -> None:
-        """Store many turns in a session that is empty; never measured."""
+        """Store many turns in an empty session; this is never measured."""
         ...
 
     async def settle(self) -> None:
-        """Do now what was put off until later, so that it does not run beside the next contender."""
+        """Finish deferred work now, so that it does not run during the measurement of the next contender."""
         ...
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a contender keeps its data: a new folder of its own, and on PostgreSQL a new database of its own."""
+    """The location of a contender's data: a new folder, and on PostgreSQL a new database."""
 
     folder: Path
     dsn: str | None = None
@@ -65,16 +65,17 @@ class Place:
 
     @property
     def url(self) -> str:
-        """The database in the form that Threadkeep takes."""
+        """The database as a URL for Threadkeep."""
         return self.dsn or f"sqlite:///{self.file}"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the field: who, and which function opens it on which engine.
+    """A contender: its name, its engine, and the function that opens it.
 
     The function is named by `module:function` and loaded when it is needed, so that a missing package leaves out its
-    own contenders only. `measures` are those it takes part in; `data_of` names the entry whose database it shares.
+    own contenders only. `measures` lists the measures in which it takes part; `data_of` names an
+    entry with which it shares a database.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Entry:
     data_of: str | None = None
 
     def open(self, engine: Engine, place: Place) -> AbstractAsyncContextManager[Contender]:
-        """Open it at a place.
+        """Open the contender at a place.
 
         Raises:
             ImportError: its package is not installed.

@@ -1,4 +1,4 @@
-"""The contexts of model calls: how fast they are laid out, and what of them stays: `python -m bench context`."""
+"""`python -m bench context`: how fast contexts of model calls are assembled, and how much of them is reused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COMPARED = 10_000
 
 @dataclass(frozen=True)
 class Found:
-    """What a run found: milliseconds of each contest, of the parts of a call, and the shares of beginnings."""
+    """The results: milliseconds of each contest, of the parts of a call, and the shares of reused beginnings."""
 
     assembly: Mapping[Contest, float]
     parts: Mapping[str, float]
@@ -59,7 +59,7 @@ async def run(plan: AssemblyPlan, turns: int, tell: Tell) -> Found:
 
 
 def sheets(found: Found) -> dict[str, Sheet]:
-    """The tables, by their places in the page."""
+    """Return the tables, by their names in the page."""
     return {
         "aims": _aims(found),
         "assembly": _assembly(found.assembly),
@@ -87,7 +87,7 @@ def write_section(found: Found, docs: Path) -> None:
 
 
 def main(arguments: Sequence[str], docs: Path) -> int:
-    """Measure, print, and write the section; answers the exit code."""
+    """Measure, print, write the section, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench context", description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run on short sessions; the page stays")
     given = parser.parse_args(arguments)

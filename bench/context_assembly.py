@@ -1,6 +1,6 @@
-"""Time to lay out one model call, beside langchain-core's `trim_messages` over the same messages.
+"""Time to assemble one model call, compared with langchain-core's `trim_messages` over the same messages.
 
-Threadkeep reads what is new in the session with the transaction that stores the question, which is not measured. It
+Threadkeep reads new messages in the transaction that stores the question, which is not measured. It
 chooses the window and makes the record of the call; `trim_messages` has all messages in memory already. The contenders
 alternate, so that a slow moment of the machine affects all of them.
 """
@@ -45,7 +45,7 @@ _QUESTION = "My parcel has not come yet, what can I do now?"
 _MESSAGES_AT_ONCE = 5_000
 
 type Operation = Callable[[], Awaitable[float]]
-"""Does it once; answers the milliseconds that count."""
+"""Runs a contender once and returns the milliseconds that count."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class AssemblyPlan:
 
 @dataclass(frozen=True)
 class Contest:
-    """Who is measured: an engine and limits of Threadkeep, or a counter of `trim_messages` (without an engine)."""
+    """A contender: Threadkeep with an engine and limits, or `trim_messages` with a counter (without an engine)."""
 
     engine: Engine | None
     kind: str
@@ -81,7 +81,7 @@ class _Track:
 
 
 async def measure(plan: AssemblyPlan, folder: Path, tell: Tell) -> dict[Contest, float]:
-    """The median milliseconds of each contest."""
+    """Return the median milliseconds of each contest."""
     async with AsyncExitStack() as stack:
         tracks = [_Track(contest, operation) for contest, operation in _trimming(plan)]
         for engine in plan.engines:
@@ -102,7 +102,7 @@ async def measure(plan: AssemblyPlan, folder: Path, tell: Tell) -> dict[Contest,
 
 @asynccontextmanager
 async def _filled(engine: Engine, plan: AssemblyPlan, folder: Path) -> AsyncIterator[Memory]:
-    """A memory with a session of each length for each of the limits."""
+    """Open a memory with a session of each length for each of the limits."""
     async with AsyncExitStack() as stack:
         url = f"sqlite:///{folder}/context.db"
         if engine == "postgres":
@@ -128,7 +128,7 @@ def _session_id(kind: str, stored: int) -> str:
 
 
 def _calling(engine: Engine, memory: Memory, plan: AssemblyPlan) -> list[tuple[Contest, Operation]]:
-    """Threadkeep's contests on an engine."""
+    """Return Threadkeep's contests on an engine."""
     model = ScriptedModel()
 
     def calling(kind: str, stored: int) -> Operation:
@@ -150,7 +150,7 @@ def _calling(engine: Engine, memory: Memory, plan: AssemblyPlan) -> list[tuple[C
 
 
 def _trimming(plan: AssemblyPlan) -> list[tuple[Contest, Operation]]:
-    """The contests of `trim_messages`."""
+    """Return the contests of `trim_messages`."""
     counters: dict[str, Callable[[Sequence[BaseMessage]], int]] = {
         APPROXIMATE: count_tokens_approximately,
         ESTIMATE: lambda messages: count_tokens(list(messages)),

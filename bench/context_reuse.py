@@ -1,4 +1,4 @@
-"""How much of one model call the next one begins with: what a provider's prompt cache can use again."""
+"""How much of a model call the next call repeats at its beginning, which a provider's prompt cache can reuse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ type Middleware = AgentMiddleware[Any, Any, Any]
 
 @dataclass(frozen=True)
 class Reuse:
-    """The share of calls that begin with the call before up to what is new with its last input, of one contender."""
+    """The share of a contender's calls that begin with the previous call, except what was new with its last input."""
 
     title: str
     shares: dict[Kind, float]
@@ -79,7 +79,7 @@ def _theirs() -> dict[str, Middleware]:
 
 
 async def measure(turns: int, tell: Tell) -> list[Reuse]:
-    """Every contender over so many turns."""
+    """Measure every contender over a number of turns."""
     found: list[Reuse] = []
     async with open_memory("sqlite://") as memory:
         for ours, contenders in ((True, _ours(memory)), (False, _theirs())):
@@ -116,7 +116,7 @@ def _replies(kind: Kind) -> Iterator[str | AIMessage]:
 
 
 def shared(calls: Sequence[Sequence[BaseMessage]]) -> float:
-    """The share of calls that begin with the whole of the call before, up to what is new with its last input."""
+    """Return the share of calls that begin with the previous call, except what was new with its last input."""
     pairs = [(_told(_up_to_input(before)), _told(after)) for before, after in itertools.pairwise(calls)]
     return sum(after[: len(before)] == before for before, after in pairs) / len(pairs)
 

@@ -1,4 +1,4 @@
-"""Ending what a process started when the process is gone, whichever way it went."""
+"""Ending child processes when their parent is gone, for whatever reason it ended."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ rm -rf "$1"
 
 
 def end_with_parent() -> None:
-    """Have this process of a fork server killed when the process that wanted it is gone, even while it is stopped.
+    """Have the kernel kill this process when the process that requested it ends, even if this process is paused.
 
-    Only Linux can.
+    This works on Linux only.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-    # The fork server, which is the parent, ends when nobody holds this pipe; each of its children is given a copy.
+    # The parent is the fork server. It ends when no process holds this pipe; each of its children gets a copy.
     server: Any = forkserver._forkserver  # noqa: SLF001
     if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
         os.close(alive)
@@ -45,7 +45,7 @@ def end_with_parent() -> None:
 def guarded_postgres(folder: Path) -> Iterator[None]:
     """Stop the PostgreSQL whose data is in a folder and remove the folder at the end of the block, or of this process.
 
-    A server has no parent that could end it. The guard is in a session of its own, which Ctrl-C does not reach.
+    The server daemonises, so it has no parent that could end it. The guard has its own session, out of reach of Ctrl-C.
     """
     guard = subprocess.Popen(
         ["sh", "-c", _STOP_POSTGRES, "guard", str(folder)],

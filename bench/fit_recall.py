@@ -1,10 +1,10 @@
-"""Fits the weights of recall: `python -m bench.fit_recall --data FILE` prints what they reach, `--write` keeps them.
+"""`python -m bench.fit_recall --data FILE`: fit the weights of recall and print the results; `--write` stores them.
 
-Each turn that holds an answer is to stand above the turns that do not (a softmax over a question's candidates, with a
-ridge). Five sets are fitted at once, so that the weights suit more than one kind of talk: conversations of
-people; the same as chats of a user with a wordy assistant; the same with remarks in place of questions; made-up chats,
+Each turn with an answer should rank above the turns without (a softmax over a question's candidates, with a
+ridge). Five sets are fitted at once, so that the weights suit more than one kind of conversation: those of
+people; the same as chats of a user with a wordy assistant; the same with remarks instead of questions; synthetic chats,
 and harder ones with long answers.
-What is printed is measured on conversations that were left out of the fit.
+The printed results are measured on conversations that were left out of the fit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMES = [
     *(("ANSWER", name) for name in current.ANSWER),
     *(("MATCH", name) for name in current.MATCH),
 ]
-# The fits see no question about what an agent said, so they would count an agent's turns for too little.
+# The data has no questions about an agent's statements, so a fit would weigh an agent's turns too low.
 _SET_BY_HAND = ("by_agent",)
 _QUESTION_WORDS = re.compile(
     r"^(what|when|where|who|why|which|how( many| long| often| much)?)\b( (kind|type)s? of)?"
@@ -56,7 +56,7 @@ class Example:
 
 
 def examples(chat: Chat) -> Iterator[Example]:
-    """The questions of a chat, as the index sees them."""
+    """Return the questions of a chat with the signals that the index computes."""
     priors: dict[str, Sequence[float]] = {}
     answers: dict[str, Sequence[float]] = {}
 
@@ -80,7 +80,7 @@ def examples(chat: Chat) -> Iterator[Example]:
 
 
 def as_assistant(chat: Chat) -> Iterator[Chat]:
-    """The chat with each speaker in turn as the user, and the other as an assistant who adds what nobody asked for."""
+    """Return the chat with each speaker in turn as the user, and the other as an assistant that adds unrelated text."""
     speakers = sorted({turn.speaker for turn in chat.turns})
     for user in speakers:
         chance = random.Random(chat.id + user)
@@ -110,7 +110,7 @@ def _in_first_person(text: str, name: str) -> str:
 
 
 def as_remarks(chat: Chat) -> Iterator[Chat]:
-    """The chat with remarks in place of its questions."""
+    """Return the chat with remarks instead of its questions."""
     yield replace(
         chat,
         asked=[
@@ -121,7 +121,7 @@ def as_remarks(chat: Chat) -> Iterator[Chat]:
 
 
 def fit(sets: Sequence[tuple[float, Sequence[Example]]]) -> Floats:
-    """Weights that put the turns with the answer above the others, each set with its share."""
+    """Return weights that rank turns with the answer above the others; each set counts with its share."""
     kept = [(share / len(found), example) for share, found in sets for example in found if example.holds.any()]
     every = np.concatenate([example.signals for _, example in kept])
     spread = every.std(axis=0)
@@ -147,7 +147,7 @@ def fit(sets: Sequence[tuple[float, Sequence[Example]]]) -> Floats:
 
 
 def _least(loss: Callable[[Floats], tuple[float, Floats]], start: Floats, rounds: int = 60) -> Floats:
-    """Where a smooth convex function is least, by L-BFGS with halved steps."""
+    """Return the minimum of a smooth convex function, by L-BFGS with halved steps."""
     here, (value, slope) = start, loss(start)
     steps: list[tuple[Floats, Floats]] = []
     for _ in range(rounds):
@@ -169,7 +169,7 @@ def _least(loss: Callable[[Floats], tuple[float, Floats]], start: Floats, rounds
 
 
 def recalls(weights: Floats, found: Sequence[Example]) -> Floats:
-    """The recall of each example at each budget."""
+    """Return the recall of each example at each budget."""
     rows = np.zeros((len(found), len(BUDGETS)))
     for row, example in zip(rows, found, strict=True):
         order = np.argsort(COST_SHARE * np.log(example.costs) - example.signals @ weights, kind="stable")
@@ -183,7 +183,7 @@ def recalls(weights: Floats, found: Sequence[Example]) -> Floats:
 
 
 def _folds(given: Sequence[Chat]) -> list[dict[str, list[Example]]]:
-    """Group the examples by conversation: all forms of one conversation, with a made-up chat of its own."""
+    """Group the examples by conversation: all forms of one conversation, each with its own synthetic chat."""
     made_up, hard = list(chats()), list(recall_hard.chats("fitted", (1, 2, 3)))
     folds: list[dict[str, list[Example]]] = []
     for number, chat in enumerate(given):
@@ -201,7 +201,7 @@ def _fitted(folds: Sequence[Mapping[str, Sequence[Example]]]) -> Floats:
 
 
 def fitted_without(given: Sequence[Chat]) -> list[Floats]:
-    """The weights for each conversation that are fitted to the others."""
+    """Return for each conversation the weights that are fitted to the others."""
     folds = _folds(given)
     return [_fitted([fold for fold in folds if fold is not left_out]) for left_out in folds]
 
@@ -220,7 +220,7 @@ def _tables(weights: Floats) -> dict[str, dict[str, float]]:
 
 
 def _text(weights: Floats) -> str:
-    """The module of weights with these in place of its own."""
+    """Return the source of the module of weights with these weights."""
     source = Path(current.__file__).read_text()
     for table, fitted in _tables(weights).items():
         rows = [f'    "{name}": {weight:.3f},\n' for name, weight in fitted.items()]
@@ -230,7 +230,7 @@ def _text(weights: Floats) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fit, print the recall on what was left out, and keep the weights if asked to; answers the exit code."""
+    """Fit, print the recall on left-out conversations, store the weights if requested, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.fit_recall", description=main.__doc__)
     parser.add_argument("--data", type=Path, required=True, help="conversations.json of the shared data set")
     parser.add_argument(

@@ -1,11 +1,10 @@
-"""Fits the weights of the token estimates: `python -m bench.fit_tokens` prints what they reach, `--write` keeps them.
+"""`python -m bench.fit_tokens`: fit the weights of the token estimates and print their errors; `--write` stores them.
 
 The estimate of a text is a sum over its patterns. Their weights are fitted so that estimates lie between the real count
-and a fifth above it, for English closer: below is punished most, each row of the table weighs alike, and a ridge keeps
-rare patterns small.
-Own texts of the half that is not published are always fitted to; `--texts FILE` adds others, one JSON object a line
-with `row`, `text` and the row's `weight` beside the own ones' 1. They are counted by real tokenizers, which
-`--vocabularies` finds as `bench.token_families` says. `--near` holds the weights near those that are there.
+and a fifth above it, closer for English: estimates below the count are penalised most, each row of the table weighs the
+same, and a ridge keeps rare patterns small. The project's texts of the unpublished half are always used; `--texts FILE`
+adds others, one JSON object a line with `row`, `text` and `weight` (the project's texts have 1). Real tokenizers count
+them, which `--vocabularies` finds (see `bench.token_families`). `--near` keeps the weights near the present ones.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Problem:
 
 
 def problem(extra: Path | None, vocabularies: Path, families: Sequence[Family]) -> Problem:
-    """The texts to fit to, as numbers."""
+    """Return the texts for the fit as a numerical problem."""
     weighted = [(text, 1 / len(texts), title) for title, texts in rows("fit").items() for text in texts]
     tokens = {family: [n for own in real_counts()["fit"][family].values() for n in own] for family in families}
     if extra is not None:
@@ -78,7 +77,7 @@ def _aim(row: str) -> tuple[float, float, float]:
 
 
 def fitted(given: Problem, family: Family, *, near: bool = False) -> Floats:
-    """The weights for a tokenizer, by Newton's method: the loss is quadratic in pieces."""
+    """Return the weights for a tokenizer, by Newton's method: the loss is piecewise quadratic."""
     ratios = given.counts / given.tokens[family][:, None]
     start = _present(family) if near else np.zeros(ratios.shape[1])
     ridge, before = _NEAR_RIDGE if near else _RIDGE, ratios @ start
@@ -100,13 +99,13 @@ def fitted(given: Problem, family: Family, *, near: bool = False) -> Floats:
 
 
 def _present(family: Family) -> Floats:
-    """The weights that are in the package."""
+    """Return the weights that are in the package."""
     column = FAMILIES.index(family)
     return np.array([costs[column] for _, costs in all_patterns()])
 
 
 def estimator(weights: Floats) -> TokenCounter:
-    """The estimate with these weights."""
+    """Return the estimate with these weights."""
 
     def counted(text: str) -> int:
         return max(1, round(float(weights @ np.array(pattern_counts(text)))))
@@ -115,7 +114,7 @@ def estimator(weights: Floats) -> TokenCounter:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fit, print what is reached on the texts that were left out, and keep the weights where that is asked for."""
+    """Fit, print the errors on left-out texts, and store the weights if requested."""
     parser = argparse.ArgumentParser(prog="python -m bench.fit_tokens", description=main.__doc__)
     parser.add_argument("--texts", type=Path, metavar="FILE", help="more texts to fit to")
     parser.add_argument("--vocabularies", type=Path, default=Path(), metavar="FOLDER", help="count those with these")
@@ -142,7 +141,7 @@ def _loss(found: Floats, weights: Floats, given: Problem, ridge: float) -> float
 
 
 def _bends(found: Floats, given: Problem) -> tuple[Floats, Floats]:
-    """The first and second derivative of the loss by each ratio."""
+    """Return the first and second derivatives of the loss with respect to each ratio."""
     least, middle, most = given.aims
     under, over = np.minimum(found - least, 0), np.maximum(found - most, 0)
     slope = 2 * given.shares * (_UNDER * under + _OVER * over + _NEAR * (found - middle))
@@ -160,7 +159,7 @@ def _print(measured: Sequence[Row]) -> None:
 
 
 def _write(found: dict[Family, Floats]) -> None:
-    """Put the figures in place of those that are there, in the order of the patterns."""
+    """Replace the stored figures, in the order of the patterns."""
     path = Path(estimates.__file__).with_name("token_costs.json")
     rows_of_costs = zip(*(found.get(family, _present(family)) for family in FAMILIES), strict=True)
 

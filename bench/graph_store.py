@@ -1,4 +1,4 @@
-"""`python -m bench.graph_store`: CPU of transcripts in a LangGraph store, beside those in tables and the bare store."""
+"""`python -m bench.graph_store`: CPU of transcripts in a LangGraph store, in tables, and of the bare store."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class StoreRoom:
         self._name = name
 
     async def append(self, turn: TurnTexts) -> None:
-        """Read metadata and chunk, put both again, and a note for each of two ids."""
+        """Read the metadata and the chunk, and put both again with an item for each of two message ids."""
         metadata, chunk = await self._items()
         last = metadata.get("last_seq", 0)
         said = [

@@ -1,4 +1,4 @@
-"""`python -m bench knowledge`: what Graphiti adds to a turn, how fast it is fed, and what recall of facts finds."""
+"""`python -m bench knowledge`: the cost of Graphiti in a turn, its delivery rate, and recall of facts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ type Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 
 @dataclass(frozen=True)
 class KnowledgePlan:
-    """How much is measured, and with which embedding model facts are looked for besides."""
+    """The amount of work, and an embedding model for an additional measurement of facts."""
 
     turns: int = 200
     delivered: int = 500
@@ -60,8 +60,8 @@ FULL, QUICK = KnowledgePlan(), KnowledgePlan(turns=5, delivered=10, leaks=50)
 class Turns:
     """The lower quartiles of the turns of a state, in milliseconds.
 
-    `turn` and `wait` for the server are times of the clock. `added` is the CPU time that a turn takes more than a bare
-    one, without that between the first search on the server and the end of the last one.
+    `turn` and `wait` (for the server) are wall times. `added` is the additional CPU time compared with a bare turn,
+    without the time between the first search on the server and the end of the last one.
     """
 
     turn: float
@@ -71,7 +71,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Recalled:
-    """How often the fact that answers a question came first, and among the first ones."""
+    """How often the fact that answers a question was first, and how often it was among the first ones."""
 
     facts: str
     ranking: str
@@ -118,7 +118,7 @@ async def _memory(graphiti: GraphitiOptions | None) -> AsyncIterator[Memory]:
 
 
 class _Stopwatch(NamedTuple):
-    """Milliseconds of the clock, and of CPU in all threads of this process."""
+    """A stopwatch for wall time, and for CPU time of all threads of this process, in milliseconds."""
 
     clock: float
     cpu: float
@@ -171,7 +171,7 @@ class _Conversation:
         self.waits.append(waited)
 
     def figures(self, bare: Sequence[_Stopwatch]) -> Turns:
-        """Return the figures without the first turn: it compiles, and is the one that waits for a server that fails."""
+        """Return the figures without the first turn: it compiles the graph, and only it waits for a failing server."""
         own = [turn.cpu - wait.cpu for turn, wait in zip(self.times, self.waits, strict=True)]
         added = _quartile(own) - _quartile([turn.cpu for turn in bare])
         turn, wait = (_quartile([one.clock for one in times]) for times in (self.times, self.waits))
@@ -204,7 +204,7 @@ async def _conversation(state: str, turns: int, stack: AsyncExitStack) -> _Conve
         endpoint=server.url,
         workspace="shop",
         recall_enabled=True,
-        # A healthy server is not to look slow when the machine is.
+        # A healthy server must not appear slow because the machine is.
         recall_timeout_seconds=_HEALTHY_SECONDS if state == HEALTHY else _DEADLINE_SECONDS,
     )
     memory = await stack.enter_async_context(_memory(None if state in (BARE, OFF) else options))
@@ -253,7 +253,7 @@ class _Embedder:
 
 
 async def _recalled(plan: KnowledgePlan) -> list[Recalled]:
-    """Ask for each fact: among the four of its person, and among one of each kind that one person has."""
+    """Ask for each fact among the four facts of its person, and among one fact of each kind of a single person."""
     everybody = Scope("user", "everybody")
     models: dict[str, _Embedder | None] = {"words": None}
     if plan.embed is not None:
@@ -278,7 +278,7 @@ async def _recalled(plan: KnowledgePlan) -> list[Recalled]:
 
 
 async def _rank(memory: Memory, asked: Asked, scope: Scope, embedder: _Embedder | None) -> int | None:
-    """Return the place of the fact that answers a question among the first ones; None if it is not there."""
+    """Return the rank of the fact that answers a question; None if it is not among the first ones."""
     found = await memory.knowledge.recall(asked.text, [scope], limit=_LOOKED_AT, embedder=embedder)
     keys = [fact.key for fact in found]
     return keys.index(asked.key) if asked.key in keys else None

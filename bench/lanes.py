@@ -1,4 +1,4 @@
-"""The contenders of one engine, opened side by side, each in a place of its own and filled alike."""
+"""The contenders of one engine, open at the same time, each with its own data and the same content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Lane:
 
 
 def entries_for(engine: Engine, only: tuple[str, ...]) -> list[Entry]:
-    """Who takes part: all, or Threadkeep, raw SQL and those that are named."""
+    """Return the participants: all, or Threadkeep, raw SQL and the named ones."""
     return [
         entry for entry in FIELD if engine in entry.opens and (not only or entry.kind in _ALWAYS or entry.name in only)
     ]
@@ -44,7 +44,7 @@ def entries_for(engine: Engine, only: tuple[str, ...]) -> list[Entry]:
 async def open_lanes(
     engine: Engine, plan: Plan, folder: Path, server: PostgresServer | None, tell: Tell
 ) -> AsyncIterator[list[Lane]]:
-    """All contenders of an engine, filled and ready."""
+    """Open all contenders of an engine, filled and ready."""
     async with AsyncExitStack() as stack:
         lanes: list[Lane] = []
         for entry in entries_for(engine, plan.only):
@@ -94,5 +94,5 @@ async def _open_conversations(lane: Lane, plan: Plan, stack: AsyncExitStack) -> 
 
 
 def _names(stored: int, plan: Plan) -> list[str]:
-    """The sessions of a length; the longest is there once, a few turns more do not matter to it."""
+    """Return the names of the sessions of a length. The longest exists once, because a few more turns do not matter."""
     return [f"stored-{stored}:{copy}" for copy in range(1 if stored == plan.largest else plan.copies)]

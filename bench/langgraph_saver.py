@@ -28,7 +28,7 @@ _NODE = "reply"
 
 @dataclass(frozen=True)
 class Answer:
-    """What the graph's node is to say; it travels as run context, which is not stored."""
+    """The answer of the graph's node, passed in the run context, which is not stored."""
 
     text: str
 
@@ -41,11 +41,11 @@ class GraphConversation:
         self._config: RunnableConfig = {"configurable": {"thread_id": session_id}}
 
     async def append(self, turn: TurnTexts) -> None:
-        """Run the graph once: the question goes in, its one node gives the answer."""
+        """Run the graph once with the question; its only node returns the answer."""
         await self._graph.ainvoke({"messages": [HumanMessage(turn.user)]}, self._config, context=Answer(turn.assistant))
 
     async def tail(self, limit: int) -> Sequence[object]:
-        """The newest messages of the thread's state."""
+        """Return the newest messages of the thread's state."""
         state = await self._graph.aget_state(self._config)
         messages: list[AnyMessage] = state.values.get("messages", [])
         return messages[-limit:]
@@ -72,7 +72,7 @@ class GraphContender:
         await self._graph.aupdate_state(config, {"messages": messages}, as_node=_NODE)
 
     async def settle(self) -> None:
-        """Nothing was put off."""
+        """Do nothing, because no work is deferred."""
 
 
 @asynccontextmanager

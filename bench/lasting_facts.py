@@ -1,11 +1,11 @@
-"""Facts that outlast compression: which share of planted code words a call of 4,000 tokens holds 1,000 turns later.
+"""Facts that survive compression: the share of planted code words in a call of 4,000 tokens after 1,000 turns.
 
 `python -m bench.lasting_facts` stores the harder made-up chats as one session of 1,000 turns and compresses it while it
 grows. Each fact has a code word; a question is answerable if the words of all its evidence stand in the call; first by
 summaries alone, then with recall, and at last after all but the newest 40 messages were archived.
 
-The summarizer is a script with a model's limits: each time it takes nine of ten facts for important, and one of forty
-other remarks of the user; it writes these first, then other sentences, until the length that it was asked for. With
+The summarizer is a script with a model's limits: each time it treats nine of ten facts as important, and one of forty
+other remarks of the user; it writes these first, then other sentences, up to the requested length. With
 `--prose` it writes no lines of facts.
 """
 
@@ -46,7 +46,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 @dataclass
 class Planted:
-    """A session of turns in which code words are planted, and what is asked of them: a text and its code words."""
+    """A session of turns with planted code words, and the questions about them with the code words of each."""
 
     turns: list[ChatTurn] = field(default_factory=list)
     asked: list[tuple[Asked, frozenset[str]]] = field(default_factory=list)
@@ -85,7 +85,7 @@ def _code_words() -> Iterator[str]:
 
 
 class LimitedModel:
-    """A summarizer that takes few sentences, important ones first; see the module."""
+    """A summarizer that keeps few sentences, important ones first; see the module docstring."""
 
     name = "limited-model"
     prompt_version = "1"
@@ -140,7 +140,7 @@ async def converse(memory: Memory, session: Session, turns: Sequence[ChatTurn], 
 
 
 async def ask(memory: Memory, session: Session, made: Planted, *, recall: bool) -> dict[str, list[bool]]:
-    """Return for each kind of question whether the call holds all code words."""
+    """Return for each kind of question whether the call contains all code words."""
     found: dict[str, list[bool]] = {}
     source = RecalledTurns(memory)
     # A query waits a moment for the index, not for all of it.
@@ -181,7 +181,7 @@ async def report(*, facts: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; answers the exit code."""
+    """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.lasting_facts", description=__doc__)
     parser.add_argument("--prose", action="store_true", help="a summarizer that writes no lines of facts")
     asyncio.run(report(facts=not parser.parse_args(arguments).prose))

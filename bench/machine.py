@@ -1,4 +1,4 @@
-"""Which machine and which versions a run was made with; nothing that names the machine or its owner."""
+"""The hardware and versions of a run, without the name of the machine or its owner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = (
 
 
 def machine_line(postgres: str | None) -> str:
-    """One line: cores, Python, SQLite, PostgreSQL, and the packages that were measured."""
+    """Return one line: cores, and versions of Python, SQLite, PostgreSQL and the measured packages."""
     parts = [
         f"{os.cpu_count()} cores",
         platform.system(),

@@ -1,4 +1,4 @@
-"""The measuring itself: operations of all contenders in turns, then bursts of many writers."""
+"""Measurements: the operations of all contenders in turn, then bursts of many writers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Track:
     times: list[float] = field(default_factory=list)
 
     async def run(self, measure: Measure, number: int, plan: Plan, texts: Iterator[TurnTexts]) -> None:
-        """Do the operation a few times, unless the time for it is used up."""
+        """Perform the operation a few times, unless its time is used up."""
         conversations = self.lane.conversations[self.stored]
         for repeat in range(plan.repeats):
             if sum(self.times) > plan.seconds * 1000:
@@ -37,15 +37,15 @@ class Track:
                 self.times.append(await _append_time(conversations[number % len(conversations)], next(texts)))
             else:
                 async with self.lane.contender.conversation(f"new:{number}:{repeat}") as conversation:
-                    await conversation.tail(TAIL_MESSAGES)  # opens what is opened at first use
+                    await conversation.tail(TAIL_MESSAGES)  # the first use opens connections
                     self.times.append(await _append_time(conversation, next(texts)))
 
 
 async def measure_operation(engine: Engine, measure: Measure, lanes: list[Lane], plan: Plan, tell: Tell) -> list[Cell]:
-    """The median time of an operation, for each contender and session length.
+    """Return the median time of an operation for each contender and session length.
 
-    All lengths and contenders take turns in each round, so that a slow moment of the machine touches all alike, and in
-    another order each time: who comes after a contender that uses the same libraries finds them warm.
+    All lengths and contenders take turns in each round, so that a slow moment of the machine affects all of them. The
+    order differs each time, because a contender may find libraries warm that the previous one uses.
     """
     tracks = [Track(lane, stored) for stored in plan.stored for lane in lanes if lane.takes_part(measure)]
     texts = turns()
@@ -63,7 +63,7 @@ async def measure_operation(engine: Engine, measure: Measure, lanes: list[Lane],
 async def measure_throughput(
     engine: Engine, lanes: list[Lane], plan: Plan, tell: Tell
 ) -> tuple[list[Cell], dict[str, int]]:
-    """Turns a second of many writers, each on its own session, and how many turns failed for whom."""
+    """Return turns per second of many writers, each with its own session, and the failed turns of each contender."""
     running = [lane for lane in lanes if lane.takes_part("throughput")]
     rates: dict[str, list[float]] = {lane.entry.name: [] for lane in running}
     failures: dict[str, int] = {}
@@ -85,7 +85,7 @@ async def measure_throughput(
 
 @dataclass
 class Burst:
-    """What many writers did until the time was up, counting the turns that were still under way."""
+    """The turns of many writers until the time was up, including those that were still being stored."""
 
     stored: int = 0
     failed: int = 0
@@ -100,7 +100,7 @@ async def _burst(lane: Lane, seconds: float, texts: Iterator[TurnTexts]) -> Burs
         while time.perf_counter() - started < seconds:
             try:
                 await conversation.append(next(texts))
-            except Exception:  # noqa: BLE001 - some give up when the file is locked; that is counted, not hidden
+            except Exception:  # noqa: BLE001 - some contenders fail if the file is locked; this is counted
                 burst.failed += 1
             else:
                 burst.stored += 1

@@ -1,4 +1,4 @@
-"""`python -m bench memory-cost`: CPU that `SessionMemory` adds to an agent's turn, beside `AsyncSqliteSaver`."""
+"""`python -m bench memory-cost`: CPU that `SessionMemory` adds to an agent's turn, and that of `AsyncSqliteSaver`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class AgentConversation:
         await self._session.add_items(_items([turn]))
 
     async def tail(self, limit: int) -> Sequence[object]:
-        """The newest items, as dicts."""
+        """Return the newest items, as dicts."""
         return await self._session.get_items(limit)
 
 
@@ -42,7 +42,7 @@ class AgentContender:
 
     @asynccontextmanager
     async def conversation(self, session_id: str) -> AsyncIterator[AgentConversation]:
-        """A session, closed at the end."""
+        """Open a session, and close it at the end."""
         async with self._opener(session_id) as session:
             yield AgentConversation(session)
 
@@ -52,7 +52,7 @@ class AgentContender:
             await session.add_items(_items(turns))
 
     async def settle(self) -> None:
-        """Nothing was put off."""
+        """Do nothing, because no work is deferred."""
 
 
 @asynccontextmanager

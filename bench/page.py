@@ -1,4 +1,4 @@
-"""The page of the docs: the prose of `page.md`, with the tables of a run in it."""
+"""The page of the docs: the prose of `page.md` with the tables of a run."""
 
 from __future__ import annotations
 

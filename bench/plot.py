@@ -1,4 +1,4 @@
-"""The figures as a picture: times over session length, and turns a second, both on log scales."""
+"""The figures as a picture: times by session length, and turns per second, both on log scales."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _COLOURS = {
 }
 _MARKERS = {"ours": "o", "raw": "s", "session": "^", "saver": "D"}
 _LEAST_RATE = 10
-"""Where the bars begin: a log scale has no zero, and all engines are to start alike."""
+"""The value at which bars begin: a log scale has no zero, and all engines should begin at the same value."""
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the picture, as SVG or PNG by the file's name."""
+    """Write the picture as SVG or PNG, depending on the file's name."""
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "threadkeep"})
     figure = _figure(results)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=110, facecolor="white")
@@ -100,7 +100,7 @@ def _draw_rates(axis: Axes, results: Results, engine: Engine) -> None:
 
 
 def _plain(value: float, _place: object) -> str:
-    """A number on an axis as people write it, not as a power of ten."""
+    """Return a number for an axis in decimal form, not as a power of ten."""
     return f"{value:,g}"
 
 

@@ -24,7 +24,7 @@ class PostgresServer:
         self._server = server
 
     async def database(self, name: str) -> str:
-        """The address of a new, empty database."""
+        """Create an empty database and return its address."""
         async with await psycopg.AsyncConnection.connect(self._server.get_uri(), autocommit=True) as connection:
             await connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(name)))
         return str(self._server.get_uri(database=name))
@@ -36,14 +36,14 @@ class PostgresServer:
         await asyncio.to_thread(pgexec, "pg_ctl", arguments, bin_path=server.bin_path, user=server.system_user)
 
     async def show(self, setting: str) -> str:
-        """What the server says of a setting."""
+        """Return the value of a setting of the server."""
         async with await psycopg.AsyncConnection.connect(self._server.get_uri()) as connection:
             cursor = await connection.execute("SELECT current_setting(%s)", (setting,))
             [(value,)] = await cursor.fetchall()
         return str(value)
 
     async def tidy(self, dsn: str) -> None:
-        """Do the housekeeping of a freshly filled database now, so that it does not run beside a measurement."""
+        """Vacuum a freshly filled database now, so that autovacuum does not run during a measurement."""
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
             await connection.execute("VACUUM ANALYZE")
             await connection.execute("CHECKPOINT")
@@ -51,9 +51,9 @@ class PostgresServer:
 
 @asynccontextmanager
 async def postgres_server() -> AsyncIterator[PostgresServer]:
-    """Run a server in a temporary folder, stopped and removed at the end, also if this process is killed."""
+    """Run a server in a temporary folder; both are removed at the end, also if this process is killed."""
     folder = Path(tempfile.mkdtemp(prefix="threadkeep-bench-postgres-"))
-    # The server drops to a user of its own, who must pass through here.
+    # The server runs as another user, which needs access to this folder.
     await asyncio.to_thread(folder.chmod, 0o755)
     with guarded_postgres(folder):
         server = await asyncio.to_thread(_start, folder / "data")
@@ -65,6 +65,6 @@ async def postgres_server() -> AsyncIterator[PostgresServer]:
 
 def _start(folder: Path) -> Embedded:
     with warnings.catch_warnings():
-        # The wheel looks for a folder for its lock and says that it found no better one.
+        # The wheel warns that it found no better folder for its lock.
         warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
         return get_server(folder, cleanup_mode="stop")

@@ -1,7 +1,8 @@
-"""How long an append waits while retention takes a long session apart: `python -m bench.pruning`.
+"""`python -m bench.pruning`: how long an append waits while retention removes most of a long session.
 
-A session is filled and indexed, then archived to its half, then deleted but for the newest message. Meanwhile two tasks
-append turns, one to that session and one to another: the longest wait is what counts, beside that without pruning.
+A session is filled and indexed, then its older half is archived, then everything except the newest message is deleted.
+Meanwhile two tasks append turns, one to that session and one to another. The longest wait counts, compared with the
+longest one without pruning.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _WORDS = [f"word{number}" for number in range(3_000)]
 async def measure(
     url: str, folder: Path, *, messages: int, rest_seconds: float
 ) -> list[tuple[str, float, list[float]]]:
-    """What was done, the seconds that it took, and how long each append waited meanwhile, in milliseconds."""
+    """Return the work, its seconds, and the wait of each concurrent append in milliseconds."""
     options = MemoryOptions(background=False, pending=PendingOptions(folder=folder))
     async with open_memory(url, options=options) as memory:
         await _fill(memory, messages)
@@ -49,7 +50,7 @@ async def measure(
 
 @asynccontextmanager
 async def _appending(memory: Memory) -> AsyncIterator[list[float]]:
-    """Turns are appended to the long session and to another one while the block runs."""
+    """Append turns to the long session and to another one while the block runs."""
     waits: list[float] = []
     over = asyncio.Event()
 
@@ -71,7 +72,7 @@ async def _appending(memory: Memory) -> AsyncIterator[list[float]]:
 
 
 async def _fill(memory: Memory, messages: int) -> None:
-    """A session of so many messages of some 200 characters, all in the search index."""
+    """Store a session of messages of some 200 characters, and index all of them for search."""
     chosen = random.Random(1)
     for start in range(0, messages, _TURN_MESSAGES):
         turn = [
@@ -82,13 +83,13 @@ async def _fill(memory: Memory, messages: int) -> None:
         ]
         await memory.session("long").append(turn)
     await memory.session("long").append([Message(role="user", content="thelastone", tokens=1)])
-    # Each search indexes for some seconds before it looks.
+    # Each search first spends some seconds on indexing.
     while not await memory.search("thelastone", limit=1):
         pass
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it and print a table; answers the exit code."""
+    """Measure, print a table, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.pruning", description=__doc__)
     parser.add_argument("--url", help="a database of its own for it; by default a SQLite file that is removed again")
     parser.add_argument("--messages", type=int, default=100_000, help="of the long session (%(default)s)")

@@ -1,4 +1,4 @@
-"""Raw SQL through psycopg: what a careful hand would write for Threadkeep's own tables, without any library.
+"""Raw SQL through psycopg: careful hand-written statements for Threadkeep's own tables, without any library.
 
 The same transaction as in `raw_sqlite`. Connections have the settings of Threadkeep's driver, which
 read faster than psycopg's defaults: times in UTC, JSON left as text.
@@ -33,7 +33,7 @@ _NEWEST = f"SELECT {', '.join(COLUMNS)} FROM chat_messages WHERE session_id = %s
 
 
 class RawConversation:
-    """A session in the tables; those who share a connection take turns."""
+    """A session in the tables; sessions that share a connection take turns."""
 
     def __init__(self, slot: Slot, session_id: str, *, dicts: bool) -> None:
         self._raw, self._lock = slot
@@ -49,7 +49,7 @@ class RawConversation:
             await cursor.executemany(_INSERT, rows_of(self._session_id, int(str(last_seq)), turn, now))
 
     async def tail(self, limit: int) -> Sequence[object]:
-        """The newest rows, each as a dict or as the tuple that it is."""
+        """Return the newest rows, each as a dict or as a tuple."""
         cursor = await self._raw.execute(_NEWEST, (self._session_id, limit))
         rows = await cursor.fetchall()
         rows.reverse()
@@ -57,7 +57,7 @@ class RawConversation:
 
 
 class RawContender:
-    """Some connections to a database that Threadkeep's migrations made; sessions are spread over them."""
+    """Connections to a database with Threadkeep's schema; sessions are distributed over them."""
 
     def __init__(self, connections: Sequence[RawConnection], place: Place, *, dicts: bool) -> None:
         self._slots = cycle([(raw, asyncio.Lock()) for raw in connections])
@@ -66,37 +66,37 @@ class RawContender:
 
     @asynccontextmanager
     async def conversation(self, session_id: str) -> AsyncIterator[RawConversation]:
-        """A session, with its row in place."""
+        """Return a session whose row exists."""
         slot = next(self._slots)
         await slot[0].execute(_MAKE, (session_id, now_text(), now_text()))
         yield RawConversation(slot, session_id, dicts=self._dicts)
 
     async def fill(self, session_id: str, turns: Sequence[TurnTexts]) -> None:
-        """Store many turns, through Threadkeep: the rows are the same."""
+        """Store many turns with Threadkeep, which writes the same rows."""
         async with open_memory_here(self._place, background=False) as memory:
             await memory.fill(session_id, turns)
 
     async def settle(self) -> None:
-        """Nothing was put off."""
+        """Do nothing, because no work is deferred."""
 
 
 @asynccontextmanager
 async def open_dicts(place: Place) -> AsyncIterator[RawContender]:
-    """One connection; rows are read into one plain dict each."""
+    """Open one connection; each row is read into a plain dict."""
     async with _open(place, 1, dicts=True) as contender:
         yield contender
 
 
 @asynccontextmanager
 async def open_tuples(place: Place) -> AsyncIterator[RawContender]:
-    """One connection; rows are left as the tuples that the driver gives."""
+    """Open one connection; rows stay the tuples that the driver returns."""
     async with _open(place, 1, dicts=False) as contender:
         yield contender
 
 
 @asynccontextmanager
 async def open_many_connections(place: Place) -> AsyncIterator[RawContender]:
-    """A connection for each of sixteen sessions; PostgreSQL may write several commits with one sync."""
+    """Open a connection for each of sixteen sessions; PostgreSQL may sync several commits at once."""
     async with _open(place, _CONNECTIONS, dicts=True) as contender:
         yield contender
 

@@ -32,12 +32,12 @@ _ANSWER_TOKENS = 130
 
 
 def now_text() -> str:
-    """The time in the form that the tables have it."""
+    """Return the current time in the format of the tables."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def rows_of(session_id: str, last_seq: int, turn: TurnTexts, now: str) -> list[tuple[object, ...]]:
-    """The two rows of a turn that ends at `last_seq`, in the order of `COLUMNS`."""
+    """Return the two rows of a turn that ends at `last_seq`, in the order of `COLUMNS`."""
     rest = ("complete", None, False, None, "{}", None, None, now, None, None, None)
     return [
         (session_id, last_seq - 1, str(uuid4()), "user", turn.user, _QUESTION_TOKENS, *rest),
@@ -46,5 +46,5 @@ def rows_of(session_id: str, last_seq: int, turn: TurnTexts, now: str) -> list[t
 
 
 def dict_of(row: Sequence[object]) -> dict[str, object]:
-    """A row by the names of its columns; its times and JSON stay what the driver made of them."""
+    """Return a row as a dict; its times and JSON stay as the driver returned them."""
     return dict(zip(COLUMNS, row, strict=True))

@@ -47,14 +47,14 @@ class RawConversation:
             await self._raw.commit()
 
     async def tail(self, limit: int) -> Sequence[object]:
-        """The newest rows, each as a dict or as the tuple that it is."""
+        """Return the newest rows, each as a dict or as a tuple."""
         rows = list(await self._raw.execute_fetchall(_NEWEST, (self._session_id, limit)))
         rows.reverse()
         return [dict_of(row) for row in rows] if self._dicts else rows
 
 
 class RawContender:
-    """One connection to a database that Threadkeep's migrations made."""
+    """One connection to a database with Threadkeep's schema."""
 
     def __init__(self, raw: aiosqlite.Connection, place: Place, *, dicts: bool) -> None:
         self._raw = raw
@@ -64,29 +64,29 @@ class RawContender:
 
     @asynccontextmanager
     async def conversation(self, session_id: str) -> AsyncIterator[RawConversation]:
-        """A session, with its row in place."""
+        """Return a session whose row exists."""
         await self._raw.execute(_MAKE, (session_id, now_text(), now_text()))
         yield RawConversation(self._raw, self._lock, session_id, dicts=self._dicts)
 
     async def fill(self, session_id: str, turns: Sequence[TurnTexts]) -> None:
-        """Store many turns, through Threadkeep: the rows are the same."""
+        """Store many turns with Threadkeep, which writes the same rows."""
         async with open_memory_here(self._place, background=False) as memory:
             await memory.fill(session_id, turns)
 
     async def settle(self) -> None:
-        """Nothing was put off."""
+        """Do nothing, because no work is deferred."""
 
 
 @asynccontextmanager
 async def open_dicts(place: Place) -> AsyncIterator[RawContender]:
-    """Rows are read into one plain dict each."""
+    """Open a connection; each row is read into a plain dict."""
     async with _open(place, dicts=True) as contender:
         yield contender
 
 
 @asynccontextmanager
 async def open_tuples(place: Place) -> AsyncIterator[RawContender]:
-    """Rows are left as the tuples that the driver gives."""
+    """Open a connection; rows stay the tuples that the driver returns."""
     async with _open(place, dicts=False) as contender:
         yield contender
 

@@ -1,10 +1,11 @@
-"""Evidence recall: which share of the turns that hold an answer is selected within a budget of tokens.
+"""Evidence recall: the share of turns with an answer that is selected within a token budget.
 
-`Recall` is the adapter for the evaluation of the shared data set, which says what its two methods have to do.
-`python -m bench.recall --data FILE` measures it there, also with misspelt words, and on made-up chats; `--meaning` with
+`Recall` is the adapter for the evaluation of the shared data set, which defines its two methods.
+`python -m bench.recall --data FILE` measures it there, also with misspelt words, and on synthetic chats, `--meaning`
+with
 the word vectors of the extra, `--embed MODULE:FUNCTION` with another embedding, `--long` how the time of a query grows
-with the talk. The weights were fitted to these conversations: `python -m bench.fit_recall` prints what is reached on
-those that are left out of a fit.
+with the conversation. The weights were fitted to these conversations: `python -m bench.fit_recall` prints the
+results on conversations that are left out of a fit.
 """
 
 from __future__ import annotations
@@ -40,31 +41,31 @@ type Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 
 
 class Spoken(Protocol):
-    """A turn as the evaluation gives it."""
+    """A turn as the evaluation passes it."""
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The id of the turn."""
 
     @property
     def session(self) -> str:
-        """The session it was said in."""
+        """The session of the turn."""
 
     @property
     def speaker(self) -> str:
-        """Who said it."""
+        """The speaker of the turn."""
 
     @property
     def text(self) -> str:
-        """What was said."""
+        """The text of the turn."""
 
     @property
     def time(self) -> datetime:
-        """When it was said."""
+        """The time of the turn."""
 
 
 def cost(turn: Spoken) -> int:
-    """Words and marks of `Speaker: text`, and what frames it."""
+    """The number of words and punctuation marks of `Speaker: text`, and of its frame."""
     return len(_TOKEN.findall(f"{turn.speaker}: {turn.text}")) + _FRAME_TOKENS
 
 
@@ -78,7 +79,7 @@ class Recall:
         self._vectors: dict[str, Sequence[float]] = {}
 
     def ingest(self, turns: Sequence[Spoken]) -> None:
-        """Take in all turns, in order."""
+        """Index all turns, in order."""
         for turn in turns:
             self._index.add(IndexedTurn(turn.id, turn.text, turn.speaker, turn.time, turn.session))
             self._costs[turn.id] = cost(turn)
@@ -94,7 +95,7 @@ class Recall:
         return {turn: math.sumprod(asked, vector) for turn, vector in self._vectors.items()}
 
     def select(self, query: str, token_budget: int) -> list[str]:
-        """Ids of turns, best first."""
+        """Return ids of turns, best first."""
         return self.take(query, token_budget, self.alike(query))
 
     def take(self, query: str, token_budget: int, alike: dict[str, float] | None) -> list[str]:
@@ -104,7 +105,7 @@ class Recall:
 
 
 def conversations(path: Path) -> Iterator[Chat]:
-    """The conversations of the shared data set, without the questions that cannot be answered."""
+    """Return the conversations of the shared data set, without questions that cannot be answered."""
     for entry in json.loads(path.read_text()):
         turns = [
             ChatTurn(t["id"], t["session"], t["index"], t["speaker"], t["text"], datetime.fromisoformat(t["time"]))
@@ -119,7 +120,7 @@ def conversations(path: Path) -> Iterator[Chat]:
 
 
 def misspelt(chat: Chat) -> Chat:
-    """The chat with questions in which half of the words of five letters or more have two letters swapped."""
+    """Return the chat with two letters swapped in half of the questions' words of five letters or more."""
     chance = random.Random(chat.id)
     names = {word for turn in chat.turns for word in turn.speaker.split()}
 
@@ -135,7 +136,7 @@ def misspelt(chat: Chat) -> Chat:
 
 
 def in_languages() -> Chat:
-    """A chat in many languages, whose questions have other forms of the words."""
+    """Return a chat in many languages; its questions have other forms of the words."""
     lines = Path(__file__).with_name("recall_languages.txt").read_text(encoding="utf-8").splitlines()
     rows = [[part.strip() for part in line.split("|")] for line in lines if not line.startswith("#")]
     begin = datetime(2024, 1, 1, tzinfo=UTC)
@@ -151,7 +152,7 @@ def in_languages() -> Chat:
 
 
 def measure(chat: Chat, memory: Recall) -> tuple[dict[str, list[list[float]]], list[float]]:
-    """Recall by category and budget, and the milliseconds of CPU of each query, those of an embedding apart."""
+    """Return recall by category and budget, and each query's milliseconds of CPU, separately for an embedding."""
     memory.ingest(chat.turns)
     recalls: dict[str, list[list[float]]] = {}
     spent: list[float] = []
@@ -189,7 +190,7 @@ def _milliseconds(spent: Sequence[float]) -> str:
 
 
 def report_long(given: Sequence[Chat], lengths: Sequence[int] = (700, 7_000, 70_000)) -> None:
-    """Print how long a query takes in talks of so many turns, these chats said again and again."""
+    """Print the time of a query in conversations of several lengths, made by repeating these chats."""
     asked = [one.text for chat in given for one in chat.asked][::20]
     for length in lengths:
         memory, left, year = Recall(), length, 0
@@ -208,13 +209,13 @@ def report_long(given: Sequence[Chat], lengths: Sequence[int] = (700, 7_000, 70_
 
 
 def later(turn: ChatTurn, name: str, years: int) -> ChatTurn:
-    """The turn as it is said again years later."""
+    """Return a repetition of the turn, years later."""
     time_then = turn.time + timedelta(days=400 * years)
     return replace(turn, id=f"{name}-{turn.id}", session=f"{name}-{turn.session}", time=time_then)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; answers the exit code."""
+    """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.recall", description=main.__doc__)
     parser.add_argument(
         "--data", type=Path, help="conversations.json of the shared data set; without it only made-up chats"

@@ -1,8 +1,8 @@
 """Evidence in model calls: the share of turns with an answer that a user's agent receives.
 
 `python -m bench.recall_calls --data FILE` stores each conversation in a session, as an application does, and asks its
-questions through `RecalledTurns` and the context of a model call: blocks of quotes by their tokens, and whole calls by
-theirs. The first speaker of a conversation is its user, the second its assistant; both have their names as authors.
+questions through `RecalledTurns` and the context of a model call: blocks of quotes and whole calls, each by its
+tokens. The first speaker of a conversation is its user, the second its assistant; both have their names as authors.
 `--each N` asks every Nth question, `--left-out` ranks each conversation with weights that are fitted to the others,
 `--start N` measures the first question after a start in a session of N turns, or in M sessions of a user with
 `--sessions M`.
@@ -53,7 +53,7 @@ class Found:
 
 
 async def store(memory: Memory, chat: Chat, user_id: str | None = None) -> dict[int, str]:
-    """Store a conversation in a session; return the id of each turn by its place."""
+    """Store a conversation in a session; return the id of each turn by its position."""
     user = next((turn.speaker for turn in chat.turns if turn.speaker == "user"), chat.turns[0].speaker)
     session = memory.session(chat.id, user_id=user_id)
     for start in range(0, len(chat.turns), _PAGE):
@@ -127,7 +127,7 @@ async def report(title: str, given: Sequence[Chat], each: int, *, left_out: bool
 
 
 async def report_start(given: Sequence[Chat], length: int, sessions: int) -> None:
-    """Print what the first question costs in sessions of so many turns: without a stored index, and with it."""
+    """Print the cost of the first question in sessions of some length, without and with a stored index."""
     turns: list[ChatTurn] = []
     while len(turns) < length:
         years = len(turns) // max(1, sum(len(chat.turns) for chat in given))
@@ -153,7 +153,7 @@ async def report_start(given: Sequence[Chat], length: int, sessions: int) -> Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; answers the exit code."""
+    """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.recall_calls", description=main.__doc__)
     parser.add_argument("--data", type=Path, required=True, help="conversations.json of the shared data set")
     parser.add_argument("--each", type=int, default=1, help="ask every Nth question only")

@@ -1,6 +1,6 @@
-"""Made-up chats between a user and an assistant, in English and Chinese, to see that recall is not fitted to one set.
+"""Synthetic chats of a user and an assistant, in English and Chinese, to check that recall is not fitted to one set.
 
-Facts are dropped in passing between long answers about other things, and asked for later: as questions, as remarks, or
+Facts are mentioned between long answers about other topics, and needed later: for a question, a remark, or a question
 with a date. Everything is drawn from templates with a seeded generator, so that a chat is the same in every run.
 """
 
@@ -17,7 +17,7 @@ from bench.recall_phrases_chinese import CHINESE
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """One turn of a made-up chat."""
+    """One turn of a synthetic chat."""
 
     id: str
     session: str
@@ -29,7 +29,7 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked at the end, or said in passing, and the turns that matter for it."""
+    """A question or a remark at the end, and the turns that are relevant to it."""
 
     id: str
     text: str
@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat of many sessions with what is asked of it."""
+    """A chat of many sessions with the questions about it."""
 
     id: str
     turns: Sequence[ChatTurn]
@@ -47,14 +47,14 @@ class Chat:
 
 
 def chats(seeds: Sequence[int] = (1, 2, 3), sessions: int = 40) -> Iterator[Chat]:
-    """An English and a Chinese chat for each seed."""
+    """Return an English and a Chinese chat for each seed."""
     for seed in seeds:
         yield _Writer(f"english-{seed}", ENGLISH, random.Random(seed)).chat(sessions)
         yield _Writer(f"chinese-{seed}", CHINESE, random.Random(seed)).chat(sessions)
 
 
 class _Writer:
-    """Writes one chat, turn by turn."""
+    """A writer of one chat, turn by turn."""
 
     def __init__(self, name: str, phrases: Phrases, chance: random.Random) -> None:
         self._name = name
@@ -88,7 +88,7 @@ class _Writer:
                 self._say(number, "assistant", self._answer(subject))
 
     def _drop(self, number: int, fact: Fact, subject: str, opening: str, used: dict[str, set[str]]) -> None:
-        """Say a fact in passing, and note what will be asked of it."""
+        """Mention a fact, and record the questions about it."""
         values = {**self._values(fact, used), "subject": subject}
         told = fact.told.format(**values)
         if fact.by_assistant:
@@ -104,7 +104,7 @@ class _Writer:
                 self._asked.append(Asked(name, text.format(**values), category, frozenset((evidence,))))
 
     def _values(self, fact: Fact, used: dict[str, set[str]]) -> dict[str, str]:
-        """Values for the fact's slots; what names it differs each time, so that only one turn answers."""
+        """Return values for the fact's slots; its name differs each time, so that only one turn answers."""
         values = {slot: self._chance.choice(choices) for slot, choices in self._phrases.values.items()}
         taken = used.setdefault(fact.told, set())
         free = [choice for choice in self._phrases.values[fact.key] if choice not in taken]
@@ -113,7 +113,7 @@ class _Writer:
         return values
 
     def _subject(self) -> str:
-        """What a task is about; often just what facts are about too, so that long answers stand beside them."""
+        """Return the subject of a task. Facts often have the same subject, so that long answers compete with them."""
         if self._chance.random() < 0.5:
             return self._chance.choice(self._phrases.subjects)
         return self._chance.choice(self._phrases.values[self._chance.choice(self._phrases.facts).key])

@@ -1,9 +1,9 @@
-"""Harder made-up chats: short facts between assistant answers of hundreds of tokens about the same things.
+"""Harder synthetic chats: short facts between assistant answers of hundreds of tokens about the same topics.
 
-Answers are lists, code and tables whose words are those of the topics in which facts are told, so a fact is drowned by
-what stands around it. Facts are told in passing, changed later, contradicted, and asked for in the same words, in
-others, and by remarks; in group chats by name. `chats("fitted")` and `chats("held out")` share neither facts nor
-topics, so a fit on the one can be checked on the other.
+Answers are lists, code and tables with the words of the facts' topics, so that the surrounding text hides a fact.
+Facts are mentioned, changed later, contradicted, and needed for questions in the same words, in
+other words, and for remarks; in group chats by name. `chats("fitted")` and `chats("held out")` share neither facts nor
+topics, so that a fit on one part can be checked on the other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BY_NAME = (
 
 
 def chats(part: Part, seeds: Sequence[int] = (1, 2), sessions: int = 30) -> Iterator[Chat]:
-    """Return two chats for each seed: one with an assistant, and one of a group."""
+    """Return two chats for each seed: one with an assistant, and a group chat."""
     topics, facts = FITTED if part == "fitted" else HELD_OUT
     for seed in seeds:
         for group in (False, True):
@@ -55,7 +55,7 @@ def chats(part: Part, seeds: Sequence[int] = (1, 2), sessions: int = 30) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A fact to be told in a session; `again` is its change."""
+    """A fact to mention in a session; `again` means that its change is mentioned."""
 
     fact: HardFact
     person: str
@@ -71,7 +71,7 @@ class _Writer:
         self._clock = datetime(2024, 3, 1, 9, tzinfo=UTC)
 
     def chat(self, facts: Sequence[HardFact], sessions: int) -> Chat:
-        """Write a chat of so many sessions."""
+        """Write a chat of several sessions."""
         due: list[list[_Due]] = [[] for _ in range(sessions)]
         for fact in facts:
             person = self._chance.choice(_PEOPLE) if self._group else "user"
@@ -99,7 +99,7 @@ class _Writer:
                 self._answer(number, topic)
 
     def _ask(self, due: _Due, turn: str) -> None:
-        """Note what is asked of a fact at the end: its newest state, or both states where the question is of both."""
+        """Record the question about a fact: about its newest state, or about both states."""
         fact = due.fact
         key = (fact.told, due.person)
         if not due.again:

@@ -1,4 +1,4 @@
-"""Topics and facts of the harder made-up chats; the held-out part has others than the fitted one."""
+"""Topics and facts of the harder synthetic chats; the held-out part differs from the fitted one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Words of a topic, from which long answers are made."""
+    """The words of a topic, of which long answers are made."""
 
     name: str
     words: tuple[str, ...]
@@ -16,7 +16,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class HardFact:
-    """A fact told in passing; asked for in its words, in others, or touched by a remark. `changed` tells it anew."""
+    """A fact, a question in its words, one in other words, and a related remark. `changed` states its new value."""
 
     topic: str
     told: str

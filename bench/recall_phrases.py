@@ -1,4 +1,4 @@
-"""The phrases that made-up chats are put together from: their shape, and the English ones."""
+"""The phrases of synthetic chats: their records, and the English phrases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that is said once: how it is told, what asks for it, and what is said later that makes it matter."""
+    """A fact that is mentioned once: its statement, questions about it, and later remarks to which it is relevant."""
 
     key: str
     told: str
@@ -20,7 +20,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """All that is needed to write a chat in one language."""
+    """All phrases for a chat in one language."""
 
     facts: Sequence[Fact]
     values: Mapping[str, Sequence[str]]

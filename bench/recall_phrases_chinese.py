@@ -1,4 +1,4 @@
-"""The phrases that made-up Chinese chats are put together from."""
+"""The phrases of synthetic Chinese chats."""
 
 from __future__ import annotations
 

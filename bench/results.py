@@ -1,4 +1,4 @@
-"""What was measured, as records that go into JSON and come back."""
+"""Results of measurements, as records that can be written to JSON and read back."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bench.contenders import Engine, Measure
 
 @dataclass(frozen=True)
 class Cell:
-    """One contender at one measure: milliseconds an operation, or turns a second (`throughput`).
+    """A contender's result for one measure: milliseconds per operation, or turns per second (`throughput`).
 
-    `stored` is how many messages the session had; None for the throughput.
+    `stored` is the number of messages in the session; None for the throughput.
     """
 
     engine: Engine
@@ -30,33 +30,33 @@ class Cell:
     def of(
         cls, engine: Engine, contender: str, measure: Measure, *, stored: int | None, values: Sequence[float]
     ) -> Self:
-        """The cell of some measured values."""
+        """Return the cell for measured values."""
         return cls(engine, contender, measure, stored, median(values), len(values))
 
 
 @dataclass(frozen=True)
 class Results:
-    """A run: on which machine, what was found, and what is worth a remark."""
+    """The results of a run: the machine, the measured values, and notes."""
 
     machine: str
     cells: tuple[Cell, ...]
     notes: tuple[str, ...] = ()
 
     def value(self, engine: Engine, contender: str, measure: Measure, stored: int | None = None) -> float | None:
-        """The median of one cell, None when it was not measured."""
+        """Return the median of one cell; None if it was not measured."""
         for cell in self.cells:
             if (cell.engine, cell.contender, cell.measure, cell.stored) == (engine, contender, measure, stored):
                 return cell.median
         return None
 
     def sizes(self, engine: Engine) -> list[int]:
-        """The session lengths that were measured, ascending."""
+        """Return the measured session lengths, ascending."""
         return sorted({cell.stored for cell in self.cells if cell.engine == engine and cell.stored is not None})
 
     def engines(self) -> list[Engine]:
-        """The engines that were measured, in the order of the run."""
+        """Return the measured engines, in the order of the run."""
         return list(dict.fromkeys(cell.engine for cell in self.cells))
 
     def write_json(self, path: Path) -> None:
-        """Write all of it to a file."""
+        """Write the results to a file."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")

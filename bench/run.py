@@ -17,7 +17,7 @@ from bench.results import Cell, Results
 
 
 async def run(plan: Plan, tell: Tell) -> Results:
-    """Measure all that the plan names; `tell` is told how far it has come."""
+    """Measure everything in the plan; `tell` receives the progress."""
     cells: list[Cell] = []
     notes: list[str] = []
     versions: str | None = None
@@ -37,7 +37,7 @@ async def run(plan: Plan, tell: Tell) -> Results:
 async def _measure(
     engine: Engine, lanes: list[Lane], plan: Plan, tell: Tell, cells: list[Cell], notes: list[str]
 ) -> None:
-    # What is loaded by now, of all contenders, is not looked through again whenever one of them makes garbage.
+    # The garbage collector ignores objects that all contenders have loaded by now.
     gc.collect()
     gc.freeze()
     cells += await measure_operation(engine, "append", lanes, plan, tell)

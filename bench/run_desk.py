@@ -1,4 +1,4 @@
-"""Runs as a service has them, on a database of the bench's own: the built-in chat with a model that answers at once."""
+"""Runs as in a service, on a database of the bench: the built-in chat with a model that answers at once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def pay(amount: int) -> str:
 
 
 def own_steps() -> Workflow:
-    """Two steps of which nobody knows what they do, and an agent."""
+    """Return a workflow of two custom steps and an agent."""
 
     async def step(state: WorkflowState) -> WorkflowState:
         return {}
@@ -77,7 +77,7 @@ def own_steps() -> Workflow:
 
 
 class AnsweringModel(OfflineModel):
-    """A chat model that answers at once, each time something else."""
+    """A chat model that answers at once, with a different answer each time."""
 
     _answers: Iterator[TurnTexts] = PrivateAttr(default_factory=chats)
 
@@ -105,7 +105,7 @@ class AnsweringModel(OfflineModel):
 
 
 class PayingModel(AnsweringModel):
-    """The same, after a call of a tool that may not be run twice."""
+    """An answering model that first calls a tool that may not be run twice."""
 
     def _generate(
         self,
@@ -122,7 +122,7 @@ class PayingModel(AnsweringModel):
 
 @dataclass
 class RunDesk:
-    """A memory, the runs of its database, and the same graph to be called without them."""
+    """A memory, the runs of its database, and the same graph for calls without runs."""
 
     memory: Memory
     service: RunService
@@ -131,14 +131,14 @@ class RunDesk:
     resources: Resources
 
     async def wait_for(self, session_id: str, text: str, message_id: str, workflow: str = CHAT) -> str:
-        """A turn as a run, waited for: what it says."""
+        """Execute a turn as a run, wait for it, and return its answer."""
         request = RunRequest(workflow=workflow, text=text, session_id=session_id, message_id=message_id)
         submitted = await self.service.submit(request)
         result = await self.service.result(submitted.run_id)
         return result.text
 
     async def call_plainly(self, session_id: str, text: str, message_id: str, workflow: str = CHAT) -> str:
-        """The same turn as a plain call of the same graph, with the same checkpointer and memory."""
+        """Execute the same turn as a plain call of the same graph, with the same checkpointer and memory."""
         config: RunnableConfig = {"configurable": {"thread_id": message_id, "session_id": session_id}}
         context = RunContext(message_id, workflow, self.resources, session_id=session_id, message_id=message_id)
         given = initial_state(text, message_id=message_id)
@@ -150,7 +150,7 @@ class RunDesk:
 async def open_desk(
     url: str, *, engine: EngineOptions | None = None, options: RunServiceOptions | None = None
 ) -> AsyncIterator[RunDesk]:
-    """A desk over a database, with the defaults of a service."""
+    """Open a desk on a database, with the defaults of a service."""
     address, kept = parse_address(url), StoreOptions()
     async with AsyncExitStack() as stack:
         memory = await stack.enter_async_context(open_memory(url))

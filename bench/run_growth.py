@@ -1,4 +1,4 @@
-"""How much room finished turns take, beside their text and beside checkpointed conversations of the same turns."""
+"""The space of finished turns, compared with their text and with checkpointed conversations of the same turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.options import RunServiceOptions
 
 TURNS_A_SESSION = 10
-# What is dead on PostgreSQL after the first part is used by the second, and only what the third adds has come to stay.
+# On PostgreSQL the second part reuses the dead rows of the first; only the growth in the third part is lasting.
 _PARTS_SAID = 3
 _SESSIONS_AT_ONCE = 8
 _POLL_SECONDS = 0.2
@@ -33,7 +33,7 @@ _LEFT = """
     SELECT (SELECT count(*) FROM checkpoints) + (SELECT count(*) FROM chat_sessions WHERE indexed_seq < last_seq)
 """
 
-# Kept for ten minutes by default: what does not grow with the turns shall not be counted as if it did.
+# The default is ten minutes; rows that do not grow with the turns must not be counted as growth.
 _SOON_FORGOTTEN = EngineOptions(keep_finished_seconds=0.1)
 _OFTEN = RunServiceOptions(upkeep_seconds=0.2)
 
@@ -53,7 +53,7 @@ PARTS = (*_PARTS, REST)
 
 @dataclass(frozen=True)
 class Growth:
-    """Bytes by which databases grew with the turns, and the bytes of their text."""
+    """The bytes by which databases grew with the turns, and the bytes of the turns' text."""
 
     turns: int
     text: int
@@ -62,16 +62,16 @@ class Growth:
 
     @property
     def ours(self) -> int:
-        """All that Threadkeep's database grew by."""
+        """The growth of Threadkeep's database in bytes."""
         return sum(self.parts.values())
 
     @property
     def times_text(self) -> float:
-        """The growth beside the text."""
+        """The growth of Threadkeep's database, as a multiple of the text."""
         return self.ours / self.text
 
     def text_for(self, times: float) -> float | None:
-        """The bytes of text a turn with which it grew by so many times its text; None where no text is long enough.
+        """Return the bytes of text a turn at which the growth is `times` the text; None if no text is long enough.
 
         The text and its search index grow with the text; what else a turn leaves has the same size beside any text.
         """
@@ -81,7 +81,7 @@ class Growth:
 
 
 async def measure_growth(place: Place, saver_place: Place, turns: int, tell: Tell) -> Growth:
-    """The growth with so many turns, of a database that holds some already, and has used the room of its rows again."""
+    """Return the growth of a database that already has turns and has reused the space of its dead rows."""
     asked = chats(seed=6)
     said: list[TurnTexts] = []
     sizes: list[Mapping[str, int]] = []
@@ -98,7 +98,7 @@ async def measure_growth(place: Place, saver_place: Place, turns: int, tell: Tel
 
 
 async def _say(desk: RunDesk, questions: list[str]) -> list[TurnTexts]:
-    """Sessions of some turns each, a few at a time, as their users have them: a turn after the other."""
+    """Execute sessions of several turns, a few sessions at a time, each turn after the previous one."""
     said: list[TurnTexts] = []
     sessions = [list(one) for one in batched(questions, TURNS_A_SESSION)]
 
@@ -116,7 +116,7 @@ async def _say(desk: RunDesk, questions: list[str]) -> list[TurnTexts]:
 
 
 async def _settle(desk: RunDesk, place: Place) -> None:
-    """Wait for what goes on by itself: the index, the records of model calls, checkpoints, the engine's records."""
+    """Wait for background work: the search index, records of model calls, checkpoints, the engine's records."""
     await desk.memory.manifests.flush()
     while await asyncio.to_thread(_left, place) > 0:
         await desk.memory.search("parcel", limit=1)
@@ -129,7 +129,7 @@ def _left(place: Place) -> int:
         with psycopg.connect(place.dsn) as connection:
             [(left,)] = connection.execute(_LEFT).fetchall()
             [(records,)] = connection.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.workflow_status"]).fetchall()
-            # The engine makes its tables with the first run that it executes; a run that is waited for needs none.
+            # The engine creates its tables with the first run that it executes; a run with a waiting caller needs none.
             statement = f"SELECT count(*) FROM {SCHEMA}.workflow_status" if records else "SELECT 0"
             [(attempts,)] = connection.execute(statement.encode()).fetchall()
             return int(left) + int(attempts)
@@ -163,7 +163,7 @@ async def _converse(saver: GraphContender, turns: list[TurnTexts]) -> None:
 
 
 def _sizes(place: Place) -> Mapping[str, int]:
-    """The bytes of each part of a database."""
+    """Return the bytes of each part of a database."""
     found: Counter[str] = Counter()
     for name, size in _tables_of_server(place.dsn) if place.dsn is not None else _tables_of_files(place.file):
         found[_part_of(name)] += size
@@ -181,7 +181,7 @@ def _tables_of_server(dsn: str) -> list[tuple[str, int]]:
 
 
 def _tables_of_files(file: Path) -> list[tuple[str, int]]:
-    """The pages in use: what is free again is used before the file grows."""
+    """Return the bytes of the pages in use: free pages are reused before the file grows."""
     engine = engine_path(file)
     found = _pages_of(file)
     return [*found, (SCHEMA, sum(size for _, size in _pages_of(engine)))] if engine.exists() else found

@@ -1,4 +1,4 @@
-"""What a durable run adds to a turn that somebody waits for, beside a plain call of the same graph."""
+"""The time that a durable run adds to a turn with a waiting caller, compared with a plain call of the same graph."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ WORKFLOWS = {
 
 @dataclass(frozen=True)
 class Latency:
-    """The median milliseconds of a turn of a workflow, by how it was asked for."""
+    """The median milliseconds of a turn of a workflow, as a run and as a plain call."""
 
     run: float
     plain: float
 
     @property
     def added(self) -> float:
-        """What the run adds."""
+        """The milliseconds that the run adds."""
         return self.run - self.plain
 
 
 async def measure_latency(url: str, rounds: int, tell: Tell) -> dict[str, Latency]:
-    """Take turns, in another order each round, after a few that do not count; by workflow."""
+    """Measure turns of each workflow in a different order each round, after some warm-up turns."""
     times: dict[tuple[str, str], list[float]] = {(name, way): [] for name in WORKFLOWS for way in ("run", "plain")}
     questions, order = chats(seed=2), Random(1)
     async with open_desk(url) as desk:
@@ -68,6 +68,6 @@ async def _timed(turn: Turn, session_id: str, text: str, workflow: str) -> float
     started = time.perf_counter()
     await turn(session_id, text, str(uuid4()), workflow)
     spent = (time.perf_counter() - started) * 1_000
-    # Whoever has an answer reads it; what is cleared up meanwhile shall not stand in the next turn's way.
+    # A caller reads its answer before it asks again; cleanup of the last run must not delay the next turn.
     await asyncio.sleep(_PAUSE_SECONDS)
     return spent

@@ -1,4 +1,4 @@
-"""How many runs a second workers take out of the queue, beside plain calls with LangGraph's own saver."""
+"""Runs per second that workers take out of the queue, compared with plain calls with LangGraph's own saver."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class QueuePlan:
-    """In each round, every contender makes this many turns, each in a session of its own."""
+    """The number of turns of each contender in each round, each in its own session."""
 
     rounds: int = 3
     turns: int = 80
@@ -91,7 +91,7 @@ def _saved(saver: GraphContender) -> Callable[[str, str, str], Awaitable[object]
 
 
 async def _by_workers(desk: RunDesk, url: str, workers: int, turns: int) -> float:
-    """Turns a second out of a queue that was filled before: from the first run's begin to the last one's end."""
+    """Return turns per second from a filled queue, from the begin of the first run to the end of the last."""
     async with AsyncExitStack() as stack:
         processes = [await _worker(url, stack) for _ in range(workers)]
         run_ids = [await _enqueue(desk, question.user) for question in islice(chats(seed=5), turns)]
@@ -116,7 +116,7 @@ async def _enqueue(desk: RunDesk, text: str) -> str:
 
 
 async def _worker(url: str, stack: AsyncExitStack) -> asyncio.subprocess.Process:
-    """A process that has imported everything, and takes runs when it is told to; it ends with the block."""
+    """Start a process that has imported everything and takes runs when it is told to; it ends with the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.run_worker",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=_ROOT,

@@ -1,4 +1,4 @@
-"""A process that carries queued runs out from the moment it is told to until its input ends: `-m bench.run_worker`."""
+"""`python -m bench.run_worker`: a process that executes queued runs, from a line on its input to the next one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-import threadkeep.runs.engine.dbos_engine  # noqa: F401 - importing it takes seconds, which are not a run's
+import threadkeep.runs.engine.dbos_engine  # noqa: F401 - its import takes seconds, which must not count as a run's
 from bench.run_desk import open_desk
 
 
@@ -16,7 +16,7 @@ async def _work(url: str) -> None:
 
 
 def main() -> None:
-    """Say that everything is imported, wait, and work."""
+    """Report that everything is imported, wait for the command, and execute runs."""
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     if sys.stdin.readline():

@@ -1,4 +1,4 @@
-"""Runs: what they add to a turn, how many go through a queue, what stays of them: `python -m bench runs`."""
+"""`python -m bench runs`: the time that runs add to a turn, their throughput in a queue, and their space."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ADDED_MILLISECONDS, _TIMES_TEXT = 10.0, 3.0
 
 @dataclass(frozen=True)
 class RunsPlan:
-    """How much is measured."""
+    """The amount of work."""
 
     engines: tuple[Engine, ...] = ENGINES
     latency_rounds: int = 150
@@ -45,7 +45,7 @@ QUICK = RunsPlan(latency_rounds=20, queue=QueuePlan(rounds=1, turns=30), growth_
 
 @dataclass(frozen=True)
 class Found:
-    """What a run of the bench found on one engine."""
+    """The results of the bench on one engine."""
 
     latency: Mapping[str, Latency]
     queue: Mapping[str, float]
@@ -53,12 +53,12 @@ class Found:
 
 
 async def run(plan: RunsPlan, tell: Tell) -> dict[Engine, Found]:
-    """Measure everything, one engine after the other: a process carries out the runs of one database at a time."""
+    """Measure everything, one engine after the other: a process executes the runs of one database at a time."""
     return {engine: await _measure(engine, plan, tell) for engine in plan.engines}
 
 
 def sheets(found: Mapping[Engine, Found]) -> dict[str, Sheet]:
-    """The tables, by their places in the page."""
+    """Return the tables, by their names in the page."""
     return {
         "aims": _aims(found),
         "latency": _latency(found),
@@ -83,7 +83,7 @@ def write_section(found: Mapping[Engine, Found], docs: Path) -> None:
 
 
 def main(arguments: Sequence[str], docs: Path) -> int:
-    """Measure, print, and write the section; answers the exit code."""
+    """Measure, print, write the section, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench runs", description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run with a few turns; the page stays")
     parser.add_argument("--engine", choices=ENGINES, help="measure on this engine only; the page stays")

@@ -19,7 +19,7 @@ _NOTHING = "–"
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table before it is drawn."""
+    """A table before it is rendered."""
 
     title: str
     header: tuple[str, ...]
@@ -27,7 +27,7 @@ class Sheet:
 
 
 def sheets_of(results: Results) -> list[Sheet]:
-    """One table for each engine and operation, and the throughput."""
+    """Return one table for each engine and operation, and one for the throughput."""
     sheets: list[Sheet] = []
     for engine in results.engines():
         title = ENGINE_TITLES[engine]
@@ -38,7 +38,7 @@ def sheets_of(results: Results) -> list[Sheet]:
 
 
 def aim_sheet(aims: Sequence[Aim]) -> Sheet:
-    """Each aim, what was found, and the verdict."""
+    """Return the table of aims, measured values and verdicts."""
     rows = tuple(
         (
             ENGINE_TITLES[aim.engine],
@@ -54,7 +54,7 @@ def aim_sheet(aims: Sequence[Aim]) -> Sheet:
 
 
 def print_results(results: Results, console: Console) -> None:
-    """All tables, the aims and the notes, on a terminal."""
+    """Print all tables, the aims and the notes on a terminal."""
     console.print(results.machine, style="dim", highlight=False)
     for sheet in [*sheets_of(results), aim_sheet(aims_of(results))]:
         table = Table(title=sheet.title, title_justify="left")
@@ -69,7 +69,7 @@ def print_results(results: Results, console: Console) -> None:
 
 
 def markdown(sheet: Sheet) -> str:
-    """The table in Markdown, figures to the right."""
+    """Return the table in Markdown, with figures aligned to the right."""
     rules = ["---" if sheet.title == "Aims" or not number else "---:" for number in range(len(sheet.header))]
     lines = [sheet.header, tuple(rules), *sheet.rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""The texts that every contender stores: of the length that people and models write, no two alike."""
+"""The texts that every contender stores: of realistic length, no two the same."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _DETAIL = "It is expected within two working days; you get a message as soon as 
 
 
 def turns() -> Iterator[TurnTexts]:
-    """Turns without end: a question of about 100 characters, an answer of about 600."""
+    """Yield turns without end: a question of about 100 characters, an answer of about 600."""
     for number in count(1):
         yield TurnTexts(_QUESTION.format(number), _ANSWER.format(number) + _DETAIL * 5 + "Anything else?")

@@ -25,7 +25,7 @@ class MemoryConversation:
         await self._session.append([Message("user", turn.user), Message("assistant", turn.assistant)])
 
     async def tail(self, limit: int) -> Sequence[object]:
-        """The newest messages, as `Message` records."""
+        """Return the newest messages, as `Message` records."""
         return await self._session.tail(limit)
 
 
@@ -37,7 +37,7 @@ class MemoryContender:
 
     @asynccontextmanager
     async def conversation(self, session_id: str) -> AsyncIterator[MemoryConversation]:
-        """A session of the memory."""
+        """Open a session of the memory."""
         yield MemoryConversation(self._memory.session(session_id))
 
     async def fill(self, session_id: str, turns: Sequence[TurnTexts]) -> None:
@@ -52,7 +52,7 @@ class MemoryContender:
     async def settle(self) -> None:
         """Bring the search index up to date, as the memory does by itself every few seconds.
 
-        A search that takes less than its two seconds of patience has found everything indexed.
+        A search waits up to two seconds for the index; one that takes less found everything indexed.
         """
         patience_left = False
         while not patience_left:
@@ -63,14 +63,14 @@ class MemoryContender:
 
 @asynccontextmanager
 async def open_memory_url(url: str) -> AsyncIterator[MemoryContender]:
-    """A memory of a database, without work in the background."""
+    """Open a memory of a database, without work in the background."""
     async with open_memory(url, options=MemoryOptions(background=False)) as memory:
         yield MemoryContender(memory)
 
 
 @asynccontextmanager
 async def open_memory_here(place: Place, *, background: bool = True) -> AsyncIterator[MemoryContender]:
-    """A memory with the default options; its pending writes stay in the place, too."""
+    """Open a memory with the default options; its pending writes are in the same place."""
     options = MemoryOptions(pending=PendingOptions(folder=place.folder / "pending"), background=background)
     async with open_memory(place.url, options=options) as memory:
         yield MemoryContender(memory)

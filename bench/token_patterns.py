@@ -1,4 +1,4 @@
-"""How often each pattern of the token estimates occurs in a text: slow and plain, for fitting what each costs."""
+"""The occurrences of each pattern of the token estimates in a text: slow and simple, for fitting their weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadkeep.context.estimates import (
 
 
 def all_patterns() -> list[Pattern]:
-    """All patterns in the order of the file that has their costs."""
+    """Return all patterns in the order of the file with their weights."""
     scripts = patterns_by_script().values()
     return [
         pattern
@@ -27,7 +27,7 @@ def all_patterns() -> list[Pattern]:
 
 
 def pattern_counts(text: str) -> list[int]:
-    """The occurrences of each pattern in that order; those of one or two bytes may overlap."""
+    """Return the occurrences of each pattern in that order; patterns of one or two bytes may overlap."""
     data = framed(text)
     of_kinds, of_text, of_capitals = _Occurrences(data.translate(KINDS)), _Occurrences(data), data.translate(CAPITALS)
     counts = [data.translate(LETTERS).count(b" a"), digit_groups(data)]

@@ -1,7 +1,7 @@
-"""The texts that token counters are measured on: the project's own in sixteen languages, code, labels, made-up data.
+"""The texts on which token counters are measured: own texts in sixteen languages, code, labels, synthetic data.
 
 Every kind has two halves of different texts: weights are fitted to one, the published figures come from the other.
-A sample is a part of a text that begins and ends where sentences, remarks or lines do, of 50 to 2,000 characters.
+A sample is a part of a text, of 50 to 2,000 characters, that begins and ends at a sentence, remark or line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SEPARATORS = {"prose": " ", "chat": "\n", "code": "\n", "labels": "\n"}
 
 @dataclass(frozen=True)
 class Text:
-    """A text of the project's own: its row in the table, what it is, and its half."""
+    """A text of the project: its row in the table, its content, and its half."""
 
     row: str
     kind: Literal["prose", "chat", "code", "labels"]
@@ -37,7 +37,7 @@ class Text:
 
 
 def rows(half: Half) -> dict[str, list[str]]:
-    """The samples of a half by the row of the table that they belong to."""
+    """Return the samples of a half, by row of the table."""
     found: dict[str, list[str]] = {}
     grouped: dict[tuple[str, str], list[str]] = {}
     for one in texts():
@@ -53,7 +53,7 @@ def rows(half: Half) -> dict[str, list[str]]:
 
 @cache
 def texts() -> tuple[Text, ...]:
-    """All texts of the project's own."""
+    """Return all texts of the project."""
     return tuple(Text(**json.loads(line)) for line in _TEXTS.read_text(encoding="utf-8").splitlines())
 
 
@@ -75,7 +75,7 @@ def _pieces(kind: str, text: str) -> list[str]:
 
 
 def _phrases(text: str) -> list[str]:
-    """Thai has no mark at the end of a sentence: what stands between spaces, joined to about sixty characters."""
+    """Return parts of a Thai text between spaces, joined to about sixty characters. Thai marks no end of a sentence."""
     phrases = [""]
     for word in text.split():
         if len(phrases[-1]) > 60:
@@ -85,7 +85,7 @@ def _phrases(text: str) -> list[str]:
 
 
 def _windows(kind: str, pieces: Sequence[str]) -> Iterable[str]:
-    """Every so many pieces in a row, each size at its own steps."""
+    """Return windows of consecutive pieces, for each size at its own step."""
     for size in _WINDOWS[kind]:
         step = max(1, size // 2)
         for start in range(0, len(pieces) - size + 1, step):

@@ -1,4 +1,4 @@
-"""How far the token estimates are from real tokenizers, and how fast all counters are: `python -m bench tokens`."""
+"""`python -m bench tokens`: errors of the token estimates against real tokenizers, and the speed of all counters."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from threadkeep.context.tokens import TokenCounter, counter_named, estimate, est
 
 PAGE = "explanation/tokens.md"
 LEAST_ERROR, GREATEST_ERROR = -0.10, 0.35
-"""The aim: no row is under by more at the 5th percentile, nor over by more at the 95th."""
+"""The aim: no row is lower than this at the 5th percentile, nor higher at the 95th, in parts of the real count."""
 
 ESTIMATES: Mapping[Family, TokenCounter] = {family: family_estimate(family) for family in FAMILIES}
 EXACT: tuple[Family, ...] = ("o200k", "cl100k")
-"""Those of OpenAI, whose every row is shown; of the others the page has the languages in one line each."""
-_ROUNDS = 15  # of each counter in turn, of which the fastest counts: what else the machine does only slows
+"""The tokenizers of OpenAI. The page shows all their rows, and one line for each of the others."""
+_ROUNDS = 15  # rounds of each counter in turn; the fastest one counts, because other work on the machine only slows it
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Errors:
 
     @property
     def is_within(self) -> bool:
-        """Whether the aim is met."""
+        """Whether the row meets the aim."""
         return self.p5 >= LEAST_ERROR and self.p95 <= GREATEST_ERROR
 
 
@@ -61,7 +61,7 @@ class Row:
 
 
 def measure(half: Half = "published", estimates: Mapping[Family, TokenCounter] = ESTIMATES) -> list[Row]:
-    """The errors of each row, against the real counts of all tokenizers."""
+    """Return the errors of each row against the real counts of all tokenizers."""
     real = real_counts()[half]
     return [
         Row(title, len(texts), {e: _errors(texts, counter, real[e][title]) for e, counter in estimates.items()})
@@ -70,7 +70,7 @@ def measure(half: Half = "published", estimates: Mapping[Family, TokenCounter] =
 
 
 def error_sheet(measured: Sequence[Row]) -> Sheet:
-    """The table of errors in per cent."""
+    """Return the table of errors in per cent."""
     header = ["text", "samples"]
     for family in EXACT:
         header += [f"{family}: p5", "median", "p95"]
@@ -82,7 +82,7 @@ def error_sheet(measured: Sequence[Row]) -> Sheet:
 
 
 def misses(measured: Sequence[Row]) -> str:
-    """Which rows miss the aim, as a sentence."""
+    """Return a sentence with the rows that miss the aim."""
     found = [(row, family) for row in measured for family in EXACT if family in row.errors]
     missed = [f"{row.title} ({family})" for row, family in found if not row.errors[family].is_within]
     cells = len(found)
@@ -92,7 +92,7 @@ def misses(measured: Sequence[Row]) -> str:
 
 
 def family_sheet(measured: Sequence[Row]) -> Sheet:
-    """The errors over whole languages, of each tokenizer by the estimate that was for all and by its own."""
+    """Return the table of the lowest errors over whole languages, by `estimate` and by the tokenizer's own estimate."""
     real, texts = real_counts()["published"], rows("published")
     languages = [title for title in texts if title.endswith((": prose", ": chat"))]
     lines = []
@@ -113,7 +113,7 @@ def _worst(errors: Mapping[str, float]) -> tuple[str, str]:
 
 
 def speed_sheet() -> Sheet:
-    """How many tokens a second each counter counts, over all samples, one by one."""
+    """Return the table of tokens per second of each counter, over all samples, one by one."""
     texts = [text for own in rows("published").values() for text in own]
     tokens = sum(map(counter_named("o200k"), texts))
     with _reference() as reference:
@@ -134,7 +134,7 @@ def speed_sheet() -> Sheet:
 
 
 def write_page(measured: Sequence[Row], speed: Sheet, docs: Path) -> None:
-    """Write the page of the docs: the prose of `tokens.md`, with the tables in it."""
+    """Write the page of the docs: the prose of `tokens.md` with the tables."""
     template = Template(Path(__file__).with_name("tokens.md").read_text(encoding="utf-8"))
     page = template.substitute(
         errors=markdown(error_sheet(measured)),
@@ -147,7 +147,7 @@ def write_page(measured: Sequence[Row], speed: Sheet, docs: Path) -> None:
 
 
 def main(arguments: Sequence[str], docs: Path) -> int:
-    """Measure, print, and write the page; answers the exit code."""
+    """Measure, print, write the page, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench tokens", description=main.__doc__)
     parser.add_argument("--write-docs", action=argparse.BooleanOptionalAction, default=True, help=f"write docs/{PAGE}")
     given = parser.parse_args(arguments)
@@ -173,7 +173,7 @@ def _errors(texts: Sequence[str], counter: TokenCounter, real: Sequence[int]) ->
 
 
 def _cells(errors: Errors) -> tuple[str, str, str]:
-    """The figures; those that miss the aim are bold."""
+    """Return the figures; figures that miss the aim are bold."""
     low, high = f"{100 * errors.p5:+.0f}", f"{100 * errors.p95:+.0f}"
     return (
         low if errors.p5 >= LEAST_ERROR else f"**{low}**",
@@ -183,7 +183,7 @@ def _cells(errors: Errors) -> tuple[str, str, str]:
 
 
 def _seconds(counter: Callable[[str], int], texts: Sequence[str]) -> float:
-    """The CPU time of one round over the texts."""
+    """Return the CPU time of one round over the texts."""
     started = time.process_time()
     for text in texts:
         counter(text)
@@ -192,7 +192,7 @@ def _seconds(counter: Callable[[str], int], texts: Sequence[str]) -> float:
 
 @contextmanager
 def _reference() -> Iterator[Callable[[str], int]]:
-    """Tiktoken with its vocabulary where it looks for it, so that it downloads nothing."""
+    """Return tiktoken with its vocabulary in its cache, so that it downloads nothing."""
     import tiktoken
 
     address = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"

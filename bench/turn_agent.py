@@ -1,4 +1,4 @@
-"""An agent with `SessionMemory` behind an HTTP address, as people write it who use the library without the service."""
+"""An agent with `SessionMemory` behind HTTP, as in a program that uses the library without the service."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ async def _serve(listening: socket.socket) -> None:
         async def answer(request: Request) -> Response:
             body = await request.json()
             question = HumanMessage(body["message"], id=body["message_id"])
-            # A caller that goes away stops nothing, as in the service.
+            # A caller that disconnects does not stop the turn, as in the service.
             config: RunnableConfig = {"configurable": {"thread_id": body["session_id"]}}
             try:
                 state = await asyncio.shield(agent.ainvoke({"messages": [question]}, config))
             except ThreadkeepError as error:
                 return JSONResponse({"title": type(error).__name__}, 503)
-            except Exception as error:  # noqa: BLE001 - the model failed, and the caller asks again
+            except Exception as error:  # noqa: BLE001 - the model failed, and the caller repeats the question
                 return JSONResponse({"title": type(error).__name__}, 502)
             ids = {name: body[name] for name in ("session_id", "message_id")}
             return JSONResponse({**ids, "run_id": "", "response": state["messages"][-1].text})

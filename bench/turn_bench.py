@@ -1,7 +1,7 @@
-"""`python -m bench chaos turns`: thousands of turns beside faults, in parts that each have a database and a seed.
+"""`python -m bench chaos turns`: thousands of turns during faults, in parts with their own database and seed.
 
-A part can be run again by the command that it prints. Before complete answers were fenced in the database these found
-two answers to one question, and callers who were told different ones, in about every second run:
+A part can be run again by the command that it prints. Before the database fenced complete answers, these commands
+found two answers to one question, and callers with different answers, in about every second run:
 
     python -m bench chaos turns --engine postgres --seed 2 --turns 40 --pause 6 --shape service-tables
     python -m bench chaos turns --engine postgres --seed 21 --turns 60 --kill 4 --pause 3 --stall 1 --shape agent-tables
@@ -43,7 +43,7 @@ SHAPES: Mapping[str, tuple[Kind, TranscriptLocation]] = {
     "service-graph_store": ("service", "graph_store"),
     "agent-graph_store": ("agent", "graph_store"),
 }
-"""Services or agents of the library, and where they keep transcripts."""
+"""The shapes: services or agents of the library, and where their transcripts are stored."""
 
 _DEFAULTS: dict[FaultName, int] = {"kill": 100, "pause": 100, "stall": 20, "cut": 20, "slow": 20, "full": 20}
 
@@ -72,7 +72,7 @@ class Report:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all parts on each engine; return 1 if a promise was broken."""
+    """Run all parts on each engine; return 1 if a guarantee was broken."""
     given = _parser().parse_args(arguments)
     PROCESSES.set_forkserver_preload(list(PRELOADED))
     if given.check is not None:
@@ -109,7 +109,7 @@ def _run(engine: Engine, seed: int, given: argparse.Namespace) -> Report:
 def plans(
     engine: Engine, seed: int, turns: int, faults: Mapping[FaultName, int], *, shape: str | None = None
 ) -> list[TurnPlan]:
-    """Return the parts of a run: each with its share of turns and faults, a seed of its own, and a shape in turn."""
+    """Return the parts of a run, each with its share of turns and faults, its own seed, and the next shape."""
     parts, found = max(1, round(turns / _TURNS_OF_PART)), []
     for part in range(parts):
         kind, transcripts = SHAPES[shape] if shape is not None else list(SHAPES.values())[part % len(SHAPES)]
@@ -121,7 +121,7 @@ def plans(
                 turns // parts,
                 Counter({name: times for name, times in shares.items() if times}),
                 pause_seconds=_PAUSES[kind],
-                # As on one machine and as on two.
+                # Alternate between services on one machine, with one folder, and on two.
                 one_pending_folder=(seed + part) % 2 == 0,
                 kind=kind,
                 transcripts=transcripts,
@@ -135,7 +135,7 @@ def _share(times: int, parts: int, part: int) -> int:
 
 
 class _Progress:
-    """Tells how far a part has come: one line that changes on a terminal, else a line each few seconds."""
+    """The progress of a part: one line that is updated on a terminal, otherwise a line every few seconds."""
 
     _EVERY_SECONDS = 10.0
 

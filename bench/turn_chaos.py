@@ -1,7 +1,7 @@
-"""People who talk to two services on one database while processes, databases and disks fail them.
+"""People who write to two services on one database while processes, databases and disks fail.
 
-Everybody keeps asking until an answer comes: at the other service too, while the first request is still open. All that
-is told, stored and sent to the model is recorded, and checked by `bench.turn_check`.
+Every caller repeats its question until it is answered, also at the other service while the first request is open.
+All answers, stored messages and model calls are recorded, and checked by `bench.turn_check`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DISK_MEGABYTES = 256
 
 @dataclass
 class Arena:
-    """Two services and all that they stand on."""
+    """Two services with their databases, disks and model."""
 
     plan: TurnPlan
     url: str
@@ -64,7 +64,7 @@ async def arena(plan: TurnPlan, folder: Path) -> AsyncIterator[Arena]:
                 "THREADKEEP_DATABASE_URL": urls[number],
                 "THREADKEEP_TRANSCRIPTS": plan.transcripts,
                 "THREADKEEP_PENDING_DIR": str(pending),
-                # Processes are killed so often here that a run may lose several in a row.
+                # Processes are killed so often here that a run may lose several of them in a row.
                 "THREADKEEP_RUN_MAX_ATTEMPTS": "100",
             }
             services.append(Service(f"{plan.kind}-{number}", plan.kind, folder / f"service-{number}", environment))
@@ -91,7 +91,7 @@ async def _database(stack: AsyncExitStack, plan: TurnPlan, disk: Path) -> tuple[
 
 
 async def run_turns(plan: TurnPlan, folder: Path, tell: Callable[[str], None]) -> TurnHistory:
-    """Have people talk until all turns are told and all faults have happened; return what was recorded."""
+    """Have people write until all turns are answered and all faults have happened; return the recorded history."""
     async with arena(plan, folder) as place:
         people = _People(place, tell)
         faults = Faults(place.services, place.proxies, place.disk, place.url, plan, Outages(place.client))
@@ -125,7 +125,7 @@ async def run_turns(plan: TurnPlan, folder: Path, tell: Callable[[str], None]) -
 
 
 async def _settle(place: Arena) -> list[str]:
-    """Wait until nothing waits to be written and no run is open; return what does not end."""
+    """Wait until there are no pending writes and no open runs; return a fault if they do not end."""
     deadline = time.monotonic() + _HANG_SECONDS
     while True:
         settled = [await ready(place.client, service) for service in place.services]
@@ -138,7 +138,7 @@ async def _settle(place: Arena) -> list[str]:
 
 
 class _People:
-    """The callers of both services, and all that they were told."""
+    """The callers of both services, and all responses that they received."""
 
     def __init__(self, place: Arena, tell: Callable[[str], None]) -> None:
         self.asked: list[Asked] = []
@@ -153,7 +153,7 @@ class _People:
         self._final = False
 
     async def talk(self, until: Callable[[], bool]) -> None:
-        """Talk in several sessions at once until all turns are told and a condition holds."""
+        """Write in several sessions at once until all turns are answered and a condition holds."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._plan.sessions):
                 tasks.create_task(self._sessions(until))
@@ -218,7 +218,7 @@ class _People:
                     tasks.create_task(repeat(service, asked))
 
     async def _send(self, service: Service, session_id: str, message_id: str, *, stream: bool) -> Told | None:
-        """Send a question; record and return what was told, or None if there is no answer."""
+        """Send a question; record and return the answer, or None if there is none."""
         body = {"session_id": session_id, "message_id": message_id, "message": question_text(message_id)}
         begun_at = time.monotonic()
         try:
@@ -273,6 +273,6 @@ class _People:
         if status == 200:
             return
         self.refused.append(Refused(message_id, service.name, time.monotonic(), status))
-        # What may happen in an outage; a person sends the message again.
+        # These may happen in an outage; a person sends the message again.
         if status not in (409, 502, 503, 504):
             self.errors.append(f"{message_id}: HTTP status {status} of {service.name}")

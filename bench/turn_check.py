@@ -1,4 +1,4 @@
-"""The check that callers were told what is stored, and models were sent it: a pure function over recorded events."""
+"""The check that callers and models received what is stored: a pure function over recorded events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ type FaultKind = Literal[
 
 
 class Fault(NamedTuple):
-    """A broken promise: its kind, and a sentence."""
+    """A broken guarantee: its kind, and a sentence."""
 
     kind: FaultKind
     says: str
@@ -39,8 +39,8 @@ class Fault(NamedTuple):
 class Verdict:
     """The faults of a history, and the conflicts that an outage explains.
 
-    A conflict is an answer that was told while the database was out of reach and had to give way to another told one.
-    It is stored as superseded, or it is a turn that was stored late.
+    A conflict is an answer that a caller received while the database was unavailable, and that another returned answer
+    replaced. It is stored as superseded, or its turn was stored late.
     """
 
     faults: Sequence[Fault]
@@ -48,7 +48,7 @@ class Verdict:
 
 
 def check(history: TurnHistory) -> Verdict:
-    """Return every promise that the history breaks."""
+    """Return every guarantee that the history breaks."""
     checked = _Check(history)
     faults: list[Fault] = [Fault("error", says) for says in history.errors]
     for part in (
@@ -114,7 +114,7 @@ class _Check:
         return dict(found)
 
     def outage(self, begun_at: float, ended_at: float, service: str | None = None) -> bool:
-        """Return whether the database may have been out of reach in a time, for one service or any."""
+        """Return whether the database may have been unavailable in a period, for one service or any."""
         return any(
             one.begun_at <= ended_at and begun_at <= one.ended_at and service in (None, one.service)
             for one in self.history.outages
@@ -136,7 +136,7 @@ class _Check:
                     yield Fault("two answers", f"{message_id} has {len(found)} complete answers of {speaker}: {texts}")
 
     def told_is_stored(self) -> Iterator[Fault]:
-        """Check that every caller was told the last active answer of the transcript."""
+        """Check that every caller received the last active answer of the transcript."""
         for message_id, tellings in self.told.items():
             rows = self.answers.get(message_id, [])
             last = rows[-1].content if rows else None
@@ -185,7 +185,7 @@ class _Check:
                 yield Fault("doubled", f"{text!r} is stored {len(rows)} times: {[row.message_id for row in rows]}")
 
     def torn(self) -> Iterator[Fault]:
-        """Numbers have no gaps, texts are whole, and each answer stands behind its question, in its session."""
+        """Check that numbers have no gaps, texts are whole, and each answer is behind its question in its session."""
         given = {call.answer for call in self.history.calls}
         for session_id, rows in self.sessions.items():
             if [row.seq for row in rows] != list(range(1, len(rows) + 1)):
@@ -207,7 +207,7 @@ class _Check:
             yield Fault("torn", f"{answer.message_id}: its answer is at {row.session_id} {row.seq}, before it")
 
     def reordered(self) -> Iterator[Fault]:
-        """A turn that was told before the next question was asked stands before it."""
+        """Check that a turn is stored before the next question if its answer was returned before that question."""
         sessions: defaultdict[str, list[Asked]] = defaultdict(list)
         for asked in sorted(self.history.asked, key=lambda asked: asked.at):
             sessions[asked.session_id].append(asked)
@@ -223,14 +223,14 @@ class _Check:
         if answers[-1].seq < next_row.seq:
             return
         says = f"{before.message_id}: its answer is at {answers[-1].seq}, behind the next question at {next_row.seq}"
-        # Other processes do not wait for a turn that is still in the folder of pending writes.
+        # Other processes do not wait for a turn that is still in the pending folder.
         if self.outage(before.at, after.at):
             self.conflicts.append(Fault("reordered", says))
         else:
             yield Fault("reordered", says)
 
     def results(self) -> Iterator[Fault]:
-        """A run is over, and its result is the answer that is stored."""
+        """Check that each run is over, and that its result is the stored answer."""
         for run in self.history.runs:
             if run.status in ("queued", "running", "waiting"):
                 yield Fault("run", f"{run.message_id}: its run is still {run.status}")
@@ -240,7 +240,7 @@ class _Check:
                 yield Fault("run", says)
 
     def contexts(self) -> Iterator[Fault]:
-        """A model call is sent the stored questions and answers: each once, and none that was told is missing."""
+        """Check that a model call gets each stored question and answer once, and that no returned answer is missing."""
         for call in self.history.calls:
             asked = [found for role, text in call.messages if role == "user" and (found := question_id(text))]
             if not asked or asked[-1] not in self.asked:
@@ -271,14 +271,14 @@ class _Check:
                     yield fault
 
     def _superseded_later(self, message_id: str, text: str, at: float) -> bool:
-        """Return whether a text stood in the transcript until an outage's pending answer took its place."""
+        """Return whether a text was in the transcript until an outage's pending answer replaced it."""
         kept = any(row.content == text for row in self.superseded.get(message_id, ()))
         return kept and self.outage(self.asked[message_id].at, at)
 
     def _waited(self, text: str, at: float) -> bool:
-        """Return whether an answer waited in a process that could not read the database, and was told to nobody.
+        """Return whether an answer waited in a process that could not read the database, and was never returned.
 
-        It is not stored: another answer was told by then.
+        It is not stored, because another answer had been returned by then.
         """
         given = next((call.at for call in self.history.calls if call.answer == text), None)
         was_told = any(one.text == text for one in self.history.told)
@@ -299,12 +299,12 @@ class _Check:
         newest = sorted(told, key=lambda one: one.at)[-self.history.window_messages // 4 :]
         for one in newest:
             missing = question_text(one.message_id) not in texts or one.text not in texts
-            # Without its database a service answers with what it remembers.
+            # Without its database a service answers from its memory.
             if missing and not self.outage(self.asked[one.message_id].at, call.at):
                 yield Fault("context", f"{name} was not sent the turn {one.message_id}, which was told before")
 
     def streams(self) -> Iterator[Fault]:
-        """The pieces of a stream end with its answer, unless it says that the answer was replaced."""
+        """Check that the chunks of a stream end with its answer, unless it reports that the answer was replaced."""
         for one in self.history.told:
             if one.pieces and not one.pieces.endswith(one.text) and not one.replaced:
                 yield Fault("stream", f"{one.message_id}: the pieces {_short(one.pieces)} end with {_short(one.text)}")
@@ -317,7 +317,7 @@ class _Check:
 
 
 def _short(text: str | None) -> str:
-    """Return the head of an answer, for a sentence."""
+    """Return the beginning of an answer, for a sentence."""
     if text is None:
         return "nothing"
     answer = Answer.of(text)

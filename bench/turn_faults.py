@@ -32,10 +32,10 @@ WHERE state LIKE 'idle in transaction%' AND state_change < now() - interval '0.2
 
 @dataclass(frozen=True)
 class TurnPlan:
-    """How much is asked, and how often each fault happens. Times are seconds.
+    """The number of questions, and of faults of each kind. Times are in seconds.
 
     Pauses are longer than the lease of a run (8 s), and some are longer than all other limits (10 s). An agent of the
-    library is taken for gone after 15 s.
+    library is declared dead after 15 s.
     """
 
     engine: Engine
@@ -76,7 +76,7 @@ class Faults:
         self._chance = random.Random(f"{plan.seed}/faults")
 
     async def run(self, tell: Callable[[str], None]) -> None:
-        """Let every fault of the plan happen, one after the other, each to a random service."""
+        """Cause every fault of the plan, one after the other, each in a random service."""
         left = [name for name, times in self._plan.faults.items() for _ in range(times)]
         self._chance.shuffle(left)
         for number, name in enumerate(left, start=1):
@@ -104,7 +104,7 @@ class Faults:
             stack.callback(service.wake)
             await asyncio.sleep(_LOOK_SECONDS)
             if await asyncio.to_thread(lock_is_held, self._url):
-                # Others cannot write what it has locked; a pause alone takes the database from nobody.
+                # Other services cannot write what it has locked; a pause without a lock does not affect them.
                 stack.enter_context(self.outages.during("paused in a transaction", *self._services))
             await asyncio.sleep(self._chance.uniform(*self._plan.pause_seconds) - _LOOK_SECONDS)
 
@@ -139,7 +139,7 @@ class Faults:
 
 
 def lock_is_held(url: str) -> bool:
-    """Return whether somebody has held the write lock of a SQLite file, or a transaction on PostgreSQL, for a while."""
+    """Return whether the write lock of a SQLite file, or a transaction on PostgreSQL, has been held for a while."""
     address = parse_address(url)
     if address.path is None:
         assert address.dsn is not None
@@ -166,7 +166,7 @@ def _fill(file: Path) -> None:
 
 
 def _hold_lock(path: Path, seconds: float, *, slow: bool) -> None:
-    """Hold the write lock of a SQLite file for a time, or again and again for moments of it."""
+    """Hold the write lock of a SQLite file for a time, or repeatedly for short moments during that time."""
     until = time.monotonic() + seconds
     with closing(sqlite3.connect(path, isolation_level=None, timeout=30.0)) as file:
         while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""The events of a run of the bench: what callers were told, what is stored, and what models were sent."""
+"""The events of a run of the bench: answers to callers, stored messages, and model calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answer_text(number: int, message_id: str, speaker: str, words: str) -> str:
 
 
 class Answer(NamedTuple):
-    """The parts of an answer that a model gave."""
+    """The parts of an answer of a model."""
 
     call: int
     message_id: str
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, at the time when it was sent first."""
+    """A question, and the time when it was first sent."""
 
     session_id: str
     message_id: str
@@ -54,7 +54,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Told:
-    """An answer that a caller received: from which service, between which times, and in which pieces if streamed."""
+    """An answer that a caller received: its service, its start and end, and its chunks if it was streamed."""
 
     session_id: str
     message_id: str
@@ -80,7 +80,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class ModelCall:
-    """A call of the model: role and text of its messages, and the answer; None if the model failed."""
+    """A model call: role and text of its messages, and the answer; None if the model failed."""
 
     number: int
     at: float
@@ -119,7 +119,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class Outage:
-    """A time in which the database or the disk of a service, or a row that it needs, may have been out of reach."""
+    """A period in which a service may have had no access to its database, its disk, or a row that it needs."""
 
     service: str
     begun_at: float

@@ -1,4 +1,4 @@
-"""A model behind a socket that answers differently at every call, and records what it is sent."""
+"""A model behind a socket that gives a different answer to every call, and records its calls."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class TurnModel:
         }
 
     async def answer(self, request: Request) -> Response:
-        """Record a call and answer it, as a whole or in pieces."""
+        """Record a call and answer it, as a whole or in chunks."""
         at, body = time.monotonic(), await request.json()
         messages = [(message["role"], _text(message["content"])) for message in body["messages"]]
         number, failed = len(self.calls) + 1, self._chance.random() < self._failing
         answer = None if failed else _answer(number, messages)
-        # Recorded before it is given: an answer that anybody has is known.
+        # The answer is recorded before it is sent, so that every received answer is known.
         self.calls.append(ModelCall(number, at, messages, answer, self.final))
         seconds = self._chance.uniform(*self._seconds)
         if answer is not None and body.get("stream"):

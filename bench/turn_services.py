@@ -1,4 +1,4 @@
-"""Services as processes that are paused and killed, and the databases and disks that fail them."""
+"""Services as processes that are paused and killed, with databases and disks that fail."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _START_SECONDS = 240.0
 _SLOW_SECONDS = 0.1
 _RECOVERY_SECONDS = 1.0
 _WRITE_SECONDS = 6.0
-"""Seconds that a write may take before its turn waits, and a little more."""
+"""The write timeout of a service and some slack, in seconds."""
 
 
 class Service:
-    """A `threadkeep serve`, or an agent of the library, in a process that is started again after a kill."""
+    """A `threadkeep serve`, or an agent of the library, in a process that can be started again after a kill."""
 
     def __init__(self, name: str, kind: Kind, folder: Path, environment: Mapping[str, str]) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class Service:
         return file.read_text() if file.exists() else ""
 
     async def start(self) -> None:
-        """Start the process and wait until it listens; one that ends because of its database is started again."""
+        """Start the process and wait until it listens; start it again if it ends because of its database."""
         deadline = time.monotonic() + _START_SECONDS
         self._spawn()
         while not (found := re.findall(r"listens on (http://\S+)", self.log)):
@@ -86,15 +86,15 @@ class Service:
             await asyncio.to_thread(self._process.join)
 
     def pause(self) -> None:
-        """Let the process stand still."""
+        """Pause the process."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Let the process go on."""
+        """Resume the process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def limit_files(self, size: int | None) -> None:
-        """Let no file of the process grow beyond a size in bytes, as on a full disk."""
+        """Limit the size of the process's files in bytes, as on a full disk."""
         hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)[1]
         resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
@@ -115,7 +115,7 @@ def _serve(kind: Kind, folder: Path, log: Path, environment: Mapping[str, str]) 
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    # A process whose file has reached its limit is told so by an error, as on a full disk.
+    # A write beyond the limit raises an error, as on a full disk, instead of ending the process.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
@@ -127,7 +127,7 @@ def _serve(kind: Kind, folder: Path, log: Path, environment: Mapping[str, str]) 
 
 
 class DatabaseProxy:
-    """A TCP address in front of a PostgreSQL's socket, for one service, that can stall, be slow, or be cut."""
+    """A TCP proxy in front of PostgreSQL's socket, for one service, that can stall, be slow, or be cut."""
 
     def __init__(self, socket_path: str) -> None:
         self.port = 0
@@ -139,11 +139,11 @@ class DatabaseProxy:
         self._committed = b""
 
     def stall_after_commit(self, text: bytes) -> None:
-        """Stall as soon as a connection that sent this text has committed, before its client knows."""
+        """Stall after a connection that sent this text has committed, before its client gets the reply."""
         self._committed = text
 
     def set(self, state: ProxyState) -> None:
-        """Change what becomes of bytes that pass."""
+        """Change how bytes are passed on."""
         self._state = state
         if state == "stalled":
             self._open.clear()
@@ -222,7 +222,7 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[bool]:
 
 
 class Outages:
-    """The times in which something was out of reach, each until its services have written what waited meanwhile."""
+    """The recorded outages. Each lasts until its services have written the turns that waited meanwhile."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self.found: list[Outage] = []
@@ -231,7 +231,7 @@ class Outages:
 
     @contextmanager
     def during(self, what: str, *services: Service) -> Iterator[None]:
-        """Record the time of the block for some services, and the time that they need to recover."""
+        """Record the period of the block for some services, including the time that they need to recover."""
         begun_at = time.monotonic()
         try:
             yield
@@ -240,16 +240,16 @@ class Outages:
                 self._recovering.add(asyncio.create_task(self._record(service, begun_at, what)))
 
     async def end(self) -> None:
-        """Wait until all outages are recorded; those of a service that does not recover are not."""
+        """Wait until all outages are recorded; the outage of a service that does not recover is not recorded."""
         if self._recovering:
             _, late = await asyncio.wait(self._recovering, timeout=_START_SECONDS)
             for task in late:
                 task.cancel()
 
     async def watch(self, service: Service) -> None:
-        """Record each time in which turns of a service wait to be written, whatever the reason: a busy machine, too.
+        """Record each period in which turns of a service are pending, for any reason, also a busy machine.
 
-        A time that goes on when the task is cancelled ends there.
+        A period that has not ended when the task is cancelled ends then.
         """
         ready_at = time.monotonic()
         begun_at: float | None = None
@@ -270,18 +270,18 @@ class Outages:
 
     async def _record(self, service: Service, begun_at: float, what: str) -> None:
         await asyncio.sleep(_RECOVERY_SECONDS)
-        while not await ready(self._client, service):  # noqa: ASYNC110 - another process tells nobody
+        while not await ready(self._client, service):  # noqa: ASYNC110 - another process sends no signal
             await asyncio.sleep(_RECOVERY_SECONDS / 4)
         self.found.append(Outage(service.name, begun_at, time.monotonic(), what))
 
 
 async def ready(client: httpx2.AsyncClient, service: Service) -> bool:
-    """Return whether a service answers, reaches its database and has no turns that wait to be written."""
+    """Return whether a service responds, reaches its database and has no pending turns."""
     return await pending_writes(client, service) == 0
 
 
 async def pending_writes(client: httpx2.AsyncClient, service: Service) -> int | None:
-    """Return the number of turns that wait to be written; None if the service does not answer or is not ready."""
+    """Return the number of pending turns; None if the service does not respond or is not ready."""
     try:
         response = await client.get(f"{service.address}/readyz", timeout=5.0)
         waiting = response.json().get("pending_writes")

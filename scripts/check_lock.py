@@ -1,6 +1,6 @@
-"""Say whether requirements/ was compiled from today's pyproject.toml, without asking any package index.
+"""Check that requirements/ was compiled from the current pyproject.toml, without a package index.
 
-`make lock` records a digest of what pyproject.toml asks for (`--write`); `make lint` compares.
+`make lock` records a digest of the requirements in pyproject.toml (`--write`); `make lint` compares it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RECORD = ROOT / "requirements" / "inputs.sha256"
 
 
 def digest() -> str:
-    """The digest of everything in pyproject.toml that the lock is compiled from."""
+    """Return the digest of everything in pyproject.toml from which the lock is compiled."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = table["project"]
     inputs = [
@@ -30,7 +30,7 @@ def digest() -> str:
 
 
 def main() -> int:
-    """Write the digest with `--write`, else compare it with the recorded one."""
+    """Write the digest with `--write`, otherwise compare it with the recorded one."""
     if sys.argv[1:] == ["--write"]:
         RECORD.write_text(digest() + "\n", encoding="utf-8")
         return 0

@@ -1,4 +1,4 @@
-"""Writes the JSON schema of workflow files anew, from the options of the nodes; a test compares the two."""
+"""Write the JSON schema of workflow files from the options of the nodes; a test compares it with the options."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Writes the lists of the reference again: commands from typer, signatures from classes, endpoints from OpenAPI.
+"""Update the lists of the reference: commands from typer, signatures from classes, endpoints from OpenAPI.
 
 Explanations are written by hand and stay. A new option, method or command gets its help or the first line of its
-docstring. What is gone is named, because its explanation has to be removed by a person.
+docstring. Removed names are reported, because a person has to remove their
+explanations.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from threadkeep.knowledge.procedures import Procedures
 from threadkeep.memory import Memory
 
 REFERENCE = Path(__file__).parents[1] / "docs/reference"
-# Said once, at the beginning of the page.
+# Explained once, at the beginning of the page.
 COMMON_OPTIONS = {"-h", "--help", "--database"}
 CLASSES: Mapping[str, tuple[type, ...]] = {
     "Memory": (history.Memory, Memory),
@@ -49,7 +50,7 @@ _CELLS = re.compile(r"(?<!\\)\|")
 
 
 class Outdated(Exception):
-    """The page explains something that does not exist any more."""
+    """An error: the page explains something that no longer exists."""
 
 
 def cli_page(page: str) -> str:
@@ -150,7 +151,7 @@ def _methods(kind: type) -> dict[str, str]:
 
 
 def _with_table(section: str, head: str, rows: Mapping[str, str], *, by_name: bool = False) -> str:
-    """Return a section whose first table with this head has exactly these rows; explanations that are there stay.
+    """Return a section whose first table with this head has exactly these rows; existing explanations stay.
 
     A row that explains several options together stays one row.
     """
@@ -230,7 +231,7 @@ def openapi_document() -> Mapping[str, Any]:
 
 
 def main() -> int:
-    """Write the pages, or with `--check` say whether they are up to date."""
+    """Write the pages, or check with `--check` whether they are up to date."""
     pages: dict[str, Callable[[str], str]] = {
         "cli.md": cli_page,
         "python.md": python_page,
