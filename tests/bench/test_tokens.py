@@ -24,6 +24,8 @@ from threadkeep.context.tokens import counter_named
 HALVES: tuple[Half, ...] = ("fit", "published")
 DOCS = Path(__file__).parents[2] / "docs"
 LANGUAGES = {one.row for one in texts() if one.kind == "prose"}
+FITTED = frozenset(rows("fit"))
+"""The rows of which another half was fitted to; eight languages have none."""
 
 
 @pytest.fixture(scope="module")
@@ -57,21 +59,25 @@ def test_no_language_is_far_under(family: Family) -> None:
     for title, own in rows("published").items():
         if title.endswith((": prose", ": chat")):
             real = sum(real_counts()["published"][family][title])
-            assert -0.05 <= sum(map(ESTIMATES[family], own)) / real - 1 <= 0.35, title
+            least, most = (-0.05, 0.35) if title in FITTED else (-0.15, 0.5)
+            assert least <= sum(map(ESTIMATES[family], own)) / real - 1 <= most, title
 
 
 def test_nearly_all_rows_meet_the_aim(measured: list[Row]) -> None:
     """Never under by more than a tenth, nor over by more than a third; no row is far from it."""
-    errors = [row.errors[encoding] for row in measured for encoding in EXACT]
+    errors = [row.errors[encoding] for row in measured for encoding in EXACT if row.title in FITTED]
     assert sum(not found.is_within for found in errors) <= 3
     assert min(found.p5 for found in errors) >= -0.12
     assert max(found.p95 for found in errors) <= 0.55
+    others = [row.errors[encoding] for row in measured for encoding in EXACT if row.title not in FITTED]
+    assert sum(not found.is_within for found in others) <= 9
+    assert min(found.p5 for found in others) >= -0.2
 
 
-def test_sixteen_languages_and_a_dozen_kinds_of_content_are_measured(measured: list[Row]) -> None:
+def test_twenty_four_languages_and_a_dozen_kinds_of_content_are_measured(measured: list[Row]) -> None:
     """Each as prose and as remarks of a chat."""
     titles = {row.title for row in measured}
-    assert len(LANGUAGES) == 16
+    assert len(LANGUAGES) == 24
     assert {f"{language}: {kind}" for language in LANGUAGES for kind in ("prose", "chat")} <= titles
     assert {"Python", "C", "HTML", "JSON", "CSV", "base64", "web addresses", "UI strings", "mixed"} <= titles
 
