@@ -76,7 +76,8 @@ MOST_FILES = 365
 # Summaries in an index for recall that are bounded over all of its sessions brought 37.
 # Indexes of users that are joined from the stored ones of their sessions brought 175, and a file.
 # Sums of term counts in a list brought 1.
-MOST_LINES = 81_602
+# Chunks of a graph store that are compared and extended in their stored form brought 179.
+MOST_LINES = 81_781
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

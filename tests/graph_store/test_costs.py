@@ -182,6 +182,52 @@ async def test_a_locked_row_delays_no_turn_for_long(postgres_url: str) -> None:
         assert [m.content for m in (await session.page(limit=9)).messages] == ["0", "1", "2", "3"]
 
 
+async def test_a_locked_row_fails_no_turn_of_an_impatient_user(postgres_url: str) -> None:
+    """A short statement_timeout interrupts the wait for the row; the turn is stored, and its rows follow later."""
+    [(name,)] = query(postgres_url, "SELECT current_database()")
+    execute(postgres_url, f'ALTER DATABASE "{name}" SET statement_timeout = 300')
+    async with opened(postgres_url) as memory, await psycopg.AsyncConnection.connect(postgres_url) as other:
+        session = memory.session(ROOM)
+        await session.append([Message("user", "0")])
+        await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
+        await session.append([Message("user", "1")])
+        await other.rollback()
+        assert [message.content for message in await session.tail(9)] == ["0", "1"]
+
+
+async def test_what_another_process_appends_is_read_and_extended(shared_url: str, made: list[int]) -> None:
+    """Two processes take turns in one conversation: each makes only the messages that it does not know."""
+    async with opened(shared_url) as first, opened(shared_url) as second:
+        for number in range(3):
+            await say(first, f"first {number}")
+            await say(second, f"second {number}")
+        for memory in (first, second):
+            assert [message.seq for message in await memory.session(ROOM).tail(20)] == list(range(1, 13))
+    assert sorted(made) == sorted([*range(1, 13)] * 2)
+
+
+async def test_other_programs_read_a_chunk_that_has_grown(shared_url: str) -> None:
+    """Its JSON is whole after each turn, also with texts of many bytes, and after another program has changed it."""
+    seen: dict[str, Any] = {}
+
+    def noted(chunk: dict[str, Any]) -> object:
+        seen.update(chunk)
+        return chunk
+
+    async with opened(shared_url) as memory:
+        session = memory.session(ROOM)
+        for number in range(40):
+            await session.append([Message("user", f'{number} ] }} " \\ ' + "日本語 ü" * 40)])
+            if number == 20:
+                rewrite(shared_url, CHUNK, lambda chunk: {"theirs": {"messages": [1]}, **chunk, "last": ["]}"]})
+            if number % 7 == 0:
+                rewrite(shared_url, CHUNK, noted)
+        rewrite(shared_url, CHUNK, noted)
+        said = [message.content for message in await session.tail(40)]
+    assert [message["content"] for message in seen["messages"]] == said
+    assert (seen["end_seq"], seen["theirs"], seen["last"], len(said)) == (40, {"messages": [1]}, ["]}"], 40)
+
+
 async def test_what_callers_change_is_in_no_later_read(database_url: str) -> None:
     """The JSON of a message belongs to the caller that reads it."""
     async with opened(database_url) as memory:

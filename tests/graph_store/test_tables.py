@@ -191,6 +191,7 @@ class Meddled:
         self._items = items
         self._times = times
         self.backend = items.backend
+        self.locks = items.locks
         self.get = items.get
         self.conversations = items.conversations
 

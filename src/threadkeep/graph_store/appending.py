@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
@@ -83,9 +83,10 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
         if (note := answer_note(value)) is not None
     }
     # Messages with these `seq` values are left from a turn that was never completed.
-    there_already = () if place.last_chunk is None else place.last_chunk["messages"]
-    before = [message for message in there_already if message["seq"] < first]
-    items |= chunk_items(conversation, [*before, *values], place)
+    before = [] if place.last_chunk is None else list(place.last_chunk["messages"])
+    while before and before[-1]["seq"] >= first:
+        before.pop()
+    items |= chunk_items(conversation, values, place, before=before)
     rows = [{**row, "seq": seq} for seq, (_, row) in enumerate(fresh.values(), start=first)]
     return Appended(grown, items, _receipt(prepared, first, grown.last_seq, known), rows)
 
@@ -116,14 +117,17 @@ def _grown(
     )
 
 
-def chunk_items(conversation: Conversation, messages: Sequence[Value], place: Place) -> dict[ItemKey, Value]:
-    """Return the chunks of messages, which must be in order."""
+def chunk_items(
+    conversation: Conversation, messages: Iterable[Value], place: Place, *, before: Sequence[Value] = ()
+) -> dict[ItemKey, Value]:
+    """Return the chunks of messages, which must be in order; those `before` are in the chunk of the first one."""
     found: dict[ItemKey, Value] = {}
     last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):
         key = place.layout.chunk(conversation.session_id, chunk)
         former = place.last_chunk if chunk == last else None
-        found[key] = chunk_value(conversation, chunk, list(within), now=place.now, former=former)
+        every = [*(() if found else before), *within]
+        found[key] = chunk_value(conversation, chunk, every, now=place.now, former=former)
     return found
 
 

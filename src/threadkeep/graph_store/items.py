@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Collection, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Hashable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -19,6 +19,17 @@ from threadkeep.store.tables import like_pattern
 
 type Value = Mapping[str, Any]
 """The value of an item: a JSON object, never changed in place. Some stores return the very object that was put."""
+
+
+class Stored(dict[str, Any]):
+    """The value of an item of our table, which every read returns as long as it is unchanged and in use.
+
+    `text` is its JSON as it was written, if it is known. `mark` identifies what is stored: on SQLite the stored text,
+    on PostgreSQL the version of the row.
+    """
+
+    text: str = ""
+    mark: str | bytes | None = None
 
 
 class ConversationChanged(RowLocked):
@@ -105,6 +116,10 @@ class Items(Protocol):
     def backend(self) -> Backend:
         """The engine's name for metrics."""
 
+    @property
+    def locks(self) -> Locks[ItemKey]:
+        """The locks of conversations in this process, by their metadata."""
+
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
 
@@ -112,7 +127,7 @@ class Items(Protocol):
         """Yield the id and the metadata of every conversation of a layout, unordered."""
 
     def writing(self, metadata: ItemKey) -> AbstractAsyncContextManager[Writing]:
-        """Lock the conversation with these metadata."""
+        """Lock the conversation with these metadata, for a caller that holds its lock in this process."""
 
 
 class Locks[Key: Hashable]:
@@ -131,6 +146,8 @@ class Locks[Key: Hashable]:
 
 _ITEMS_AT_ONCE = 200
 _PAD_BYTES = 8192
+_GROWING = "messages"
+"""The field of an item that usually grows, a list."""
 _PAGE_ITEMS = 500
 
 
@@ -150,12 +167,14 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
         self.driver = driver
-        self._locks = Locks[ItemKey]()
+        self.locks = Locks[ItemKey]()
+        self._known: WeakValueDictionary[ItemKey, Stored] = WeakValueDictionary()
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
+        reading = _Reading(self._sql, keys, self._known)
         async with self._driver.reading() as connection:
-            return _found(keys, [await connection.fetch(*statement) for statement in _reads(self._sql, keys)])
+            return reading.found([await connection.fetch(*statement) for statement in reading.statements])
 
     async def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
         """Yield the id and the metadata of every conversation of a layout, unordered."""
@@ -172,10 +191,9 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_TableWriting]:
         """Lock the conversation with these metadata, in all processes."""
-        # In this process first: turns keep their order and share one connection.
         try:
-            async with self._locks.of(metadata), self._driver.transaction() as transaction:
-                writing = _TableWriting(transaction, self._sql, metadata)
+            async with self._driver.transaction() as transaction:
+                writing = _TableWriting(transaction, self._sql, metadata, self._known)
                 yield writing
                 await writing.commit()
         except DuplicateRow:
@@ -185,10 +203,19 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
 class _TableWriting:
     """A conversation that this transaction locks with the first statement."""
 
-    def __init__(self, transaction: Transaction, sql: Mapping[str, str], metadata: ItemKey) -> None:
+    def __init__(
+        self,
+        transaction: Transaction,
+        sql: Mapping[str, str],
+        metadata: ItemKey,
+        known: MutableMapping[ItemKey, Stored],
+    ) -> None:
         self._transaction = transaction
         self._sql = sql
         self._metadata = metadata
+        self._known = known
+        self._read: dict[ItemKey, Value | None] = {}
+        self._written: dict[ItemKey, Stored] = {}
         self._changes: list[Statement] = []
         self.beside: Sequence[Statement] = ()
         self.rows: list[list[Row]] = []
@@ -200,7 +227,10 @@ class _TableWriting:
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
-        return _found(keys, await self._fetch(_reads(self._sql, keys)))
+        reading = _Reading(self._sql, keys, self._known)
+        found = reading.found(await self._fetch(reading.statements))
+        self._read.update(zip(keys, found, strict=True))
+        return found
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
         """Return the keys of a namespace that begin with a text."""
@@ -220,7 +250,7 @@ class _TableWriting:
             changes.append((self._sql["update_metadata"], {**row, "value": self._text(metadata)}))
         if version is not None and self._is_sqlite:
             changes.append((self._sql["refuse_unchanged"], _place(self._metadata)))
-        puts = [{**_place(key), "value": self._text(value)} for key, value in others.items() if value is not None]
+        puts = [{**_place(key), "value": self._text(value, key)} for key, value in others.items() if value is not None]
         removals = [_place(key) for key, value in others.items() if value is None]
         changes += [*_groups(self._sql["put_items"], puts), *_groups(self._sql["delete_items"], removals)]
         self._changes = changes
@@ -234,30 +264,57 @@ class _TableWriting:
         if self._changes:
             rows = await self._transaction.commit(self._changes, self.beside)
             self.rows += rows[len(self._changes) :]
+            marks = {(prefix, key): mark for one in rows[: len(self._changes)] for prefix, key, mark in one}
+            for key, value in self._written.items():
+                value.mark = marks[_text(key.namespace), key.key] if marks else value.text
+                self._known[key] = value
 
-    def _text(self, value: Value) -> str:
-        return _text_of(value, padded=self._is_sqlite)
+    def _text(self, value: Value, key: ItemKey | None = None) -> str:
+        """Return the JSON of an item; that of the item with this key is used if it was read before."""
+        former = None if key is None else self._read.get(key)
+        text = (_grown(former, value) if isinstance(former, Stored) else None) or to_json(value).decode()
+        text = _padded(text) if self._is_sqlite else text
+        if isinstance(value, Stored) and key is not None:
+            value.text = text
+            self._written[key] = value
+        return text
 
     async def _fetch(self, statements: Sequence[Statement]) -> list[list[Row]]:
         lock, self._lock = self._lock, []
         return (await self._transaction.fetch_each([*lock, *statements]))[len(lock) :]
 
 
-def _reads(sql: Mapping[str, str], keys: Sequence[ItemKey]) -> list[Statement]:
-    """Return the statements that read items."""
-    return _groups(sql["items"], [_place(key) for key in keys])
+class _Reading:
+    """The statements that read items; the rows do not have to contain the values of `known` ones."""
+
+    def __init__(self, sql: Mapping[str, str], keys: Sequence[ItemKey], known: MutableMapping[ItemKey, Stored]) -> None:
+        self._keys = keys
+        self._known = known
+        # Kept until the rows are there, because `known` refers to them weakly.
+        self._marked = {key: value for key in keys if (value := known.get(key)) is not None}
+        rows = [{**_place(key), "mark": self._marked[key].mark if key in self._marked else None} for key in keys]
+        self.statements = _groups(sql["items"], rows)
+
+    def found(self, groups: Sequence[Sequence[Row]]) -> list[Value | None]:
+        """Return the items in the rows of the statements, in the order of the keys."""
+        rows = {(prefix, key): rest for group in groups for prefix, key, *rest in group}
+        places = [(key, rows.get((_text(key.namespace), key.key))) for key in self._keys]
+        return [None if row is None else self._item(key, *row) for key, row in places]
+
+    def _item(self, key: ItemKey, text: str | bytes, mark: str | None = None) -> Value:
+        known = self._marked.get(key)
+        if known is not None and known.mark == (mark or text):
+            return known
+        value = self._known[key] = Stored(_value(text))
+        value.mark = mark or text
+        value.text = text if mark is None and isinstance(text, str) else ""
+        return value
 
 
 def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
     """Return a statement of many rows, as often as it takes."""
     groups = [rows[start : start + _ITEMS_AT_ONCE] for start in range(0, len(rows), _ITEMS_AT_ONCE)]
     return [(for_rows(sql, len(group)), row_parameters(group)) for group in groups]
-
-
-def _found(keys: Sequence[ItemKey], groups: Sequence[Sequence[Row]]) -> list[Value | None]:
-    """Return the items in the rows of `_reads`, in the order of the keys."""
-    found = {(prefix, key): _value(value) for rows in groups for prefix, key, value in rows}
-    return [found.get((_text(key.namespace), key.key)) for key in keys]
 
 
 def _value(text: str | bytes) -> Value:
@@ -273,12 +330,34 @@ def _value(text: str | bytes) -> Value:
     return value if isinstance(value, dict) else {}
 
 
-def _text_of(value: Value, *, padded: bool) -> str:
-    """Return the JSON of an item, whose values are JSON already; long ones may be padded to a round length."""
-    text = to_json(value)
-    pages = len(text) // _PAD_BYTES
-    # SQLite overwrites a value of the same length in place, and then writes only those of its pages that have changed.
-    return (text.ljust((pages + 1) * _PAD_BYTES) if padded and pages else text).decode()
+def _grown(former: Stored, value: Value) -> str | None:
+    """Return the JSON of a chunk from that of its former value, if messages were appended and nothing else changed."""
+    names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
+    if list(former) != names or not isinstance(old, list) or not isinstance(new, list) or not old:
+        return None
+    at = names.index(_GROWING)
+    if new[: len(old)] != old or new is old or any(former[name] != value[name] for name in names[:at]):
+        return None
+    text, end = former.text.rstrip(), _end(former, names[at + 1 :])
+    if not text.endswith(end):
+        return None
+    added = to_json(new[len(old) :]).decode()[1:-1]
+    return f"{text[: -len(end)]}{',' * bool(added)}{added}{_end(value, names[at + 1 :])}"
+
+
+def _end(value: Value, names: Sequence[str]) -> str:
+    """Return the JSON of a chunk from the end of its messages on, with these fields behind them."""
+    rest = to_json({name: value[name] for name in names}).decode()[1:]
+    return f"],{rest}" if names else "]}"
+
+
+def _padded(text: str) -> str:
+    """Return JSON of some length padded to a round one.
+
+    SQLite overwrites a value of the same length in place, and then writes only those of its pages that have changed.
+    """
+    size = len(text) if text.isascii() else len(text.encode())
+    return text + " " * (-size % _PAD_BYTES) if size >= _PAD_BYTES else text
 
 
 def _place(key: ItemKey) -> Parameters:

@@ -2,38 +2,83 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 
-from threadkeep.graph_store.items import Value
+from threadkeep.graph_store.items import Stored, Value
 from threadkeep.graph_store.layout import chunk_of
-from threadkeep.graph_store.shapes import Conversation, message_in, messages_in
+from threadkeep.graph_store.shapes import Conversation, damaged_chunk, message_in, messages_in, values_in
 from threadkeep.records import Message
 
-_MOST_CHARACTERS = 8_000_000
+_MOST_CHARACTERS = 16_000_000
 _LEAST_CHARACTERS = 1_000
 """What a conversation counts without messages, so that their number is limited too."""
 _MESSAGE_CHARACTERS = 500
 """What a message counts without its texts."""
+_SEQ = itemgetter("seq")
 
 
 class KnownMessages:
-    """The messages of one chunk, each with the value that it was made of; `characters` is the size of the values."""
+    """The messages of one chunk, each with the value that it was made of; `characters` is their size.
+
+    `value` is the chunk as it was written or read last.
+    """
 
     def __init__(self, chunk: int, value_field: str) -> None:
         self.chunk = chunk
         self.characters = _LEAST_CHARACTERS
+        self.value: Value | None = None
         self._value_field = value_field
-        self._known: dict[int, tuple[Value, Message]] = {}
+        self._taken: tuple[Value, int] | None = None
+        self._values: Sequence[Value] = ()
+        self._messages: list[Message | None] = []
 
-    def message(self, value: Value) -> Message:
-        """Return a message of the chunk as `message_in` does; its `seq` was checked."""
-        known = self._known.get(value["seq"])
-        if known is None or known[0] != value:
-            # A copy: some stores return the very object that they keep.
-            known = self._known[value["seq"]] = {**value}, message_in(value, self._value_field)
-            self.characters += _MESSAGE_CHARACTERS + sum(len(one) for one in value.values() if isinstance(one, str))
-        message = known[1]
+    def messages_in(
+        self, conversation: Conversation, value: Value, places: tuple[int, int] | None = None
+    ) -> list[Message]:
+        """Return messages of the chunk as the function of this name does."""
+        with damaged_chunk(conversation, self.chunk):
+            self._take(conversation, value)
+            first, last = (0, len(self._values)) if places is None else self._between(*places)
+            return [self._message(at) for at in range(first, last)]
+
+    def check(self, conversation: Conversation, value: Value) -> None:
+        """Check every message of the chunk. Raises `SessionDamaged`."""
+        with damaged_chunk(conversation, self.chunk):
+            self._take(conversation, value)
+            for at, message in enumerate(self._messages):
+                if message is None:
+                    self._message(at)
+
+    def _take(self, conversation: Conversation, value: Value) -> None:
+        """Take the values of the chunk; messages of equal values are kept."""
+        if self._taken is not None and self._taken[0] is value and self._taken[1] == conversation.chunk_size:
+            return
+        values, kept = values_in(conversation, self.chunk, value), self._messages
+        if values[: len(kept)] != self._values:
+            pairs = zip(self._values, kept, values, strict=False)
+            kept = [message if former == now else None for former, message, now in pairs]
+        # Only a value of our table is never changed; some stores return the very object that they keep.
+        own = isinstance(value, Stored)
+        self._values = values if own else [{**each} for each in values]
+        self._messages = [*kept, *[None] * (len(values) - len(kept))]
+        self.value, self._taken = value, (value, conversation.chunk_size) if own else None
+
+    def _between(self, first_seq: int, last_seq: int) -> tuple[int, int]:
+        """Return where the messages between two `seq` values, both included, begin and end."""
+        return bisect_left(self._values, first_seq, key=_SEQ), bisect_right(self._values, last_seq, key=_SEQ)
+
+    def _message(self, at: int) -> Message:
+        message = self._messages[at]
+        if message is None:
+            value = self._values[at]
+            message = self._messages[at] = message_in(value, self._value_field)
+            # Twice, because the JSON of the chunk is kept too.
+            texts = sum(len(one) for one in value.values() if isinstance(one, str))
+            self.characters += _MESSAGE_CHARACTERS + 2 * texts
         # A copy of JSON, which callers may change.
         return message.with_fields() if message.metadata or message.original is not None else message
 
@@ -59,7 +104,19 @@ class KnownChunks:
         known = self.of(conversation.session_id, chunk)
         before = known.characters
         try:
-            return messages_in(conversation, chunk, value, known.message, places)
+            return known.messages_in(conversation, value, places)
+        finally:
+            self._add(known.characters - before)
+
+    def check(self, conversation: Conversation, chunk: int, value: Value) -> None:
+        """Check every message of a chunk. Raises `SessionDamaged`."""
+        if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
+            messages_in(conversation, chunk, value, self._read_plain)
+            return
+        known = self.of(conversation.session_id, chunk)
+        before = known.characters
+        try:
+            known.check(conversation, value)
         finally:
             self._add(known.characters - before)
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
 from threadkeep.errors import InvalidMessage, SessionDamaged
-from threadkeep.graph_store.items import Value
+from threadkeep.graph_store.items import Stored, Value
 from threadkeep.graph_store.layout import (
     CHUNK_SIZE,
     Ranges,
@@ -200,16 +201,26 @@ def owner_in(metadata: Value) -> str | None:
 def chunk_value(
     conversation: Conversation, chunk: int, messages: Sequence[Value], *, now: datetime, former: Value | None
 ) -> Value:
-    """Return the item of a chunk: its messages in order, at least one, and unknown fields of the old item."""
-    return {
-        **(former or {}),
-        "conversation_key": conversation.session_id,
-        "chunk_key": chunk_key(chunk),
-        "start_seq": max(first_of(chunk, conversation.chunk_size), conversation.deleted_seq + 1),
-        "end_seq": messages[-1]["seq"],
-        "messages": list(messages),
-        "updated_at": time_text(now),
-    }
+    """Return the item of a chunk: its messages in order, at least one, and unknown fields of the old item.
+
+    What each turn changes is behind the messages: a database writes only the end of the item again.
+    """
+    return Stored(
+        {
+            **{name: found for name, found in (former or {}).items() if name not in _CHUNK_FIELDS},
+            "conversation_key": conversation.session_id,
+            "chunk_key": chunk_key(chunk),
+            "start_seq": max(first_of(chunk, conversation.chunk_size), conversation.deleted_seq + 1),
+            "messages": list(messages),
+            "end_seq": messages[-1]["seq"],
+            "updated_at": time_text(now),
+        }
+    )
+
+
+_CHUNK_FIELDS = frozenset(
+    {"conversation_key", "chunk_key", "start_seq", "messages", "end_seq", "updated_at"},
+)
 
 
 def messages_in(
@@ -227,9 +238,40 @@ def messages_in(
         SessionDamaged: the item is not this chunk of this conversation, or one of these messages cannot be used.
     """
     first, last = places or (1, conversation.last_seq + conversation.chunk_size)
-    try:
-        values = _values_in(conversation, chunk, value)
+    with damaged_chunk(conversation, chunk):
+        values = values_in(conversation, chunk, value)
         return [read(each) for each in values if first <= each["seq"] <= last]
+
+
+def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
+    """Return the messages of a chunk as stored, with valid `seq` values in order.
+
+    Raises:
+        _Misshapen: the item is not this chunk of this conversation, or its messages are not in order.
+    """
+    expected = {"conversation_key": conversation.session_id, "chunk_key": chunk_key(chunk)}
+    if any(value.get(name) not in (None, wanted) for name, wanted in expected.items()):
+        raise _Misshapen("is of another place")
+    found = value.get("messages")
+    if not isinstance(found, list | tuple):
+        raise _Misshapen("has no list of messages")
+    if not set(map(type, found)) <= {dict}:
+        raise _Misshapen("has a message that is no object")
+    seqs = [each.get("seq") for each in found]
+    if not set(map(type, seqs)) <= {int}:
+        # The error of the first one says what it is instead.
+        seqs = [_Fields(each).number("seq", least=1) for each in found]
+    first = first_of(chunk, conversation.chunk_size)
+    if seqs != sorted(set(seqs)) or (seqs and not first <= seqs[0] <= seqs[-1] < first + conversation.chunk_size):
+        raise _Misshapen("has messages that are not in order")
+    return found
+
+
+@contextmanager
+def damaged_chunk(conversation: Conversation, chunk: int) -> Iterator[None]:
+    """Raise `SessionDamaged` for a chunk that cannot be used."""
+    try:
+        yield
     except _Misshapen as error:
         raise SessionDamaged(
             conversation.session_id, chunk_key(chunk), str(error), user_id=conversation.user_id
@@ -381,25 +423,6 @@ class _Fields:
         if not isinstance(found, kind):
             raise _Misshapen(f"has a {name} that is not {described}")
         return found
-
-
-def _values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
-    expected = {"conversation_key": conversation.session_id, "chunk_key": chunk_key(chunk)}
-    if any(value.get(name) not in (None, wanted) for name, wanted in expected.items()):
-        raise _Misshapen("is of another place")
-    found = value.get("messages")
-    if not isinstance(found, list | tuple):
-        raise _Misshapen("has no list of messages")
-    if not set(map(type, found)) <= {dict}:
-        raise _Misshapen("has a message that is no object")
-    seqs = [each.get("seq") for each in found]
-    if not set(map(type, seqs)) <= {int}:
-        # The error of the first one says what it is instead.
-        seqs = [_Fields(each).number("seq", least=1) for each in found]
-    first = first_of(chunk, conversation.chunk_size)
-    if seqs != sorted(set(seqs)) or (seqs and not first <= seqs[0] <= seqs[-1] < first + conversation.chunk_size):
-        raise _Misshapen("has messages that are not in order")
-    return found
 
 
 def _parsed(name: str, text: str) -> Json:

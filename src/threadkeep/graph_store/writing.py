@@ -12,7 +12,7 @@ from typing import Final
 
 from threadkeep.errors import QuestionGone, SessionDamaged, StoreError, StoreUnavailable, WrongUser
 from threadkeep.graph_store.appending import Appended, Place, Written, append, receipt_of, steps_left
-from threadkeep.graph_store.items import ConversationChanged, Items, Locks, ReadOnce, Value, Writing
+from threadkeep.graph_store.items import ConversationChanged, Items, ReadOnce, Value, Writing
 from threadkeep.graph_store.layout import STEPS, GraphLayout, ItemKey, chunk_of, stretches
 from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import (
@@ -24,7 +24,7 @@ from threadkeep.graph_store.shapes import (
 )
 from threadkeep.records import Receipt, Turn, dump_json
 from threadkeep.store.codec import Prepared, clean_json, clean_text, time_text
-from threadkeep.store.driver import RowLocked, Statement
+from threadkeep.store.driver import RowLocked, Statement, StatementCancelled
 from threadkeep.store.transcripts import SessionChanges
 
 type Work[T] = Callable[[ReadOnce, Conversation | None], Awaitable[T]]
@@ -74,7 +74,6 @@ class ConversationWriter:
         self.layout = layout
         self.reader = reader
         self._conflicted = conflicted
-        self._order = Locks[str]()
         self.beside: Beside | None = None
         """Statements that are executed in the transaction of an appended turn, if they do not fail."""
 
@@ -112,7 +111,9 @@ class ConversationWriter:
                 written = Written(appended.receipt, former.version, appended, writing.rows)
                 writing.beside = () if beside is None or adopted is not None else beside(written)
                 await self.put(writing, former, appended.conversation, appended.items)
-                self.reader.known.of(turn.session_id, chunk_of(appended.conversation.last_seq, former.chunk_size))
+                last = chunk_of(appended.conversation.last_seq, former.chunk_size)
+                written_chunk = appended.items[self.layout.chunk(turn.session_id, last)]
+                self.reader.known.of(turn.session_id, last).value = written_chunk
             return written if adopted is None else Written(replace(written.receipt, adopted=str(adopted.get("id"))))
 
         return await self._hold_with_rows(turn.session_id, work, self._named(turn, prepared))
@@ -121,15 +122,18 @@ class ConversationWriter:
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
         """Execute work on a conversation, first with the statements beside it, without them if they may have failed."""
-        # Turns keep their order in this process, also if one needs a second attempt.
-        async with self._order.of(session_id):
+        async with self._order(session_id):
             if self.beside is not None:
                 try:
                     return await self._once(session_id, partial(work, beside=self.beside), needed)
                 except StoreError as error:
                     if not _may_be_of_rows(error):
                         raise
-            return await self.hold(session_id, work, needed)
+            return await self._attempts(session_id, work, needed)
+
+    def _order(self, session_id: str) -> asyncio.Lock:
+        """Return the lock of a conversation in this process: writers take turns, also if one needs more attempts."""
+        return self._items.locks.of(self.layout.metadata(session_id))
 
     def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
         """Return the keys of the notes that an append needs, and of the first chunk if no other one is known."""
@@ -205,11 +209,13 @@ class ConversationWriter:
                 raise missing_chunk(conversation)
             wanted = [part.chunk for part in stretches(low, high, size)]
         wanted += [chunk_of(seq, size) for seq in places.values() if seq is not None and low <= seq <= high]
-        chunks = list(dict.fromkeys(wanted))
+        chunks, seqs = list(dict.fromkeys(wanted)), set(places.values())
         found: dict[str, Value] = {}
         values = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
         for chunk, value in zip(chunks, values, strict=True):
             for message in () if value is None else self._read(conversation, chunk, value):
+                if message["seq"] not in seqs and None not in seqs:
+                    continue
                 name = name_of(message)
                 if name in places and places[name] in (None, message["seq"]) and low <= message["seq"] <= high:
                     found[name] = message
@@ -321,17 +327,22 @@ class ConversationWriter:
     async def _remove_damaged(self, session_id: str) -> bool:
         """Remove every item of a conversation whose damaged metadata do not name them."""
         metadata = self.layout.metadata(session_id)
-        async with self._items.writing(metadata) as writing:
+        async with self._order(session_id), self._items.writing(metadata) as writing:
             found = [*await self._written_chunks(writing, session_id), *await self._ids(writing, session_id)]
             await writing.remove([metadata, *found])
         return True
 
-    async def hold[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey] = ()) -> T:
-        """Lock a conversation and execute work on it; its metadata are read first, together with what work needs.
+    async def hold[T](self, session_id: str, work: Work[T]) -> T:
+        """Lock a conversation and execute work on it.
 
         Raises:
             ConversationChanged: another writer changed it in each attempt.
         """
+        async with self._order(session_id):
+            return await self._attempts(session_id, work)
+
+    async def _attempts[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey] = ()) -> T:
+        """Execute work on a conversation; its metadata are read first, together with what work needs."""
         pauses = list(_PAUSES_SECONDS)
         broken = False
         while True:
@@ -414,7 +425,7 @@ class ConversationWriter:
 
     def _read(self, conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
         """Return the messages of a chunk as stored. Raises `SessionDamaged`."""
-        self.reader.known.messages_in(conversation, chunk, value)
+        self.reader.known.check(conversation, chunk, value)
         found: Sequence[Value] = value["messages"]
         return found
 
@@ -431,7 +442,7 @@ def _next_version(former: Conversation, conversation: Conversation) -> Conversat
 def _may_be_of_rows(error: StoreError) -> bool:
     """Return whether a transaction may have failed because of the rows in our tables, or may have been committed."""
     if isinstance(error, StoreUnavailable):
-        return error.interrupted or isinstance(error, RowLocked)
+        return error.interrupted or isinstance(error, RowLocked | StatementCancelled)
     return not isinstance(error, SessionDamaged)
 
 

@@ -58,6 +58,10 @@ class RowLocked(StoreUnavailable):
     """Another transaction kept a row locked for too long; other rows may be free."""
 
 
+class StatementCancelled(StoreUnavailable):
+    """The server interrupted a statement, perhaps while it waited for a locked row; the transaction is rolled back."""
+
+
 class Appended(NamedTuple):
     """The new `last_seq` of each session, and the rows that the statements before and after the messages returned."""
 

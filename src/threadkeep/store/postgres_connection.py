@@ -12,7 +12,7 @@ from psycopg_pool import PoolClosed, PoolTimeout
 
 from threadkeep.boundary import AsyncOnFailure
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
-from threadkeep.store.driver import DuplicateRow, Parameters, Row, RowLocked, Statement
+from threadkeep.store.driver import DuplicateRow, Parameters, Row, RowLocked, Statement, StatementCancelled
 from threadkeep.store.statements import for_psycopg
 
 type RawConnection = psycopg.AsyncConnection[Row]
@@ -149,6 +149,8 @@ def translated() -> Iterator[None]:
             "Another transaction has held a lock that this call needs for longer than THREADKEEP_LOCK_TIMEOUT; "
             "find it with `threadkeep doctor`, and end it."
         ) from error
+    except psycopg.errors.QueryCanceled as error:
+        raise StatementCancelled(_CURES[psycopg.errors.QueryCanceled]) from error
     except tuple(_CURES) as error:
         raise StoreUnavailable(_CURES[type(error)]) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:

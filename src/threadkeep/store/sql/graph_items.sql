@@ -1,12 +1,6 @@
 -- Conversations in the table `store` of LangGraph's own stores, on both engines. A namespace is its labels joined by
 -- full stops.
 
--- name: items
-WITH wanted (prefix, key) AS (
-VALUES (:prefix, :key)
-)
-SELECT s.prefix, s.key, s.value FROM wanted w JOIN store s ON s.prefix = w.prefix AND s.key = w.key
-
 -- name: conversations
 SELECT key, value FROM store
 WHERE prefix = :prefix AND key > :after AND key LIKE :pattern ESCAPE '\'

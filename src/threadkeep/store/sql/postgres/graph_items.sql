@@ -20,3 +20,18 @@ WITH changed AS (
 )
 INSERT INTO store (prefix, key, value)
 SELECT :prefix, :key, '{}' FROM generate_series(1, 2) WHERE NOT EXISTS (SELECT FROM changed)
+
+-- name: items
+-- Without the value of a row whose mark, its version, is known.
+WITH wanted (prefix, key, mark) AS (
+VALUES (:prefix, :key, :mark)
+)
+SELECT f.prefix, f.key, CASE WHEN f.mark = f.known THEN NULL ELSE f.value END, f.mark
+FROM (
+    SELECT s.prefix, s.key, s.value, concat_ws(' ', s.ctid, s.xmin, s.updated_at) AS mark, w.mark AS known
+    FROM wanted w JOIN store s ON s.prefix = w.prefix AND s.key = w.key
+) f
+
+-- name: put_items
+-- include: put_items
+RETURNING prefix, key, concat_ws(' ', ctid, xmin, updated_at)

@@ -13,3 +13,9 @@ WHERE prefix = :prefix AND key = :key AND json_extract(CAST(value AS TEXT), '$.v
 -- Violate the key with two equal rows, unless the statement before has changed a row.
 INSERT INTO store (prefix, key, value)
 SELECT :prefix, :key, '{}' FROM (VALUES (1), (2)) WHERE changes() = 0
+
+-- name: items
+WITH wanted (prefix, key) AS (
+VALUES (:prefix, :key)
+)
+SELECT s.prefix, s.key, s.value FROM wanted w JOIN store s ON s.prefix = w.prefix AND s.key = w.key
