@@ -43,7 +43,7 @@ PROCESSES.set_forkserver_preload(
 
 
 class Child[T]:
-    """A process that runs one function, and what came of it."""
+    """A process that runs one function, and its result."""
 
     def __init__(self, work: Callable[..., T], *arguments: object, together: Barrier | None = None) -> None:
         self._answer, theirs = PROCESSES.Pipe(duplex=False)
@@ -60,7 +60,7 @@ class Child[T]:
         return self.process.pid
 
     def result(self) -> T:
-        """What the function returned.
+        """Return the function's result.
 
         Raises:
             AssertionError: it raised, was killed, or takes too long.
@@ -83,7 +83,7 @@ class Child[T]:
 
 
 def run_together[T](work: Callable[..., T], arguments: Sequence[tuple[object, ...]]) -> list[T]:
-    """The function in as many processes as there are arguments, all beginning at one moment; their results in order."""
+    """Run the function in one process for each argument, all starting at once; return the results in order."""
     together = PROCESSES.Barrier(len(arguments))
     children = [Child(work, *each, together=together) for each in arguments]
     try:
@@ -101,7 +101,7 @@ def _run(
         if together is not None:
             together.wait(HANG_SECONDS)
         answer.send((True, work(*arguments)))
-    except BaseException:  # noqa: BLE001 - the parent is told of everything
+    except BaseException:  # noqa: BLE001 - the parent receives every error
         answer.send((False, traceback.format_exc()))
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: a database of each engine, a memory over it, a clock to set, and bounded examples."""
+"""Fixtures of all tests: a database of each engine, a memory over it, a settable clock, and bounded examples."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from threadkeep.testing import SettableClock
 if TYPE_CHECKING:
     from tests.servers import Postgres
 
-# There is no garbage before the first test, but much that would be searched for it.
+# Before the first test there is no garbage, but there are many objects that the collector would search.
 gc.disable()
 
 # Folders of tests are in memory, and gone after those that pass: most of a commit to a file is waiting for the disk.
 if "TMPDIR" not in os.environ and (_MEMORY := memory_folder()) is not None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
-# What nobody names a folder for, such as pending writes, is kept here and not beside what a person keeps.
-# The PostgreSQL package warns at its import where the machine names no runtime folder.
+# Files without a configured folder, such as pending writes, go here and not to the user's own folders.
+# The PostgreSQL package warns at its import if the machine has no runtime folder.
 _FOLDER = Path(tempfile.mkdtemp(prefix="threadkeep-tests-"))
 os.environ |= {"XDG_DATA_HOME": str(_FOLDER / "data"), "XDG_STATE_HOME": str(_FOLDER / "state")}
 os.environ.setdefault("XDG_RUNTIME_DIR", str(_FOLDER))
-# Every SQLite file of the tests is encrypted then; see tests/store/test_sqlcipher.py.
+# Then every SQLite file of the tests is encrypted; see tests/store/test_sqlcipher.py.
 if _KEY := os.environ.pop("THREADKEEP_TEST_DATABASE_KEY", None):
     *_OTHER_DEFAULTS, _ = StoreOptions.__init__.__defaults__ or ()
     StoreOptions.__init__.__defaults__ = (*_OTHER_DEFAULTS, _KEY)
-# As the command line has it.
+# The command line uses the same setting.
 os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
 
-# The contract asserts too, and should say what it saw.
+# The contract suite has assertions too; rewriting them shows the compared values.
 for module in ("append_guarantees", "reading_guarantees", "session_guarantees", "superseding_guarantees"):
     pytest.register_assert_rewrite(f"threadkeep.testing.{module}")
 
@@ -68,12 +68,12 @@ _PATIENCES = (
     "threadkeep.history.manifests._CLOSING_SECONDS",
 )
 
-# What holds for a file and on PostgreSQL holds in memory too; that is checked with the tests that take long.
+# Tests that pass with a file and PostgreSQL should pass in memory too; that is checked with the slow tests.
 DATABASES = ("sqlite-file", pytest.param("sqlite-memory", marks=pytest.mark.slow), "postgres")
 # For packages that reach the database through a memory: with the tests that take long, they do so on PostgreSQL too.
 MOSTLY_SQLITE = ("sqlite-file", pytest.param("postgres", marks=pytest.mark.slow))
 
-# The same few examples each time: a landing is not stopped by what a random search happens to find.
+# The same few examples each time, so that an unrelated change does not fail because of a random example.
 # Fixtures of a test are shared by its examples: databases are made once, and sessions are new each time.
 settings.register_profile(
     "ci",
@@ -95,7 +95,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure() -> None:
-    """End tests that are told to stop as Ctrl-C does: fixtures stop what they started."""
+    """Handle SIGTERM like Ctrl-C, so that fixtures stop what they started."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Shells start processes in the background with Ctrl-C ignored, which some tests are about.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -106,12 +106,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
-    # What is left of a test is searched for seldom: a search finds little, and takes as long as several tests.
+    # Garbage is collected rarely: a collection finds little, and takes as long as several tests.
     gc.set_threshold(20_000, 10, 10)
 
 
 def pytest_unconfigure() -> None:
-    """Undo what was done above, and end what an interrupted test has left."""
+    """Undo the changes above, and end processes that an interrupted test has left."""
     # At the exit of the process they are told to end and waited for; one that is paused is not told.
     for child in multiprocessing.active_children():
         child.kill()
@@ -121,7 +121,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def unhurried() -> Iterator[None]:
-    """Nothing is left out because the machine is slow."""
+    """Leave nothing out because the machine is slow."""
     with pytest.MonkeyPatch.context() as patch:
         for name in _PATIENCES:
             patch.setattr(name, HANG_SECONDS)
@@ -130,7 +130,7 @@ def unhurried() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def prepared_once() -> Iterator[None]:
-    """The schema of databases in memory is made once and not in every test."""
+    """Create the schema of databases in memory once and not in every test."""
     with pytest.MonkeyPatch.context() as patch, copying_schema() as open_database:
         patch.setattr("threadkeep.history.opening.open_database", open_database)
         yield
@@ -145,7 +145,7 @@ def looked_up_once() -> Iterator[None]:
             (ssl, "create_default_context"),
             (_serde, "_safe_get_type_hints"),
         ):
-            # Another version of LangGraph may have no such function.
+            # Other versions of LangGraph may not have this function.
             if look_up := getattr(module, name, None):
                 patch.setattr(module, name, cache(look_up))
         yield
@@ -153,7 +153,7 @@ def looked_up_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Postgres]:
-    """A PostgreSQL of this test process, which nobody stops before the end."""
+    """Run a PostgreSQL for this test process; no test stops it."""
     from tests.servers import running_postgres
 
     with running_postgres() as server:
@@ -162,7 +162,7 @@ def postgres_server() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def unsteady_postgres() -> Iterator[Postgres]:
-    """Another PostgreSQL, for tests that stop and start it."""
+    """Run another PostgreSQL, for tests that stop and start it."""
     from tests.servers import running_postgres
 
     with running_postgres() as server:
@@ -171,28 +171,28 @@ def unsteady_postgres() -> Iterator[Postgres]:
 
 @pytest.fixture
 def postgres_url(postgres_server: Postgres) -> Iterator[str]:
-    """A new PostgreSQL database with Threadkeep's schema and nothing in it."""
+    """Return a new PostgreSQL database with Threadkeep's schema and no rows."""
     with postgres_server.database() as url:
         yield url
 
 
 @pytest.fixture
 def partitioned_url(postgres_server: Postgres) -> Iterator[str]:
-    """A new PostgreSQL database whose messages are in four partitions."""
+    """Return a new PostgreSQL database with four partitions of messages."""
     with postgres_server.database(partitions=4) as url:
         yield url
 
 
 @pytest.fixture
 def empty_postgres_url(postgres_server: Postgres) -> Iterator[str]:
-    """A new PostgreSQL database without any table."""
+    """Return a new PostgreSQL database without tables."""
     with postgres_server.database(empty=True) as url:
         yield url
 
 
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
-    """A SQLite file that is not there yet."""
+    """Return the URL of a SQLite file that does not exist yet."""
     return f"sqlite:///{tmp_path}/threadkeep.db"
 
 
@@ -212,12 +212,12 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["sqlite-file", "postgres"])
 def shared_url(request: pytest.FixtureRequest) -> str:
-    """An empty database of each kind that several processes can open."""
+    """Return an empty database of each kind that several processes can open."""
     return url_of(request, str(request.param))
 
 
 def url_of(request: pytest.FixtureRequest, kind: str) -> str:
-    """The URL of an empty database of a kind; only what is asked for is started."""
+    """Return the URL of an empty database of a kind; only the needed server is started."""
     if kind == "sqlite-memory":
         return "sqlite://"
     if kind == "postgres":
@@ -229,19 +229,19 @@ def url_of(request: pytest.FixtureRequest, kind: str) -> str:
 
 @pytest.fixture
 def clock() -> SettableClock:
-    """The clock of `memory`."""
+    """Return the clock of `memory`."""
     return SettableClock()
 
 
 @pytest.fixture
 def events() -> RecordedEvents:
-    """What `memory` told its observers."""
+    """Return the events that `memory` reported to its observers."""
     return RecordedEvents()
 
 
 @pytest.fixture
 def memory_options(tmp_path: Path, clock: SettableClock) -> MemoryOptions:
-    """How `memory` is opened: with the test's clock, and pending writes in the test's own folder."""
+    """Return the options of `memory`: the test's clock, and pending writes in the test's folder."""
     pending = PendingOptions(folder=tmp_path / "pending", first_pause_seconds=0.01, longest_pause_seconds=0.05)
     return MemoryOptions(clock=clock, pending=pending)
 
@@ -255,7 +255,7 @@ async def memory(database_url: str, memory_options: MemoryOptions, events: Recor
 
 @pytest.fixture
 async def sqlite_memory(memory_options: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
-    """An open memory over SQLite in memory, for what does not depend on the database."""
+    """Open a memory over SQLite in memory, for tests that do not depend on the database."""
     async with open_memory("sqlite://", observers=[events], options=memory_options) as opened:
         yield opened
 
@@ -269,7 +269,7 @@ def logging_as_before() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     for name, level in levels.items():
-        # Each call makes all loggers forget their levels.
+        # Each call clears the cached levels of all loggers.
         if (logger := logging.getLogger(name)).level != level:
             logger.setLevel(level)
     if structlog.is_configured():

@@ -1,4 +1,4 @@
-"""Databases behind Threadkeep's back: a driver alone, and the engines' own libraries."""
+"""Direct access to databases: through a driver without a memory, and through the engines' own libraries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def migrated_driver(url: str) -> AsyncIterator[Driver]:
 
 
 def query(url: str, sql: str) -> list[tuple[object, ...]]:
-    """The rows of a statement, by the engine's own library."""
+    """Return the rows of a statement, read with the engine's own library."""
     address = parse_address(url)
     if address.dsn is not None:
         with psycopg.connect(address.dsn) as connection:
@@ -51,7 +51,7 @@ def query(url: str, sql: str) -> list[tuple[object, ...]]:
 
 
 def execute(url: str, sql: str) -> None:
-    """Run a statement behind Threadkeep's back."""
+    """Run a statement with the engine's own library."""
     address = parse_address(url)
     if address.dsn is not None:
         with psycopg.connect(address.dsn, autocommit=True) as connection:

@@ -1,4 +1,4 @@
-"""A memory on SQLite alone, for tests of what does not depend on the database."""
+"""A memory on SQLite only, for tests that do not depend on the database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threadkeep import Memory, MemoryOptions, open_memory
 
 @pytest.fixture(scope="session", autouse=True)
 def unhurried_turns() -> Iterator[None]:
-    """Older turns are not left out because the machine is slow."""
+    """Include older turns even if the machine is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("threadkeep.agent.recalled_turns._PATIENCE_SECONDS", HANG_SECONDS)
         yield

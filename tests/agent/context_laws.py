@@ -1,4 +1,4 @@
-"""What holds for every model call, and for the record of it, whatever was said before."""
+"""Checks that hold for every model call and its record, for any history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROLES = {"human": "user", "ai": "assistant"}
 
 @dataclass(frozen=True)
 class Sent:
-    """One model call: what the model was given, and the record of it."""
+    """A model call: the messages that the model received, and the call's record."""
 
     messages: Sequence[BaseMessage]
     manifest: ContextManifest
@@ -30,7 +30,7 @@ class Sent:
 async def sent_calls(
     memory: Memory, calls: Sequence[Sequence[BaseMessage]], session_id: str, *, newest: int | None = None
 ) -> list[Sent]:
-    """Each call of a session with its manifest, in order; the `newest` only, if that is given."""
+    """Return each call of a session with its manifest, in order, or only the `newest` ones."""
     stored = await memory.manifests.of_session(session_id, limit=1_000)
     manifests = [ContextManifest.from_dict(one.manifest) for one in reversed(stored)]
     if newest is not None:
@@ -40,7 +40,7 @@ async def sent_calls(
 
 
 def check_budget(sent: Sent, budget: int, counter: TokenCounter) -> None:
-    """The budget is held, and the record has the tokens of each message as the counter counts them."""
+    """Check that the call is within its budget, and that its record has the counter's tokens of each message."""
     counted = [count_tokens(message, counter=counter) for message in sent.messages]
     assert counted == [entry.tokens for entry in sent.manifest.entries]
     assert sum(counted) == sent.manifest.tokens <= budget
@@ -48,7 +48,7 @@ def check_budget(sent: Sent, budget: int, counter: TokenCounter) -> None:
 
 
 def check_shape(messages: Sequence[BaseMessage]) -> None:
-    """One system message at most, first; then a user message; each tool call is answered right after it."""
+    """Check the order: at most one system message, then a user message; each tool call is followed by its result."""
     assert not any(isinstance(message, SystemMessage) for message in messages[1:])
     assert next(message.type for message in messages if not isinstance(message, SystemMessage)) == "human"
     blocks = [block for message in messages if isinstance(message.content, list) for block in message.content]
@@ -77,7 +77,7 @@ def check_order(sent: Sent) -> None:
 
 
 def check_input(sent: Sent, question: BaseMessage) -> None:
-    """The newest user message is there: whole, or its beginning with the mark, which the record tells."""
+    """Check that the newest user message is sent whole, or its beginning with the mark, as the record says."""
     [place] = [place for place, entry in enumerate(sent.manifest.entries) if entry.id == id_of(question)]
     entry, there = sent.manifest.entries[place], sent.messages[place]
     assert entry.section == "input"
@@ -163,7 +163,7 @@ async def check_call(
     counter: TokenCounter,
     summaries: Iterable[range] = (),
 ) -> None:
-    """All laws that need no more than the call, its record and the transcript."""
+    """Check everything that needs only the call, its record and the transcript."""
     check_budget(sent, budget, counter)
     check_shape(sent.messages)
     check_order(sent)
@@ -186,5 +186,5 @@ async def check_summaries(memory: Memory, sent: Sent) -> None:
 
 
 async def rows_of(memory: Memory, session_id: str) -> list[Message]:
-    """All messages of a session."""
+    """Return all messages of a session."""
     return await memory.session(session_id).tail(_WHOLE_SESSION)

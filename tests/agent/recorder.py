@@ -1,4 +1,4 @@
-"""A provider on loopback that keeps the bytes of what it is asked, and answers from a script."""
+"""A provider on loopback that records the bytes of requests and answers from a script."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Recorder:
 
     @property
     def messages(self) -> list[bytes]:
-        """The messages of each request, in the order of their keys."""
+        """Return the messages of each request, in the order of their keys."""
         return [json.dumps(json.loads(body)["messages"], ensure_ascii=False).encode() for body in self.bodies]
 
     def answer(self) -> dict[str, Any]:
-        """The next reply as OpenAI's protocol has it."""
+        """Return the next reply in OpenAI's protocol."""
         reply = self.replies.pop(0) if self.replies else "ok"
         number = len(self.bodies)
         message: dict[str, Any] = {"role": "assistant", "content": reply if isinstance(reply, str) else None}
@@ -82,4 +82,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's own name
-        """Say nothing."""
+        """Log nothing."""

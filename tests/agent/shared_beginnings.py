@@ -1,4 +1,4 @@
-"""How much of one model call the next one begins with."""
+"""How much of a model call the next call repeats at its beginning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from threadkeep.agent.quoted_sections import SECTION_KEY
 
 
 def told(messages: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:
-    """What a provider is told of messages."""
+    """Return the parts of messages that a provider receives."""
     return [(m.type, m.content, m.tool_calls if isinstance(m, AIMessage) else None) for m in messages]
 
 
@@ -23,6 +23,6 @@ def up_to_input(call: Sequence[BaseMessage]) -> list[tuple[str, object, object]]
 
 
 def shared_beginnings(calls: Sequence[Sequence[BaseMessage]]) -> float:
-    """The share of calls that begin with the whole of the call before, up to what is new with its last input."""
+    """Return the share of calls that begin with the previous call, except what was new with its last input."""
     pairs = [(up_to_input(before), told(after)) for before, after in itertools.pairwise(calls)]
     return sum(after[: len(before)] == before for before, after in pairs) / len(pairs)

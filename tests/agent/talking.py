@@ -1,4 +1,4 @@
-"""How the tests of agents talk: ask one, read what its session kept, read what its model was given."""
+"""Helpers for tests of agents: ask an agent, read its session, and read the messages that its model received."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add(a: int, b: int) -> int:
 
 
 def adding(call_id: str = "call-1", a: int = 1, b: int = 2, *, content: str = "") -> AIMessage:
-    """An assistant message that calls `add`."""
+    """Return an assistant message that calls `add`."""
     return AIMessage(content, tool_calls=[{"name": "add", "args": {"a": a, "b": b}, "id": call_id}])
 
 
@@ -42,24 +42,24 @@ def make_agent(
     checkpointer: BaseCheckpointSaver[str] | None = None,
     system_prompt: str | None = None,
 ) -> Agent:
-    """An agent as users make it."""
+    """Return an agent as users make it."""
     return create_agent(
         model, list(tools), middleware=list(middleware), checkpointer=checkpointer, system_prompt=system_prompt
     )
 
 
 def config_of(thread_id: str = ROOM, **configurable: object) -> RunnableConfig:
-    """The config of a run in a session."""
+    """Return the config of a run in a session."""
     return {"configurable": {"thread_id": thread_id, **configurable}}
 
 
 def input_of(words: str, message_id: str | None = None) -> dict[str, list[BaseMessage]]:
-    """What a person says, as an agent's input."""
+    """Return a person's text as an agent's input."""
     return {"messages": [HumanMessage(words, id=message_id)]}
 
 
 class Meanwhile(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Somebody else who does something to the session before the model is called."""
+    """Middleware that changes the session, as another program would, before the model is called."""
 
     def __init__(self, event: Callable[[], Awaitable[object]]) -> None:
         super().__init__()
@@ -74,13 +74,13 @@ class Meanwhile(AgentMiddleware[AgentState[Any], Any, Any]):
 
 
 async def ask(agent: Agent, words: str, *, message_id: str | None = None, thread_id: str = ROOM) -> str:
-    """What the agent answers."""
+    """Ask an agent and return its answer."""
     state = await agent.ainvoke(input_of(words, message_id), config_of(thread_id))
     return str(state["messages"][-1].text)
 
 
 async def tokens(agent: Agent, words: str, *, message_id: str | None = None) -> AsyncGenerator[str]:
-    """What the agent's model says, piece by piece; closing this closes the run."""
+    """Yield the chunks of the agent's answer; closing the generator closes the run."""
     events = agent.astream(input_of(words, message_id), config_of(), stream_mode="messages")
     async with aclosing(cast("AsyncGenerator[tuple[BaseMessage, object]]", events)) as pieces:
         async for message, _ in pieces:
@@ -89,25 +89,25 @@ async def tokens(agent: Agent, words: str, *, message_id: str | None = None) -> 
 
 
 async def stream(agent: Agent, words: str, *, message_id: str | None = None) -> str:
-    """What the agent's model says, read to its end."""
+    """Return the chunks of the agent's answer, read to the end."""
     return "".join([piece async for piece in tokens(agent, words, message_id=message_id)])
 
 
 async def kept(memory: Memory, thread_id: str = ROOM) -> list[tuple[str, str]]:
-    """The roles and texts of a session."""
+    """Return the roles and texts of a session."""
     return [(message.role, message.content) for message in await memory.session(thread_id).tail(1000)]
 
 
 async def kept_with_status(memory: Memory, thread_id: str = ROOM) -> list[tuple[str, str, str]]:
-    """The roles, texts and statuses of a session."""
+    """Return the roles, texts and statuses of a session."""
     return [(message.role, message.content, message.status) for message in await memory.session(thread_id).tail(1000)]
 
 
 def seen(call: Sequence[BaseMessage]) -> list[tuple[str, str]]:
-    """The types and texts of a model call."""
+    """Return the types and texts of a model call."""
     return [(message.type, str(message.text)) for message in call]
 
 
 def numbered(count: int) -> list[Message]:
-    """Messages `message 1`, `message 2`, …, said in turns by user and assistant."""
+    """Return messages `message 1`, `message 2`, …, by user and assistant in turn."""
     return [Message(role="user" if n % 2 else "assistant", content=f"message {n}") for n in range(1, count + 1)]

@@ -14,19 +14,19 @@ from tests.conftest import MOSTLY_SQLITE, url_of
 
 @pytest.fixture(params=MOSTLY_SQLITE)
 def shared_url(request: pytest.FixtureRequest) -> str:
-    """An empty database that several processes can open."""
+    """Return the URL of an empty database that several processes can open."""
     return url_of(request, str(request.param))
 
 
 @pytest.fixture
 def telegram(tmp_path: Path) -> Iterator[FakeTelegram]:
-    """A Telegram of the test's own."""
+    """Run a fake Telegram for the test."""
     with faking_telegram(tmp_path) as fake:
         yield fake
 
 
 @pytest.fixture
 def wecom(tmp_path: Path) -> Iterator[FakeWeCom]:
-    """A WeCom of the test's own."""
+    """Run a fake WeCom for the test."""
     with faking_wecom(tmp_path) as fake:
         yield fake

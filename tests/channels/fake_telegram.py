@@ -1,4 +1,4 @@
-"""Telegram's Bot API in another process, behind a socket: it queues, pushes, refuses, and keeps what it was sent."""
+"""A fake of Telegram's Bot API in another process: it queues, pushes, refuses, and records what it was sent."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class FakeTelegram:
         self._control("refuse", refusals=[{"status": status, "body": body}] * times)
 
     def calls(self, method: str = "sendMessage") -> list[Values]:
-        """The calls of a method that were accepted, in order."""
+        """Return the accepted calls of a method, in order."""
         return [call["values"] for call in self._control("calls") if call["method"] == method and call["accepted"]]
 
     def texts(self) -> list[str]:
-        """The texts that people see, in order."""
+        """Return the texts that people see, in order."""
         return [call["seen"] for call in self._control("calls") if call["method"] == "sendMessage" and call["accepted"]]
 
     def _control(self, verb: str, **values: object) -> Any:
@@ -126,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _updates(self, values: Values) -> list[Values]:
         offset, state = values.get("offset") or 0, self.known
         with state.changed:
-            # An offset beyond the newest update is of a sequence that has ended; then nothing is confirmed by it.
+            # An offset beyond the newest update belongs to a sequence that has ended, so it confirms nothing.
             if not state.updates or offset <= state.updates[-1]["update_id"] + 1:
                 state.updates = [update for update in state.updates if update["update_id"] >= offset]
             if not state.updates:
@@ -158,11 +158,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's own name
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _seen(values: Values) -> str:
-    """What a person sees of a message; fails where Telegram refuses it."""
+    """Return what a person sees of a message; fail if Telegram would refuse it."""
     assert isinstance(values["chat_id"], int)
     text: str = visible(values["text"]) if values.get("parse_mode") == "MarkdownV2" else values["text"]
     assert 1 <= len(text.encode("utf-16-le")) // 2 <= 4096

@@ -44,15 +44,15 @@ class FakeWeCom:
         self.address = address
 
     def texts(self) -> list[str]:
-        """The texts that people see, in order."""
+        """Return the texts that people see, in order."""
         return [self.text_of(call) for call in self.sent()]
 
     def sent(self) -> list[Values]:
-        """The messages that were accepted, in order."""
+        """Return the accepted messages, in order."""
         return list(self._control("sent"))
 
     def tokens(self) -> int:
-        """How many access tokens were given out."""
+        """Return the number of issued access tokens."""
         return int(self._control("tokens"))
 
     def pages(self) -> list[Values]:
@@ -60,7 +60,7 @@ class FakeWeCom:
         return list(self._control("pages"))
 
     def expire(self) -> None:
-        """Let no token be valid any more."""
+        """Invalidate all tokens."""
         self._control("expire")
 
     def refuse(self, *codes: int) -> None:
@@ -222,4 +222,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.known.page = values["page"]
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's own name
-        """Say nothing."""
+        """Log nothing."""

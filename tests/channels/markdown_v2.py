@@ -1,4 +1,4 @@
-"""A reader of Telegram's MarkdownV2, written after its documentation."""
+"""A parser of Telegram's MarkdownV2, written from its documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _RESERVED = set("#+-=|{}.!")
 
 
 def visible(text: str) -> str:
-    """What a person sees of a text in MarkdownV2; fails where Telegram answers 400.
+    """Return what a person sees of a text in MarkdownV2; fail if Telegram would return 400.
 
     Reserved characters have a backslash before them, and each entity that begins ends.
     """

@@ -14,7 +14,7 @@ from tests.conftest import MOSTLY_SQLITE, url_of
 def cli(
     tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> CommandLine:
-    """The command line over a SQLite file that is not there yet."""
+    """Return the command line over a SQLite file that does not exist yet."""
     return CommandLine(tmp_path, sqlite_url, monkeypatch=monkeypatch, captured=capsysbinary)
 
 
@@ -25,5 +25,5 @@ def any_cli(
     monkeypatch: pytest.MonkeyPatch,
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> CommandLine:
-    """The command line over an empty database of each kind in turn."""
+    """Return the command line over an empty database of each kind in turn."""
     return CommandLine(tmp_path, url_of(request, str(request.param)), monkeypatch=monkeypatch, captured=capsysbinary)

@@ -27,7 +27,7 @@ type Work[T] = Callable[[Memory], Awaitable[T]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did."""
+    """The result of a command."""
 
     exit_code: int
     out: str
@@ -35,17 +35,17 @@ class Outcome:
 
     @property
     def json(self) -> Any:
-        """The one JSON document on stdout."""
+        """Return the only JSON document on stdout."""
         return json.loads(self.out)
 
     @property
     def problem(self) -> Any:
-        """The one JSON document on stderr."""
+        """Return the only JSON document on stderr."""
         return json.loads(self.err)
 
 
 class CommandLine:
-    """Runs commands against one database, in folders of the test's own."""
+    """A runner of commands against one database, in folders of the test."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class CommandLine:
         return Outcome(exit_code, out.decode(), err.decode())
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """Start a command as people do: an interpreter of its own, which imports everything anew."""
+        """Start a command as people do: a new interpreter that imports everything."""
         return start([sys.executable, "-m", "threadkeep", *arguments], variables)
 
     def fork(self, *arguments: str) -> ForkedCommand:
@@ -116,7 +116,7 @@ class CommandLine:
             return await work(memory)
 
     def info(self, session_id: str) -> SessionInfo:
-        """What is known of a session."""
+        """Return the information about a session."""
 
         async def looking(memory: Memory) -> SessionInfo:
             return await memory.session(session_id).info()

@@ -1,4 +1,4 @@
-"""An answer beside the one that the docs show: equal, but for what is new each time."""
+"""Comparison of a response with the one in the docs: equal, except for values that change each time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VARYING = frozenset({"subject", "ids", "signature", "next_cursor", "stores"})
 
 
 def differences(shown: object, real: object, where: str = "") -> list[str]:
-    """Where an answer is not as it is shown; ids, times and fractions may be others, and `…` stands for any rest."""
+    """Return the differences from a shown response. Ids, times and fractions may differ; `…` stands for any rest."""
     match shown, real:
         case dict(), dict():
             found = [f"{where}/{key} is only in the docs" for key in shown.keys() - real.keys()]
@@ -33,7 +33,7 @@ def differences(shown: object, real: object, where: str = "") -> list[str]:
 
 
 def events_of(stream: str) -> list[tuple[str, object]]:
-    """Server-sent events by name, with their data; comments left out."""
+    """Return server-sent events with name and data, without comments."""
     found: list[tuple[str, object]] = []
     for block in stream.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
@@ -43,7 +43,7 @@ def events_of(stream: str) -> list[tuple[str, object]]:
 
 
 def json_documents(text: str) -> list[object]:
-    """The JSON of a block: one document, or one on each line."""
+    """Return the JSON documents of a block: one, or one on each line."""
     try:
         return [json.loads(text)]
     except ValueError:

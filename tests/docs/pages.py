@@ -27,7 +27,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Page:
-    """One page by its path from the root of the repository."""
+    """A page, by its path from the root of the repository."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ class Page:
 
     @property
     def path(self) -> Path:
-        """Where the page is."""
+        """The path of the page's file."""
         return ROOT / self.name
 
     def blocks_in(self, *languages: str) -> list[Block]:
@@ -44,7 +44,7 @@ class Page:
         return [block for block in self.blocks if block.language in languages]
 
     def anchors(self) -> set[str]:
-        """What can be linked to, as GitHub names the headings."""
+        """Return the anchors of the headings, as GitHub names them."""
         found: dict[str, int] = {}
         for line in self.prose.splitlines():
             if heading := _HEADING.match(line):
@@ -58,7 +58,7 @@ class Page:
         return [next(filter(None, found)) for found in _LINK.findall(without_code)]
 
     def paragraphs(self) -> list[str]:
-        """The prose in pieces that stand between empty lines."""
+        """Return the paragraphs of the prose, which empty lines separate."""
         return [piece for piece in re.split(r"\n\s*\n", self.prose) if piece.strip()]
 
 
@@ -70,14 +70,14 @@ def page(name: str) -> Page:
 
 
 def all_pages() -> list[Page]:
-    """README and every page of the docs but the decisions, which are not rewritten when the code moves on."""
+    """Return README and every page of the docs except the decisions, which are not updated with the code."""
     paths = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
     names = [path.relative_to(ROOT).as_posix() for path in paths]
     return [page(name) for name in names if not name.startswith("docs/adr/")]
 
 
 def linked_pages() -> list[Page]:
-    """All pages, the decisions and those of the repository's root included."""
+    """Return all pages, including the decisions and those in the repository's root."""
     paths = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
     return [page(path.relative_to(ROOT).as_posix()) for path in paths if path.name != "template.md"]
 

@@ -1,4 +1,4 @@
-"""A page carried out from top to bottom, as a reader would: its Python, its commands, its requests."""
+"""Execution of a page from top to bottom, as a reader would: its Python, its commands, its requests."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from threadkeep.cli import main
 
 PYTHON = ("python", "py")
 RUNNABLE = (*PYTHON, "sh", "http")
-# They wait for a person, serve until somebody stops them, or need what no page has.
+# These commands wait for a person, serve until they are stopped, or need something that no page has.
 _NOT_RUN = frozenset({("serve",), ("mcp",), ("chat",), ("bench",), ("pending", "drop")})
 
 
 @dataclass(frozen=True)
 class Place:
-    """What stands in the docs for places of a real machine, and what a test puts there."""
+    """The placeholders for paths and addresses in the docs, and their values in a test."""
 
     replacements: Mapping[str, str]
 
@@ -83,7 +83,7 @@ class PageRun:
     client: httpx2.AsyncClient | None = None
 
     def block(self, block: Block, following: Block | None) -> None:
-        """Carry one block out."""
+        """Execute one block."""
         where = f"{self.page.name}:{block.line}"
         if block.language in PYTHON:
             self._compare_text(self._python(block), following, where, required=True)
@@ -147,14 +147,14 @@ class PageRun:
 
 
 def _sqlite(path: str, statement: str) -> str:
-    """What `sqlite3` prints for a statement."""
+    """Return the output of `sqlite3` for a statement."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         rows = connection.execute(statement).fetchall()
     return "\n".join("|".join("" if value is None else str(value) for value in row) for row in rows)
 
 
 def _threadkeep(command: Command, where: str) -> str:
-    """What a command of ours prints."""
+    """Return the output of a `threadkeep` command."""
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with contextlib.redirect_stdout(printed), patch.dict(os.environ, command.environment):
         exit_code = main(command.arguments)

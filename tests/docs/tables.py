@@ -25,7 +25,7 @@ def row_of(page: Page, name: str) -> list[str]:
 
 
 def code_in(text: str) -> list[str]:
-    """What stands in code marks."""
+    """Return the texts in code marks."""
     return re.findall(r"`([^`]+)`", text)
 
 

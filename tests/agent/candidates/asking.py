@@ -1,4 +1,4 @@
-"""How the tests of the candidate graph ask: numbered events on one thread."""
+"""Helpers for tests of the candidate graph: numbered events on one thread."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CONFIG: RunnableConfig = {"configurable": {"thread_id": "room:1"}}
 
 
 def texts(messages: Sequence[BaseMessage]) -> list[str]:
-    """What was said."""
+    """Return the texts of the messages."""
     return [message.text for message in messages]
 
 
 def asking(number: int) -> CandidateState:
-    """An event with a number in it."""
+    """Return an event with a number in its text."""
     return {"event": {"id": f"e{number}", "text": f"question {number}"}}
 
 
 async def ask_all(graph: CandidateGraph, *given: CandidateState) -> dict[str, Any]:
-    """The state after one event after another on one thread."""
+    """Send events one after the other on one thread and return the state."""
     states = [await graph.ainvoke(one, CONFIG) for one in given]
     return cast("dict[str, Any]", states[-1])
