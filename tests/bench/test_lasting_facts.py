@@ -1,4 +1,4 @@
-"""The bench of facts that outlast compression, with few turns."""
+"""The bench of facts that survive compression, with few turns."""
 
 from __future__ import annotations
 
