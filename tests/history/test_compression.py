@@ -92,19 +92,19 @@ async def test_what_a_window_left_out_is_summarised_before_the_trigger(memory: M
 
 
 async def test_what_a_window_would_leave_out_next_is_summarised_now(memory: Memory) -> None:
-    """About half of what it may hold stays: nothing is missing from any call, and the window need not be cut too."""
+    """Two fifths of what it may hold stay: nothing is missing from any call, and the window need not be cut too."""
     summarizer = WrittenDown()
     compress = memory.compressor.compress_now
-    await talk(memory, 5)
-    full = WindowRoom(messages=10)
+    await talk(memory, 7)
+    full = WindowRoom(messages=15)
     assert await compress("room", SMALL, summarizer, budget=BUDGET, window=full) is None
     await talk(memory, 1)
     assert await compress("room", SMALL, summarizer, budget=BUDGET, window=full) is not None
-    assert await ranges(memory) == [(1, 8)]
+    assert await ranges(memory) == [(1, 12)]
     left = (await memory.summaries.uncovered("room")).tokens
     assert await compress("room", SMALL, summarizer, budget=BUDGET, window=WindowRoom(tokens=left * 2)) is None
     assert await compress("room", SMALL, summarizer, budget=BUDGET, window=WindowRoom(tokens=left)) is not None
-    assert await ranges(memory) == [(1, 8), (9, 10)]
+    assert await ranges(memory) == [(1, 12), (13, 14)]
     await check_coverage(memory)
 
 
