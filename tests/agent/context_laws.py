@@ -67,7 +67,7 @@ def check_shape(messages: Sequence[BaseMessage]) -> None:
 
 
 def check_order(sent: Sent) -> None:
-    """Sections stand in their order, and what is of the transcript in its own."""
+    """Check that sections are in their order, and transcript messages in the order of the transcript."""
     seqs = [entry.seq for entry in sent.manifest.entries if entry.seq is not None]
     assert seqs == sorted(set(seqs))
     ranks = {section: rank for rank, section in enumerate(("system", "summary", "window", "extra", "input", "steps"))}
@@ -91,7 +91,7 @@ def check_input(sent: Sent, question: BaseMessage) -> None:
 
 
 def check_newest_step(sent: Sent, asked: AIMessage) -> None:
-    """What the model asked of tools just before is the end of what it is sent: the calls with all keys, answered."""
+    """Check that the call ends with the tool calls that the model just made, with all keys, and their results."""
     newest = sent.messages[-1 - len(asked.tool_calls) :]
     said, *results = newest
     assert isinstance(said, AIMessage)
@@ -103,7 +103,7 @@ def check_newest_step(sent: Sent, asked: AIMessage) -> None:
 
 
 def check_coverage(manifest: ContextManifest, rows: Sequence[Message], summaries: Iterable[range] = ()) -> None:
-    """Each message up to the input is in, or in one summary's range, or out for exactly one reason."""
+    """Check that each message up to the input is sent, in one summary's range, or excluded for exactly one reason."""
     last = max((entry.seq for entry in manifest.entries if entry.section == "input" and entry.seq), default=0)
     told = Counter(entry.seq for entry in manifest.entries if entry.seq is not None)
     shown = any(entry.section == "summary" for entry in manifest.entries)
@@ -117,7 +117,7 @@ def check_coverage(manifest: ContextManifest, rows: Sequence[Message], summaries
 
 
 def check_state(sent: Sent, state: Sequence[BaseMessage], question: BaseMessage, rows: Sequence[Message]) -> None:
-    """Each message of the state up to the question is in, or left out for a reason, or has a seq in the transcript.
+    """Check that each message of the state up to the question is sent, excluded for a reason, or has a stored seq.
 
     A message that has the words of a stored one may stand under the id of that one.
     """

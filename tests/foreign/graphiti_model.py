@@ -35,12 +35,12 @@ calls: dict[str, int] = {"model": 0, "embedder": 0}
 
 
 def words(text: str) -> set[str]:
-    """The words of a text that say something."""
+    """Return the informative words of a text."""
     return {word for word in _WORD.findall(text.lower()) if len(word) > 2 and word not in _COMMON}
 
 
 def vector(text: str) -> list[float]:
-    """A hash of the words of a text and of their parts, as a unit vector."""
+    """Return a hash of the words of a text and of their parts, as a unit vector."""
     values = np.zeros(_DIMENSIONS)
     for word in _WORD.findall(text.lower()):
         for part in (f"w:{word}", *(f"g:{word[at : at + 3]}" for at in range(max(1, len(word) - 2)))):
@@ -72,7 +72,7 @@ def parsed(text: str) -> Any:
 
 
 def names_in(text: str) -> list[str]:
-    """The speaker of a message, and the names in it."""
+    """Return the speaker of a message, and the names in it."""
     speaker = _SPEAKER.match(text)
     body = text[speaker.end() :] if speaker else text
     found = ([speaker[1].strip()] if speaker else []) + [name for name in _NAME.findall(body) if words(name)]
@@ -124,7 +124,7 @@ def answer(name: str, schema: dict[str, Any], prompt: str) -> Any:
 
 
 def resolutions(prompt: str) -> list[dict[str, Any]]:
-    """The entities that are known under the same name."""
+    """Return the entities that are known under the same name."""
     known = {
         str(one.get("name", "")).lower(): (one.get("candidate_id", one.get("idx", at)), one.get("name"))
         for at, one in enumerate(parsed(section(prompt, "EXISTING ENTITIES")))
@@ -166,7 +166,7 @@ def filled(schema: dict[str, Any], known: dict[str, Any]) -> Any:
 
 
 def text_of(messages: Any) -> str:
-    """The text of a prompt."""
+    """Return the text of a prompt."""
     if isinstance(messages, str):
         return messages
     parts = []
@@ -177,7 +177,7 @@ def text_of(messages: Any) -> str:
 
 
 async def trouble() -> JSONResponse | None:
-    """Wait or fail as it was asked for."""
+    """Wait or fail as the control request demanded."""
     await asyncio.sleep(control["latency_ms"] / 1000)
     if control["fail"] > 0:
         control["fail"] -= 1
@@ -253,7 +253,7 @@ async def set_control(request: Request) -> JSONResponse:
 
 
 async def health(_: Request) -> JSONResponse:
-    """How often it was called."""
+    """Return how often the model was called."""
     return JSONResponse(calls)
 
 

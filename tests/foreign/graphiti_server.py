@@ -26,7 +26,7 @@ MISSING = "The Graphiti servers have an environment of their own, which is not t
 
 
 def is_there() -> bool:
-    """Whether the servers can be started on this machine."""
+    """Return whether the servers can be started on this machine."""
     return PYTHON.exists() and (SOURCE / "server").is_dir() and bool(_binaries())
 
 
@@ -49,7 +49,7 @@ class RealGraphiti:
         return f"http://127.0.0.1:{self.ports['mcp']}"
 
     def start(self, name: str) -> None:
-        """Start one of them, and return when it answers."""
+        """Start one of the servers, and return when it responds."""
         commands = {"falkordb": _falkordb, "model": _model, "rest": _rest, "mcp": _mcp}
         command, environment, folder = commands[name](self.ports)
         with (self._folder / f"{name}.log").open("ab") as log:
@@ -67,16 +67,16 @@ class RealGraphiti:
         process.wait()
 
     def restart(self, name: str) -> None:
-        """Kill one of them and start it again: what was in its memory is lost."""
+        """Kill one of the servers and start it again; the contents of its memory are lost."""
         self.kill(name)
         self.start(name)
 
     def pause(self, name: str) -> None:
-        """Stop one of them where it is."""
+        """Pause one of the servers."""
         self._processes[name].send_signal(19)
 
     def resume(self, name: str) -> None:
-        """Let it go on."""
+        """Resume the server."""
         self._processes[name].send_signal(18)
 
     def control(self, **values: int) -> None:
