@@ -1,10 +1,9 @@
 """Evidence recall: the share of turns with an answer that is selected within a token budget.
 
 `Recall` is the adapter for the evaluation of the shared data set, which defines its two methods.
-`python -m bench.recall --data FILE` measures it there, also with misspelt words, and on synthetic chats, `--meaning`
-with
-the word vectors of the extra, `--embed MODULE:FUNCTION` with another embedding, `--long` how the time of a query grows
-with the conversation. The weights were fitted to these conversations: `python -m bench.fit_recall` prints the
+`python -m bench.recall --data FILE` measures it there, also with misspelt words, and on synthetic chats. `--meaning`
+uses the word vectors of the extra, `--embed MODULE:FUNCTION` another embedding; `--long` shows how the time of a query
+grows with the conversation. The weights were fitted to these conversations: `python -m bench.fit_recall` prints the
 results on conversations that are left out of a fit.
 """
 

@@ -1,9 +1,9 @@
 """Harder synthetic chats: short facts between assistant answers of hundreds of tokens about the same topics.
 
 Answers are lists, code and tables with the words of the facts' topics, so that the surrounding text hides a fact.
-Facts are mentioned, changed later, contradicted, and needed for questions in the same words, in
-other words, and for remarks; in group chats by name. `chats("fitted")` and `chats("held out")` share neither facts nor
-topics, so that a fit on one part can be checked on the other.
+Facts are mentioned, changed later, contradicted, and needed for questions in the same words, in other words, and for
+remarks; in group chats by name. `chats("fitted")` and `chats("held out")` share neither facts nor topics, so that a
+fit on one part can be checked on the other.
 """
 
 from __future__ import annotations

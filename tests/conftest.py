@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import ssl
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
@@ -20,7 +21,6 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
-from langgraph._internal import _serde
 
 from tests.limits import HANG_SECONDS
 from tests.memory_folder import memory_folder
@@ -143,9 +143,9 @@ def looked_up_once() -> Iterator[None]:
         for module, name in (
             (httpcore2, "default_ssl_context"),
             (ssl, "create_default_context"),
-            (_serde, "_safe_get_type_hints"),
+            (sys.modules.get("langgraph._internal._serde"), "_safe_get_type_hints"),
         ):
-            # Other versions of LangGraph may not have this function.
+            # Other versions of LangGraph may not have this module or function.
             if look_up := getattr(module, name, None):
                 patch.setattr(module, name, cache(look_up))
         yield

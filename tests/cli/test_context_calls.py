@@ -215,7 +215,7 @@ def test_steps_of_the_turn_before_are_a_section_of_their_own(cli: CommandLine) -
         ("window", "user"), ("earlier_steps", "assistant"), ("earlier_steps", "tool"),
     ]  # fmt: skip
     shown = cli(*SHOW).out
-    assert re.search(r"^earlier_steps █+ +1,000 tokens +25 %$", shown, re.MULTILINE)
+    assert re.search(r"^earlier_steps █+ +1,400 tokens +35 %$", shown, re.MULTILINE)
     result = view["messages"][3]
     assert result["tokens_before"] > result["tokens"]
     assert f"(cut from {result['tokens_before']:,})" in shown

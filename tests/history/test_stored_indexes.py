@@ -89,6 +89,7 @@ async def test_the_next_process_indexes_only_what_is_new(
         await memory.session(ROOM).append([Message("user", "The bees are on the roof.")])
         assert (await found(memory, "bees"))[0] == "The bees are on the roof."
         assert indexed == [14]
+        await stored(memory.older_turns)
         await say(memory, 4)
         await found(memory)
         await stored(memory.older_turns)

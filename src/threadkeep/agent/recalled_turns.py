@@ -28,9 +28,8 @@ from threadkeep.observe import ExtraSection
 _PATIENCE_SECONDS = 3.0
 _DAY_TOKENS = 11
 """The tokens of the line above the turns of a day."""
-_MARGIN, _UNUSED = 0.01, 0.08
-"""Sums of stored tokens are a little off the tokens of their block: the part of a room that is left free for that, and
-the part from which on more turns are tried."""
+_UNUSED = 0.08
+"""The part of a room from which on more turns are tried, because the sums of stored tokens are off by that much."""
 
 
 class RecalledTurns:
@@ -124,7 +123,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
     """Return the best turns that fit, as one message, which is counted once or twice."""
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
     sizes = _sizes(quoted, request.counter)
-    budget = (1 - _MARGIN) * room - request.counter(TURNS_HEADER)
+    budget = room - request.counter(TURNS_HEADER)
     places = _fitting(quoted, sizes, budget)
     block = _block_of(found, quoted, places, request)
     tokens = block.entry.tokens

@@ -69,14 +69,13 @@ def exact_counter(encoding: Encoding) -> ExactCounter:
 @cache
 def installed_counter(encoding: Encoding) -> ExactCounter | None:
     """Return the exact counter of an encoding, or None without the extra; the first call takes a tenth of a second."""
-    if (package := find_spec("bpe_openai")) is None:
-        return None
     try:
+        package = find_spec("bpe_openai")
         # The package's own `get_encoding` rejects texts of a million characters or 200,000 tokens.
-        bindings = _bindings(*package.submodule_search_locations or ())
-    except ImportError:
+        bindings = _bindings(*(package.submodule_search_locations or ()) if package else ())
+        return ExactCounter(encoding, bindings.tokenizer_for_encoding(f"{encoding}_base"))
+    except (ImportError, AttributeError, ValueError):  # not installed, or a version with other contents
         return None
-    return ExactCounter(encoding, bindings.tokenizer_for_encoding(f"{encoding}_base"))
 
 
 @cache

@@ -104,7 +104,7 @@ def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
         whole, least = whole_of(step), least_of(step)
         claim = min(whole, max(least, room * 3 // 4))
         if older > room - claim:
-            # Cut back to half, as for a window: the next steps then fit, and the messages before them stay the same.
+            # Cut back to half: the next steps then fit, and the messages before them stay the same.
             _cut_back(steps, granted, parts, older - min(room // 2, room - claim), room // _SMALL)
             older = sum(granted)
         granted.append(max(least, min(whole, room - older)))

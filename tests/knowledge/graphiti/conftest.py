@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,12 +18,10 @@ from threadkeep.testing import FakeGraphiti, SettableClock
 type Opening = Callable[..., AbstractAsyncContextManager[Memory]]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def looked_for_once() -> Iterator[None]:
-    """What was deleted is looked for once and not for 5 s: the server stores at once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
-        yield
+@pytest.fixture(autouse=True)
+def looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look once for what was deleted, not for 5 s: the server stores at once."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ def all_ok(checks: Sequence[Check]) -> bool:
 
 
 _DRAIN_SECONDS = 120.0
-_LOOK_SECONDS = 1.0
+_QUEUE_LOOK_SECONDS = 1.0
 _MOST_EPISODES = 10_000
 
 
@@ -240,7 +240,7 @@ async def purge(
     while (await deliveries.open_of(group_id))[1] and time.monotonic() < until:
         await deliveries.wake(group_id)
         await deliver()
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_QUEUE_LOOK_SECONDS)
     dropped += await deliveries.bury_open("purged", group_id)
     await client.delete_group(group_id)
     return Purged(group_id, dropped, await remains(client, group_id))
