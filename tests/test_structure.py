@@ -77,12 +77,13 @@ MOST_FILES = 365
 # Indexes of users that are joined from the stored ones of their sessions brought 175, and a file.
 # Sums of term counts in a list brought 1.
 # Chunks of a graph store that are compared and extended in their stored form brought 179.
-MOST_LINES = 81_781
+# Memory of chunks that is counted whole, and the repairs of recall that a review asked for, brought 33.
+MOST_LINES = 81_814
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23
-CHAT_FILES, CHAT_FUNCTIONS = 85, 497
-AGENT_FILES, AGENT_FUNCTIONS = 49, 325
+CHAT_FILES, CHAT_FUNCTIONS = 84, 497
+AGENT_FILES, AGENT_FUNCTIONS = 48, 325
 
 
 # In one process the modules are parsed once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from tests.graph_store.damaging import rewrite
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import SessionDamaged
 from threadkeep.graph_store import known
-from threadkeep.graph_store.items import Value
+from threadkeep.graph_store.items import Stored, Value
 from threadkeep.graph_store.shapes import message_in
 from threadkeep.store.postgres_connection import PostgresConnection
 from threadkeep.store.sqlite_connection import SqliteConnection
@@ -117,6 +118,43 @@ async def test_the_newest_messages_are_read_by_one_statement(shared_url: str, vi
         visits.taken()
         assert len(await memory.session(ROOM).tail(4)) == 4
         assert visits.taken() == ([1], 0)
+
+
+async def test_the_memory_of_newest_chunks_is_bounded(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk counts with all its messages, whether it was written or a few of them were read."""
+    monkeypatch.setattr(known, "_MOST_CHARACTERS", 100_000)
+    rooms = [f"room {number}" for number in range(20)]
+    async with opened(shared_url) as memory:
+        for room in rooms:
+            await memory.session(room).append([Message("user", "long " * 2_000) for _ in range(2)])
+        assert chunks_in_memory() <= 3
+    async with opened(shared_url) as memory:
+        for room in rooms:
+            assert len(await memory.session(room).tail(1)) == 1
+        assert chunks_in_memory() <= 3
+
+
+def chunks_in_memory() -> int:
+    """Count the chunks of 20,000 characters that this process holds."""
+    gc.collect()
+    held = [each for each in gc.get_objects() if isinstance(each, Stored) and "messages" in each]
+    return sum(len(str(each["messages"])) > 20_000 for each in held)
+
+
+async def test_half_a_surrogate_pair_of_another_program_stops_no_turn(sqlite_url: str) -> None:
+    """SQLite stores it; it is written again as it was."""
+    async with opened(sqlite_url) as memory:
+        await say(memory, "0")
+
+        def change(value: Any) -> Any:
+            value["messages"][0]["content"] = "\ud800"
+            return value
+
+        rewrite(sqlite_url, CHUNK, change)
+        await say(memory, "1")
+        assert [message.content for message in await memory.session(ROOM).tail(9)] == [
+            "\ud800", "answer 0", "question 1", "answer 1",
+        ]  # fmt: skip
 
 
 async def test_rows_that_fail_are_left_out_of_the_turn(shared_url: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.databases import query
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimits, open_memory
-from threadkeep.history.older_turns import Search
+from threadkeep.history.older_turns import RecallScope, Search
 from threadkeep.observe import EmbeddingsSkipped
 from threadkeep.records import Summary
 
@@ -96,6 +96,18 @@ async def test_a_reset_stops_nobody_who_looks(memory: Memory) -> None:
     await memory.session(ROOM).append([Message(role="user", content="the code of the vault is 4711")])
     assert await found(memory) == ["the code of the vault is 4711"]
     assert isinstance(await looking, list)
+
+
+@pytest.mark.parametrize("scope", ["session", "user"])
+async def test_messages_before_a_reset_are_not_found(memory: Memory, scope: RecallScope) -> None:
+    """Also if messages after it were taken back."""
+    session = memory.session(ROOM, user_id="u1")
+    await session.append([Message("user", "The vault opens with 4711."), Message("assistant", "Noted.")])
+    await session.reset()
+    await say(memory, 4, user_id="u1")
+    await session.take_back(2)
+    turns = await memory.older_turns.find(Search(ROOM, "u1", "the code of the vault", scope=scope), 1_000)
+    assert "4711" not in " ".join(turn.message.content for turn in turns)
 
 
 async def test_the_index_of_a_user_with_many_sessions_is_kept(sqlite_memory: Memory) -> None:

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from pydantic_core import from_json, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace
 from threadkeep.observe import Backend
@@ -24,7 +24,7 @@ type Value = Mapping[str, Any]
 class Stored(dict[str, Any]):
     """The value of an item of our table, which every read returns as long as it is unchanged and in use.
 
-    `text` is its JSON as it was written, if it is known. `mark` identifies what is stored: on SQLite the stored text,
+    `text` is its JSON if this process wrote it. `mark` identifies what is stored: on SQLite the stored text,
     on PostgreSQL the version of the row.
     """
 
@@ -272,7 +272,7 @@ class _TableWriting:
     def _text(self, value: Value, key: ItemKey | None = None) -> str:
         """Return the JSON of an item; that of the item with this key is used if it was read before."""
         former = None if key is None else self._read.get(key)
-        text = (_grown(former, value) if isinstance(former, Stored) else None) or to_json(value).decode()
+        text = (_grown(former, value) if isinstance(former, Stored) else None) or _json(value)
         text = _padded(text) if self._is_sqlite else text
         if isinstance(value, Stored) and key is not None:
             value.text = text
@@ -307,7 +307,6 @@ class _Reading:
             return known
         value = self._known[key] = Stored(_value(text))
         value.mark = mark or text
-        value.text = text if mark is None and isinstance(text, str) else ""
         return value
 
 
@@ -330,6 +329,13 @@ def _value(text: str | bytes) -> Value:
     return value if isinstance(value, dict) else {}
 
 
+def _json(value: object) -> str:
+    try:
+        return to_json(value).decode()
+    except PydanticSerializationError:  # half of a surrogate pair, which another program wrote
+        return json.dumps(value)
+
+
 def _grown(former: Stored, value: Value) -> str | None:
     """Return the JSON of a chunk from that of its former value, if messages were appended and nothing else changed."""
     names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
@@ -341,13 +347,13 @@ def _grown(former: Stored, value: Value) -> str | None:
     text, end = former.text.rstrip(), _end(former, names[at + 1 :])
     if not text.endswith(end):
         return None
-    added = to_json(new[len(old) :]).decode()[1:-1]
+    added = _json(new[len(old) :])[1:-1]
     return f"{text[: -len(end)]}{',' * bool(added)}{added}{_end(value, names[at + 1 :])}"
 
 
 def _end(value: Value, names: Sequence[str]) -> str:
     """Return the JSON of a chunk from the end of its messages on, with these fields behind them."""
-    rest = to_json({name: value[name] for name in names}).decode()[1:]
+    rest = _json({name: value[name] for name in names})[1:]
     return f"],{rest}" if names else "]}"
 
 

@@ -65,7 +65,16 @@ class KnownMessages:
         own = isinstance(value, Stored)
         self._values = values if own else [{**each} for each in values]
         self._messages = [*kept, *[None] * (len(values) - len(kept))]
-        self.value, self._taken = value, (value, conversation.chunk_size) if own else None
+        self.hold(value)
+        self._taken = (value, conversation.chunk_size) if own else None
+
+    def hold(self, value: Value) -> None:
+        """Keep the chunk as it was written or read last, all of which counts."""
+        self.value, messages = value, value["messages"]
+        texts = len(value.text) if isinstance(value, Stored) else 0
+        texts = texts or sum(len(one) for each in messages for one in each.values() if isinstance(one, str))
+        # Twice, because the JSON of the chunk is kept too.
+        self.characters = _LEAST_CHARACTERS + _MESSAGE_CHARACTERS * len(messages) + 2 * texts
 
     def _between(self, first_seq: int, last_seq: int) -> tuple[int, int]:
         """Return where the messages between two `seq` values, both included, begin and end."""
@@ -76,9 +85,6 @@ class KnownMessages:
         if message is None:
             value = self._values[at]
             message = self._messages[at] = message_in(value, self._value_field)
-            # Twice, because the JSON of the chunk is kept too.
-            texts = sum(len(one) for one in value.values() if isinstance(one, str))
-            self.characters += _MESSAGE_CHARACTERS + 2 * texts
         # A copy of JSON, which callers may change.
         return message.with_fields() if message.metadata or message.original is not None else message
 
@@ -119,6 +125,13 @@ class KnownChunks:
             known.check(conversation, value)
         finally:
             self._add(known.characters - before)
+
+    def hold(self, session_id: str, chunk: int, value: Value) -> None:
+        """Keep a chunk that was written."""
+        known = self.of(session_id, chunk)
+        before = known.characters
+        known.hold(value)
+        self._add(known.characters - before)
 
     def of(self, session_id: str, chunk: int) -> KnownMessages:
         """Return the known messages of the newest chunk of a conversation."""

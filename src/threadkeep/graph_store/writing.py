@@ -113,7 +113,7 @@ class ConversationWriter:
                 await self.put(writing, former, appended.conversation, appended.items)
                 last = chunk_of(appended.conversation.last_seq, former.chunk_size)
                 written_chunk = appended.items[self.layout.chunk(turn.session_id, last)]
-                self.reader.known.of(turn.session_id, last).value = written_chunk
+                self.reader.known.hold(turn.session_id, last, written_chunk)
             return written if adopted is None else Written(replace(written.receipt, adopted=str(adopted.get("id"))))
 
         return await self._hold_with_rows(turn.session_id, work, self._named(turn, prepared))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
@@ -260,11 +261,16 @@ class ConversationIndex:
         self.taken_back |= other.taken_back
         self._marks |= other._marks
 
-    def has_grown(self, session_id: str, least: int) -> bool:
-        """Return whether a session of at least this many turns has grown by an eighth since its index was stored."""
-        before = self.first[session_id] - 1 - sum(one.session_id == session_id for one in self.summaries.values())
-        stored = self.stored.get(session_id, before) - before
-        return self.read[session_id] - before >= max(least, stored * 9 // 8)
+    def grown(self, session_ids: Iterable[str], least: int) -> set[str]:
+        """Return the sessions of at least this many turns that have grown by an eighth since their index was stored."""
+        summaries = Counter(one.session_id for one in self.summaries.values())
+        found: set[str] = set()
+        for session_id in self.read.keys() & session_ids:
+            before = self.first[session_id] - 1 - summaries[session_id]
+            stored = self.stored.get(session_id, before) - before
+            if self.read[session_id] - before >= max(least, stored * 9 // 8):
+                found.add(session_id)
+        return found
 
     def extent_of(self, session_id: str) -> tuple[int, IndexedState]:
         """Return the last indexed `seq` of a session, and the state of the session when it was indexed."""
@@ -337,4 +343,6 @@ async def _messages(transcripts: Transcripts, session_id: str, first: int, last:
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
-            yield message
+            # If messages of the range were superseded, the page has older ones, also from before a reset.
+            if (message.seq or 0) >= start:
+                yield message

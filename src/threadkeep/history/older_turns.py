@@ -194,7 +194,7 @@ class OlderTurns:
             if task := self._tasks.pop(key, None):
                 task.cancel()
             index = self._indexes[key] = ConversationIndex.of(infos)
-            if sum(_allowed(infos, _MOST_OF_USER).values()) > 2 * _NEWEST[-1]:
+            if _is_long(infos):
                 index.newest = ConversationIndex()
         self._indexes.move_to_end(key)
         while len(self._indexes) > _MOST_INDEXES or (len(self._indexes) > 1 and self._bytes > _MOST_BYTES):
@@ -223,7 +223,7 @@ class OlderTurns:
             index.take_over(await self._stored.join(infos, _allowed(infos, _MOST_OF_USER)))
         behind = await self._index_new(index, infos, _MOST_OF_USER)
         index.newest = None
-        if self._stored is not None:
+        if self._stored is not None and (not of_user or _is_long(infos)):
             self._store(self._stored, key, index, [infos[session_id] for session_id in behind])
 
     def _store(
@@ -309,6 +309,11 @@ def _retrieve_exception(task: asyncio.Task[None]) -> None:
     """Retrieve the exception of a task that nobody awaits; the next query retries."""
     if not task.cancelled():
         task.exception()
+
+
+def _is_long(infos: Mapping[str, SessionInfo]) -> bool:
+    """Return whether sessions have so many messages that the newest ones are indexed first."""
+    return sum(_allowed(infos, _MOST_OF_USER).values()) > 2 * _NEWEST[-1]
 
 
 def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:

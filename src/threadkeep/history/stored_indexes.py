@@ -79,8 +79,9 @@ class StoredIndexes:
         """Return the sessions whose stored index is missing, or old because the session has grown by an eighth."""
         if len(index.tokens) < _LEAST_STORED:
             return []
-        least = _LEAST_JOINED if of_user else _LEAST_STORED
-        return [info for info in infos if info.session_id in index.read and index.has_grown(info.session_id, least)]
+        by_id = {info.session_id: info for info in infos}
+        grown = index.grown(by_id, _LEAST_JOINED if of_user else _LEAST_STORED)
+        return [info for session_id, info in by_id.items() if session_id in grown]
 
     async def renew(self, infos: Iterable[SessionInfo]) -> None:
         """Store the indexes of sessions with what is new in them; sessions that are damaged are left out."""
@@ -96,7 +97,7 @@ class StoredIndexes:
         """Return the index of a session, from the stored one; store it if it has grown by an eighth."""
         index = await self.load(info, summaries) or ConversationIndex()
         await index.catch_up(info, self._transcripts, summaries)
-        if index.has_grown(info.session_id, _LEAST_JOINED):
+        if index.grown([info.session_id], _LEAST_JOINED):
             index.stored |= index.read
             await self.save(index, info.session_id)
         return index

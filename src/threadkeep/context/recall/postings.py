@@ -126,11 +126,13 @@ class Postings:
     def load(cls, state: Packed) -> Self:
         """Return the posting lists with a stored state."""
         found, values, arrays = cls(), state.values, state.arrays
-        found._turns, found.size = values["turns"], _POSITION_BYTES * len(arrays["term_places"])
-        places = divided(arrays["term_places"], arrays["term_lengths"])
-        weights = divided(arrays["term_weights"], arrays["term_lengths"])
-        for term, lists in zip(values["terms"], zip(places, weights, strict=True), strict=True):
-            found._new(term, lists)
+        found._turns = values["turns"]
+        if values["terms"]:
+            found.size = _POSITION_BYTES * len(arrays["term_places"])
+            places = divided(arrays["term_places"], arrays["term_lengths"])
+            weights = divided(arrays["term_weights"], arrays["term_lengths"])
+            for term, lists in zip(values["terms"], zip(places, weights, strict=True), strict=True):
+                found._new(term, lists)
         of_topics = divided(arrays["topic_places"], arrays["topic_lengths"])
         found._topics.update(zip(values["topics"], of_topics, strict=True))
         return found
