@@ -225,10 +225,9 @@ async def test_a_forgotten_fact_is_forgotten_by_the_graph(
 
 
 async def test_a_fact_that_goes_with_a_person_or_a_session_is_not_told_any_more(
-    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
     """An erase takes facts of workspaces that rest on what the person said; a session takes its own."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
     graphiti.backend = "neo4j"
     await allow(allowed, "promoted_facts")
     shop, room = group_id_of(Scope("workspace", "shop")), group_id_of(Scope("session", "room:1"))

@@ -163,10 +163,9 @@ async def test_the_state_of_the_operators_folder_is_told_when_it_changes(
 
 
 async def test_a_purge_drops_what_waits_and_says_what_is_left(
-    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
     """A server that deletes nothing is told of; one that does is looked at."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         await talk(memory, 1, 1)
@@ -183,10 +182,9 @@ async def test_a_purge_drops_what_waits_and_says_what_is_left(
 
 
 async def test_a_purge_of_a_person_takes_the_groups_of_all_ids(
-    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
     """An id that was merged has what was said under it before."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
     graphiti.backend = "neo4j"
     async with opening(scopes=("user",)) as memory:
         await allow(memory)
@@ -220,10 +218,9 @@ async def test_nothing_is_queued_while_consent_is_withdrawn(
 
 
 async def test_an_erase_is_not_complete_while_the_server_has_the_group(
-    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
     """The receipt counts the group, and names neither it nor the person; the repeated call ends it."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
     async with opening(scopes=("user",)) as memory:
         await allow(memory)
         await talk(memory, 1, 1)
@@ -262,10 +259,9 @@ async def test_the_connection_is_tested_without_writing(allowed: Memory, graphit
 
 @pytest.mark.parametrize("backend", ["falkordb", "neo4j"])
 async def test_a_smoke_test_says_whether_the_server_stores_and_deletes(
-    allowed: Memory, graphiti: FakeGraphiti, backend: str, monkeypatch: pytest.MonkeyPatch
+    allowed: Memory, graphiti: FakeGraphiti, backend: str
 ) -> None:
     """With words of our own, in a group of its own."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
     graphiti.backend = backend  # type: ignore[assignment]
     checks = {check.name: check for check in await allowed.graphiti.test(smoke=True)}
     assert checks["see it stored"].ok
