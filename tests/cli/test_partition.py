@@ -71,6 +71,8 @@ def test_a_call_that_is_broken_off_says_so(postgres_cli: CommandLine, monkeypatc
             raise RowLocked("Another transaction has locked it.")
 
         broken.setattr(partitions, "_swap", stop)
+        # Each try waits a second before the next.
+        broken.setattr(partitions, "_MOST_TRIES", 2)
         outcome = cli("partition", "4")
     assert outcome.exit_code == 1
     assert "Interrupted: 2 messages copied. Run the command again to continue" in outcome.err
