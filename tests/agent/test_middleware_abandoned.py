@@ -139,8 +139,9 @@ async def test_an_answer_that_was_cut_off_is_there_for_the_next_turn(small_memor
     ]
 
 
-async def test_a_turn_does_not_end_another_that_lives(small_memory: Memory) -> None:
+async def test_a_turn_does_not_end_another_that_lives(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns overlap on a session: the one that is held up after its answer keeps its place."""
+    monkeypatch.setattr("threadkeep.agent.root_runs._IDLE_SECONDS", 0.2)
     slow = Slow()
     memory = SessionMemory(small_memory)
     held_up = asyncio.create_task(ask(make_agent(ScriptedModel(["hello"]), [memory, slow]), "hi"))
