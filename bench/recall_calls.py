@@ -5,7 +5,7 @@ questions through `RecalledTurns` and the context of a model call: blocks of quo
 tokens. The first speaker of a conversation is its user, the second its assistant; both have their names as authors.
 `--each N` asks every Nth question, `--left-out` ranks each conversation with weights that are fitted to the others,
 `--start N` measures the first question after a start in a session of N turns, or in M sessions of a user with
-`--sessions M`.
+`--sessions M`; with `--graph-store` the transcripts are in a LangGraph store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from langchain_core.messages import HumanMessage
 from bench import fit_recall
 from bench.recall import conversations, later
 from bench.recall_chats import Asked, Chat, ChatTurn
-from threadkeep import Memory, Message, RecalledTurns, Session, open_memory
+from threadkeep import Memory, MemoryOptions, Message, RecalledTurns, Session, open_memory
 from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.turn_context import TurnContext
@@ -126,7 +126,7 @@ async def report(title: str, given: Sequence[Chat], each: int, *, left_out: bool
     print(f"  {1_000 * statistics.median(found.seconds):.1f} ms of CPU a search for quotes at the median")
 
 
-async def report_start(given: Sequence[Chat], length: int, sessions: int) -> None:
+async def report_start(given: Sequence[Chat], length: int, sessions: int, options: MemoryOptions) -> None:
     """Print the cost of the first question in sessions of some length, without and with a stored index."""
     turns: list[ChatTurn] = []
     while len(turns) < length:
@@ -135,14 +135,14 @@ async def report_start(given: Sequence[Chat], length: int, sessions: int) -> Non
     with TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/recall.db"
         each = -(-length // sessions)
-        async with open_memory(url) as memory:
+        async with open_memory(url, options=options) as memory:
             for start in range(0, length, each):
                 chat = Chat(f"long {start}", turns[start : min(start + each, length)], [])
                 await store(memory, chat, user_id="user")
         search = Search("long 0", "user", given[0].asked[0].text, scope="user" if sessions > 1 else "session")
         key: tuple[RecallScope, str] = ("user", "user") if sessions > 1 else ("session", "long 0")
         for state in ("without a stored index", "with a stored index"):
-            async with open_memory(url) as memory:
+            async with open_memory(url, options=options) as memory:
                 began = time.process_time()
                 found = len(await memory.older_turns.find(search, QUOTES[1]))
                 while (index := memory.older_turns.index(*key)) is None or len(index.tokens) < length:  # noqa: ASYNC110
@@ -162,10 +162,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--start", type=int, help="measure only the first question in a session of so many turns")
     parser.add_argument("--sessions", type=int, default=1, help="divide these turns into sessions of one user")
+    parser.add_argument(
+        "--graph-store", action="store_true", help="keep the transcripts of --start in a LangGraph store"
+    )
     given = parser.parse_args(arguments)
     chats = list(conversations(given.data))
     if given.start:
-        asyncio.run(report_start(chats, given.start, given.sessions))
+        options = MemoryOptions(transcripts="graph_store" if given.graph_store else "tables")
+        asyncio.run(report_start(chats, given.start, given.sessions, options))
         return 0
     asyncio.run(report("Conversations between people", chats, given.each, left_out=given.left_out))
     return 0
