@@ -1,14 +1,22 @@
-"""The index of a long session is stored, so that the next process does not make it again; it says nothing outdated."""
+"""The index of a long session is stored, so that the next process does not make it again; it says nothing outdated.
+
+With transcripts in tables it is a row, with transcripts in a graph store it is an item there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from base64 import b64encode
 from dataclasses import replace
+from typing import Final
 
 import psycopg
 import pytest
+from langgraph.store.memory import InMemoryStore
 
-from tests.databases import execute, query
+from tests.databases import driver_of, execute, query
+from tests.graph_store.damaging import Change, rewrite
 from tests.history.test_older_turns import ROOM, found, say
 from tests.recorded_events import RecordedEvents
 from tests.web.services import until
@@ -16,6 +24,7 @@ from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimit
 from threadkeep.context.recall import Analysis, IndexedTurn, RecallIndex
 from threadkeep.context.recall.packing import Packed, pack
 from threadkeep.errors import StoreUnavailable
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history import older_turns, stored_indexes
 from threadkeep.history.conversation_index import ConversationIndex, index_version
 from threadkeep.history.older_turns import OlderTurns, Search
@@ -25,7 +34,9 @@ from threadkeep.store.address import parse_address
 from threadkeep.store.contexts import RecallIndexRows
 
 VAULT = "The vault opens with 4711."
-ROWS = f"SELECT last_seq FROM chat_recall_indexes WHERE session_id = '{ROOM}'"
+ROW: Final = "tables"
+ITEM: Final = "graph_store"
+INDEX_KEY = "recall-index:"
 
 WAITING = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
 
@@ -35,6 +46,24 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Indexes of ten turns are stored."""
     monkeypatch.setattr(stored_indexes, "_LEAST_STORED", 10)
     monkeypatch.setattr(stored_indexes, "_LEAST_JOINED", 5)
+
+
+@pytest.fixture(params=[ROW, ITEM])
+def options(request: pytest.FixtureRequest, memory_options: MemoryOptions) -> MemoryOptions:
+    """The options of a memory whose transcripts, and so the indexes, are in tables or in a graph store."""
+    return replace(memory_options, transcripts=request.param)
+
+
+def kept(url: str, options: MemoryOptions) -> list[tuple[str, int]]:
+    """The sessions with a stored index, each with the last `seq` in it."""
+    if options.transcripts == ROW:
+        rows = query(url, "SELECT session_id, last_seq FROM chat_recall_indexes ORDER BY session_id")
+        return [(str(session_id), int(str(last_seq))) for session_id, last_seq in rows]
+    found: list[tuple[str, int]] = []
+    for prefix, value in query(url, f"SELECT prefix, value FROM store WHERE key = '{INDEX_KEY}' ORDER BY prefix"):
+        item = value if isinstance(value, dict) else json.loads(value)  # type: ignore[arg-type]
+        found.append((str(prefix).partition(".")[2], item["last_seq"]))
+    return found
 
 
 @pytest.fixture
@@ -70,16 +99,16 @@ async def fill(memory: Memory) -> None:
 
 
 async def test_the_next_process_indexes_only_what_is_new(
-    shared_url: str, memory_options: MemoryOptions, indexed: list[int]
+    shared_url: str, options: MemoryOptions, indexed: list[int]
 ) -> None:
     """It finds the same, in the same order, and goes on with what is said next."""
-    async with open_memory(shared_url, options=memory_options) as memory:
+    async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
-        assert query(shared_url, ROWS) == [(13,)]
+        assert kept(shared_url, options) == [(ROOM, 13)]
         before = [await found(memory, words) for words in ("the code of the vault", "word3", "what did Ann say?")]
         made = memory.older_turns.index("session", ROOM)
     indexed.clear()
-    async with open_memory(shared_url, options=memory_options) as memory:
+    async with open_memory(shared_url, options=options) as memory:
         after = [await found(memory, words) for words in ("the code of the vault", "word3", "what did Ann say?")]
         assert (after, indexed) == (before, [])
         read = memory.older_turns.index("session", ROOM)
@@ -93,66 +122,80 @@ async def test_the_next_process_indexes_only_what_is_new(
         await say(memory, 4)
         await found(memory)
         await stored(memory.older_turns)
-        assert query(shared_url, ROWS) == [(18,)]
+        assert kept(shared_url, options) == [(ROOM, 18)]
 
 
-async def test_an_index_is_stored_again_when_an_eighth_is_new(shared_url: str, memory_options: MemoryOptions) -> None:
+async def test_an_index_is_stored_again_when_an_eighth_is_new(shared_url: str, options: MemoryOptions) -> None:
     """Not for each message, since all of it is written."""
-    async with open_memory(shared_url, options=memory_options) as memory:
+    async with open_memory(shared_url, options=options) as memory:
         await say(memory, 16)
         await found(memory)
         await stored(memory.older_turns)
-        assert query(shared_url, ROWS) == [(16,)]
+        assert kept(shared_url, options) == [(ROOM, 16)]
         for seq in (16, 18):
             await say(memory, 1)
             await found(memory)
             await stored(memory.older_turns)
-            assert query(shared_url, ROWS) == [(seq,)]
+            assert kept(shared_url, options) == [(ROOM, seq)]
+
+
+def damage(url: str, options: MemoryOptions, number: int) -> None:
+    """The stored index is of another version, is cut off, or has nothing in it."""
+    empty = pack([Packed({"tokens": []}, {})])
+    if options.transcripts == ROW:
+        data = f"decode('{empty.hex()}', 'hex')" if url.startswith("postgres") else f"x'{empty.hex()}'"
+        changes = ("version = 'old'", "data = substr(data, 1, 30)", f"data = {data}")
+        execute(url, f"UPDATE chat_recall_indexes SET {changes[number]}")
+        return
+    items: tuple[Change, ...] = (
+        lambda item: {**item, "version": "old"},
+        lambda item: {**item, "data": item["data"][:30]},
+        lambda item: {**item, "data": b64encode(empty).decode()},
+    )
+    rewrite(url, INDEX_KEY, items[number])
 
 
 async def test_an_index_of_other_code_is_made_again(
-    shared_url: str, memory_options: MemoryOptions, indexed: list[int]
+    shared_url: str, options: MemoryOptions, indexed: list[int]
 ) -> None:
     """As is one that is damaged; each is replaced."""
-    async with open_memory(shared_url, options=memory_options) as memory:
+    async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
-    empty = pack([Packed({"tokens": []}, {})]).hex()
-    data = f"decode('{empty}', 'hex')" if shared_url.startswith("postgres") else f"x'{empty}'"
-    for damage in ("version = 'old'", "data = substr(data, 1, 30)", f"data = {data}"):
-        execute(shared_url, f"UPDATE chat_recall_indexes SET {damage}")
+    for number in range(3):
+        damage(shared_url, options, number)
         indexed.clear()
-        async with open_memory(shared_url, options=memory_options) as memory:
+        async with open_memory(shared_url, options=options) as memory:
             assert VAULT in await found(memory)
             assert indexed == list(range(1, 14))
             await stored(memory.older_turns)
         indexed.clear()
-        async with open_memory(shared_url, options=memory_options) as memory:
+        async with open_memory(shared_url, options=options) as memory:
             assert VAULT in await found(memory)
             assert indexed == []
 
 
-async def test_what_was_taken_away_since_is_not_found(shared_url: str, memory_options: MemoryOptions) -> None:
+async def test_what_was_taken_away_since_is_not_found(shared_url: str, options: MemoryOptions) -> None:
     """A superseded message is left out of the stored index, and a reset makes another one."""
-    async with open_memory(shared_url, options=memory_options) as memory:
+    async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
         session = memory.session(ROOM)
         [vault] = [message for message in await session.tail(20) if message.content == VAULT]
         assert vault.id is not None
         await session.edit(vault.id, "The vault is empty.")
-    async with open_memory(shared_url, options=memory_options) as memory:
+    async with open_memory(shared_url, options=options) as memory:
         turns = await found(memory)
         assert VAULT not in turns
         assert turns[0] == "The vault is empty."
         await memory.session(ROOM).reset()
-    async with open_memory(shared_url, options=memory_options) as memory:
+    async with open_memory(shared_url, options=options) as memory:
         assert await found(memory) == []
 
 
 async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
-    shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+    shared_url: str, options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The words of a person leave the stored index, and an index that was packed before is not stored after."""
-    async with open_memory(shared_url, options=memory_options) as memory:
+    async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
         await memory.session(ROOM).append([Message("user", "Zanzibar", metadata={"sender_id": "ann"})])
         packing, go_on = asyncio.Event(), asyncio.Event()
@@ -161,7 +204,7 @@ async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
             data, extent = pack(await index.dump()), index.extent_of(session_id)
             packing.set()
             await go_on.wait()
-            await memory.recall_indexes.save(session_id, index_version(), data, *extent)
+            await self._rows.save(session_id, index_version(), data, *extent)
 
         await say(memory, 4)
         with monkeypatch.context() as patched:
@@ -172,12 +215,12 @@ async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
             assert index is not None
             assert index.storing is not None
             storing = asyncio.shield(index.storing)
-            async with open_memory(shared_url, options=memory_options) as other:
+            async with open_memory(shared_url, options=options) as other:
                 assert (await other.erase(user_id="ann")).complete
-            assert query(shared_url, ROWS) == []
+            assert kept(shared_url, options) == []
             go_on.set()
             await storing
-        assert query(shared_url, ROWS) == []
+        assert kept(shared_url, options) == []
         assert "Zanzibar" not in await found(memory, "Zanzibar")
 
 
@@ -188,19 +231,20 @@ async def test_an_index_that_waited_for_the_session_is_stored_only_if_it_is_as_i
     if not shared_url.startswith("postgres"):
         pytest.skip("On SQLite a transaction locks the file.")
     options = replace(memory_options, background=False)
-    async with open_memory(shared_url, options=options) as memory:
+    async with open_memory(shared_url, options=options) as memory, driver_of(shared_url) as driver:
         await fill(memory)
         index = memory.older_turns.index("session", ROOM)
         assert index is not None
+        rows_of_indexes = RecallIndexRows(driver)
         execute(shared_url, "DELETE FROM chat_recall_indexes")
         extent = index.extent_of(ROOM)
-        for change, rows in (("active = active", [(13,)]), ("revision = revision + 1", [])):
+        for change, rows in (("active = active", [(ROOM, 13)]), ("revision = revision + 1", [])):
             with psycopg.connect(parse_address(shared_url).dsn or "") as other:
                 other.execute(f"UPDATE chat_sessions SET {change} WHERE session_id = '{ROOM}'".encode())
-                saving = asyncio.create_task(memory.recall_indexes.save(ROOM, index_version(), b"data", *extent))
+                saving = asyncio.create_task(rows_of_indexes.save(ROOM, index_version(), b"data", *extent))
                 await until(lambda: bool(query(shared_url, WAITING)))
             await saving
-            assert query(shared_url, ROWS) == rows
+            assert kept(shared_url, options) == rows
             execute(shared_url, "DELETE FROM chat_recall_indexes")
 
 
@@ -225,13 +269,13 @@ async def test_a_stored_index_goes_with_messages_of_the_session(shared_url: str,
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
         await memory.retention.prune(Retention(delete=RetentionLimits(max_messages=5)))
-        assert query(shared_url, ROWS) == []
+        assert kept(shared_url, options) == []
         await say(memory, 8)
         await found(memory)
         await stored(memory.older_turns)
-        assert len(query(shared_url, ROWS)) == 1
+        assert len(kept(shared_url, options)) == 1
         await memory.session(ROOM).delete()
-        assert query(shared_url, ROWS) == []
+        assert kept(shared_url, options) == []
 
 
 @pytest.fixture
@@ -268,22 +312,21 @@ async def fill_of_ann(memory: Memory) -> None:
     assert (ROOM, VAULT) in (await found_by_ann(memory, "the code of the vault"))[0]
 
 
-ROWS_OF_ANN = "SELECT session_id, last_seq FROM chat_recall_indexes ORDER BY session_id"
 ASKED = ("the code of the vault", "word3", "what did Ann say?", "cake")
 
 
 @pytest.mark.usefixtures("long")
 async def test_the_index_of_a_user_is_joined_from_the_stored_ones(
-    shared_url: str, memory_options: MemoryOptions, indexed: list[int]
+    shared_url: str, options: MemoryOptions, indexed: list[int]
 ) -> None:
     """The next process finds the same, and what others said since; sessions that have grown are stored again."""
-    async with open_memory(shared_url, options=memory_options) as memory:
+    async with open_memory(shared_url, options=options) as memory:
         await fill_of_ann(memory)
         before = await found_by_ann(memory, *ASKED)
-        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 7), (ROOM, 13)]
+        assert kept(shared_url, options) == [("room:2", 7), (ROOM, 13)]
     async with (
-        open_memory(shared_url, options=memory_options) as memory,
-        open_memory(shared_url, options=memory_options) as other,
+        open_memory(shared_url, options=options) as memory,
+        open_memory(shared_url, options=options) as other,
     ):
         indexed.clear()
         assert await found_by_ann(memory, *ASKED) == before
@@ -295,22 +338,22 @@ async def test_the_index_of_a_user_is_joined_from_the_stored_ones(
         assert indexed == [4]
         await say(other, 2, "room:2")
         await found_by_ann(memory, "cake")
-        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 9), (ROOM, 13)]
+        assert kept(shared_url, options) == [("room:2", 9), (ROOM, 13)]
     indexed.clear()
-    async with open_memory(shared_url, options=memory_options) as memory:
+    async with open_memory(shared_url, options=options) as memory:
         assert VAULT in await found(memory)
         assert indexed == []
 
 
 @pytest.mark.usefixtures("long")
-async def test_a_joined_index_has_nothing_that_was_taken_away(shared_url: str, memory_options: MemoryOptions) -> None:
+async def test_a_joined_index_has_nothing_that_was_taken_away(shared_url: str, options: MemoryOptions) -> None:
     """Edited before the start and after it, reset, and deleted."""
-    async with open_memory(shared_url, options=memory_options) as memory:
+    async with open_memory(shared_url, options=options) as memory:
         await fill_of_ann(memory)
         await memory.session(ROOM).edit("vault", "The vault is empty.")
     async with (
-        open_memory(shared_url, options=memory_options) as memory,
-        open_memory(shared_url, options=memory_options) as other,
+        open_memory(shared_url, options=options) as memory,
+        open_memory(shared_url, options=options) as other,
     ):
         [turns] = await found_by_ann(memory, "the code of the vault")
         assert turns[0] == (ROOM, "The vault is empty.")
@@ -337,28 +380,149 @@ async def test_erased_and_archived_words_leave_what_a_user_has_stored(
         said = [Message("user", "Zanzibar", metadata={"sender_id": "bob"}), Message("assistant", "I see.")]
         await memory.session("room:2").append(said)
         assert ("room:2", "Zanzibar") in (await found_by_ann(memory, "Zanzibar"))[0]
-        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 9), (ROOM, 13)]
+        assert kept(shared_url, options) == [("room:2", 9), (ROOM, 13)]
         async with open_memory(shared_url, options=options) as other:
             assert (await other.erase(user_id="bob")).complete
-        assert query(shared_url, ROWS_OF_ANN) == [(ROOM, 13)]
+        assert kept(shared_url, options) == [(ROOM, 13)]
         assert ("room:2", "Zanzibar") not in (await found_by_ann(memory, "Zanzibar"))[0]
-        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 9), (ROOM, 13)]
+        assert kept(shared_url, options) == [("room:2", 9), (ROOM, 13)]
         rules = Retention(archive=RetentionLimits(max_messages=6))
         await memory.retention.prune(rules, session_ids=(ROOM,))
-        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 9)]
+        assert kept(shared_url, options) == [("room:2", 9)]
     async with open_memory(shared_url, options=options) as memory:
         found = await found_by_ann(memory, *ASKED, "Zanzibar")
         assert {VAULT, "Zanzibar"}.isdisjoint(text for turns in found for _, text in turns)
-        assert query(shared_url, ROWS_OF_ANN) == [("room:2", 9), (ROOM, 13)]
+        assert kept(shared_url, options) == [("room:2", 9), (ROOM, 13)]
         assert (await memory.erase(user_id="ann")).complete
-        assert query(shared_url, ROWS_OF_ANN) == []
+        assert kept(shared_url, options) == []
 
 
-async def test_an_index_of_a_graph_store_is_not_stored(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Others delete from the store, too."""
-    async with open_memory(shared_url, options=replace(memory_options, transcripts="graph_store")) as memory:
-        await say(memory, 20)
-        assert await found(memory, "word3")
-        index = memory.older_turns.index("session", ROOM)
-        assert index is not None
-        assert index.storing is None
+async def test_an_index_in_a_graph_store_goes_with_its_words(shared_url: str, memory_options: MemoryOptions) -> None:
+    """With those of a person, with all before a reset, with the beginning of a conversation, and with the session."""
+    options = replace(memory_options, transcripts=ITEM, background=False)
+    async with open_memory(shared_url, options=options) as memory:
+        await fill(memory)
+        session = memory.session(ROOM)
+        await session.append([Message("user", "Zanzibar", metadata={"sender_id": "ann"})])
+        assert kept(shared_url, options) == [(ROOM, 13)]
+        async with open_memory(shared_url, options=options) as other:
+            assert (await other.erase(user_id="ann")).complete
+        assert kept(shared_url, options) == []
+        await filled_again(memory)
+        assert kept(shared_url, options) != []
+        await session.reset()
+        assert kept(shared_url, options) == []
+        await filled_again(memory)
+        assert kept(shared_url, options) != []
+        await session.delete()
+        assert kept(shared_url, options) == []
+        assert query(shared_url, "SELECT key FROM store") == []
+
+
+async def filled_again(memory: Memory) -> None:
+    """The index of a session has grown, and is stored."""
+    await say(memory, 20)
+    await found(memory)
+    await stored(memory.older_turns)
+
+
+async def test_an_agents_own_conversation_has_a_stored_index(
+    shared_url: str, memory_options: MemoryOptions, indexed: list[int]
+) -> None:
+    """It goes when the beginning of the conversation is deleted."""
+    layout = GraphLayout(("agents",), chunk_size=4)
+    options = replace(memory_options, transcripts=ITEM, background=False)
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await fill(await memory.namespace(layout))
+    indexed.clear()
+    async with open_memory(shared_url, options=memory_options) as memory:
+        agents = await memory.namespace(layout)
+        assert VAULT in await found(agents)
+        assert indexed == []
+        assert kept(shared_url, options) == [(ROOM, 13)]
+        await agents.retention.prune(Retention(delete=RetentionLimits(max_messages=5)))
+        assert kept(shared_url, options) == []
+        assert VAULT not in await found(agents)
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+@pytest.mark.parametrize("change", ["chunk deleted", "message deleted", "text deleted", "chunk damaged"])
+async def test_words_that_another_program_deletes_are_in_no_stored_index(
+    shared_url: str, memory_options: MemoryOptions, indexed: list[int], change: str, *, restarted: bool
+) -> None:
+    """Nothing of them is quoted; the index is not used and is deleted at once, and none with them is stored."""
+    options = replace(memory_options, transcripts=ITEM, background=False)
+    async with open_memory(shared_url, options=options) as memory:
+        await memory.session(ROOM).append([Message("user", VAULT)])
+        await say(memory, 210)
+        assert VAULT in await found(memory)
+        await stored(memory.older_turns)
+        assert kept(shared_url, options) == [(ROOM, 211)]
+        delete_as_others(shared_url, change)
+        if not restarted:
+            assert VAULT not in await found(memory)
+            await say(memory, 40)
+            assert VAULT not in await found(memory)
+            await stored(memory.older_turns)
+            assert kept(shared_url, options) == []
+    indexed.clear()
+    async with open_memory(shared_url, options=options) as memory:
+        assert VAULT not in await found(memory)
+        await stored(memory.older_turns)
+    if change == "chunk damaged":
+        assert kept(shared_url, options) == []
+        return
+    assert indexed[0] > 1
+    indexed.clear()
+    async with open_memory(shared_url, options=options) as memory:
+        assert VAULT not in await found(memory)
+        assert indexed == []
+
+
+def delete_as_others(url: str, change: str) -> None:
+    """What another program may do to the first chunk."""
+    key = f"{ROOM}:chunk:000000"
+    if change == "chunk deleted":
+        execute(url, f"DELETE FROM store WHERE key = '{key}'")
+        return
+    changes: dict[str, Change] = {
+        "message deleted": lambda chunk: {**chunk, "messages": chunk["messages"][1:]},
+        "text deleted": lambda chunk: {
+            **chunk,
+            "messages": [{**chunk["messages"][0], "content": ""}, *chunk["messages"][1:]],
+        },
+        "chunk damaged": lambda chunk: {**chunk, "messages": None},
+    }
+    rewrite(url, key, changes[change])
+
+
+async def test_what_others_leave_of_a_deleted_conversation_goes_at_the_next_start(
+    shared_url: str, memory_options: MemoryOptions
+) -> None:
+    """They delete the metadata and the chunks, and know nothing of an index."""
+    options = replace(memory_options, transcripts=ITEM, background=False)
+    async with open_memory(shared_url, options=options) as memory:
+        await fill(memory)
+    execute(shared_url, f"DELETE FROM store WHERE key LIKE '{ROOM}%'")
+    assert kept(shared_url, options) == [(ROOM, 13)]
+    async with open_memory(shared_url, options=options) as memory:
+        assert await found(memory) == []
+        await memory.search("vault")
+        assert kept(shared_url, options) == []
+        assert query(shared_url, "SELECT key FROM store") == []
+        assert query(shared_url, "SELECT session_id FROM chat_sessions") == []
+
+
+async def test_an_index_is_stored_in_a_store_of_the_application(
+    sqlite_url: str, memory_options: MemoryOptions, indexed: list[int]
+) -> None:
+    """Of any kind, by its own interface."""
+    options = replace(memory_options, transcripts=ITEM, graph_store=InMemoryStore())
+    async with open_memory(sqlite_url, options=options) as memory:
+        await fill(memory)
+    indexed.clear()
+    async with open_memory(sqlite_url, options=options) as memory:
+        assert VAULT in await found(memory)
+        assert indexed == []
+        await memory.session(ROOM).delete()
+    assert await options.graph_store.asearch(()) == []  # type: ignore[union-attr]

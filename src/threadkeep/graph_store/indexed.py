@@ -150,6 +150,9 @@ class IndexedTranscripts(GraphTranscripts):
         failure: StoreError | None = None
         for session_id in list(self._behind):
             try:
+                if await self.reader.conversation(session_id) is None:
+                    # Before the rows: they name what has to be removed until it is.
+                    await self.writer.remove_rest(session_id)
                 await self.index.follow(session_id)
             except SessionDamaged:
                 continue  # its rows follow after a repair, and do not block others until then

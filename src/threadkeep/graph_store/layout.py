@@ -134,6 +134,8 @@ _RESERVED_ROOT = "langgraph"
 
 STEPS = "steps-sha256:"
 """The prefix of the keys of steps."""
+RECALL_INDEX = "recall-index:"
+"""The key of the index for recall."""
 
 
 class ItemKey(NamedTuple):
@@ -210,6 +212,10 @@ class GraphLayout:
     def steps(self, session_id: str, author: str) -> ItemKey:
         """Return the key of an agent's newest steps, in the namespace of the message ids."""
         return ItemKey(self.message_ids(session_id), f"{STEPS}{sha256(author.encode()).hexdigest()}")
+
+    def recall_index(self, session_id: str) -> ItemKey:
+        """Return the key of a conversation's index for recall, in the namespace of the message ids."""
+        return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
     def message_id(self, session_id: str, message_id: str) -> ItemKey:
         """Return the key of the note with the `seq` of a message id."""

@@ -19,6 +19,7 @@ from threadkeep.graph_store.appending import Appended
 from threadkeep.graph_store.index import SessionIndex
 from threadkeep.graph_store.indexed import IndexedTranscripts, UnavailableRetention
 from threadkeep.graph_store.items import Items, TableItems, Writing
+from threadkeep.graph_store.recall_indexes import RecallIndexItems
 from threadkeep.graph_store.shapes import Conversation
 from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.graph_store.writing import ConversationWriter
@@ -298,6 +299,7 @@ async def open_graph_backend(
                 clock=dependencies.clock,
             ),
             UnavailableRetention(dependencies.driver, clock=dependencies.clock),
+            RecallIndexItems(transcripts.items, transcripts.writer),
             transcripts.reader.damages,
         )
 

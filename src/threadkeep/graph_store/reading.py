@@ -138,7 +138,8 @@ class Overlay:
         raise NotImplementedError
 
 
-_CHUNKS_AT_ONCE = 10
+CHUNKS_AT_ONCE = 10
+"""The chunks that one call reads of a long conversation."""
 
 
 class ConversationReader:
@@ -304,8 +305,8 @@ class ConversationReader:
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
         """Yield chunks as stored, each with its messages, or those between two `seq` values, both included."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
-        for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
-            numbers = chunks[start : start + _CHUNKS_AT_ONCE]
+        for start in range(0, len(chunks), CHUNKS_AT_ONCE):
+            numbers = chunks[start : start + CHUNKS_AT_ONCE]
             keys = [self._layout.chunk(conversation.session_id, chunk) for chunk in numbers]
             values = await (items or self._items).get(keys)
             for number, value in zip(numbers, values, strict=True):

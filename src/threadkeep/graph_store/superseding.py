@@ -167,7 +167,7 @@ class ConversationSuperseding:
         return await self._writer.hold(session_id, work)
 
     async def empty(self, session_id: str, seqs: Collection[int], now: datetime) -> None:
-        """Turn messages into empty ones, which are superseded, and remove the steps of the conversation's turns."""
+        """Turn messages into empty ones, which are superseded; remove the index for recall and the steps of turns."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
@@ -180,6 +180,7 @@ class ConversationSuperseding:
                 mark = {"superseded_at": value.get("superseded_at") or time_text(now)}
                 empty = {**kept, self._layout.value_field: "", "tokens": 0, "status": "erased", **mark}
                 await chunks.replace(seq, empty)
+            chunks.items[self._layout.recall_index(session_id)] = None
             steps = self._layout.message_ids(session_id)
             chunks.items |= dict.fromkeys(ItemKey(steps, key) for key in await writing.keys(steps, STEPS))
             superseded = joined(found.superseded, ranges_of(seqs))

@@ -273,7 +273,8 @@ class ConversationWriter:
         async def work(writing: Writing, found: Conversation | None) -> int | None:
             if found is None or user_id not in (None, found.user_id):
                 return None
-            await self.put(writing, found, replace(found, reset_seq=found.last_seq))
+            index = self.layout.recall_index(session_id)
+            await self.put(writing, found, replace(found, reset_seq=found.last_seq), {index: None})
             return found.last_seq
 
         return await self.hold(session_id, work)
@@ -293,6 +294,7 @@ class ConversationWriter:
             if shorter.info().message_count == 0:
                 shorter = replace(shorter, last_message=None)
             items = await self._without(writing, found, beginning)
+            items[self.layout.recall_index(session_id)] = None
             await self.put(writing, found, shorter, items | await self._steps_without(writing, shorter))
             return True
 
@@ -323,6 +325,15 @@ class ConversationWriter:
             gone = await self._remove_damaged(session_id)
         self.reader.forget(session_id)
         return gone
+
+    async def remove_rest(self, session_id: str) -> None:
+        """Remove the items of a conversation that another program left when it deleted the metadata."""
+
+        async def work(writing: Writing, found: Conversation | None) -> None:
+            if found is None:
+                await writing.remove(await self._ids(writing, session_id))
+
+        await self.hold(session_id, work)
 
     async def _remove_damaged(self, session_id: str) -> bool:
         """Remove every item of a conversation whose damaged metadata do not name them."""

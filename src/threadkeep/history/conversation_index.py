@@ -20,7 +20,7 @@ from typing import Self
 from threadkeep.context.recall import Analysis, IndexedTurn, RecallIndex, analysis_of
 from threadkeep.context.recall.packing import COPIED_AT_ONCE, Packed, analysis_version
 from threadkeep.records import SPEAKERS, TAKEN_BACK, Message, SessionInfo, Summary
-from threadkeep.store.contexts import IndexedState
+from threadkeep.store.contexts import IndexedState, IndexedTexts
 from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
@@ -77,7 +77,8 @@ class ConversationIndex:
     of the last one. `newest` is an index of the newest messages alone, until the others are indexed;
     `has_newest` is set when it has them. `superseded` are indexed turns that were superseded since,
     `taken_back` the ids of messages of which a note says that their person took them back in a chat. `stored` has the
-    last `seq` of each session in its stored index, or in the one that is being stored.
+    last `seq` of each session in its stored index, or in the one that is being stored. `texts` has the indexed
+    messages of each session.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -93,6 +94,7 @@ class ConversationIndex:
     embedding: asyncio.Task[None] | None = None
     storing: asyncio.Task[None] | None = None
     stored: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, IndexedTexts] = field(default_factory=dict)
     refusals: Refusals = field(default_factory=Refusals)
     newest: ConversationIndex | None = None
     has_newest: asyncio.Event = field(default_factory=asyncio.Event)
@@ -102,7 +104,7 @@ class ConversationIndex:
     @classmethod
     def of(cls, infos: Mapping[str, SessionInfo]) -> Self:
         """Return an empty index for these sessions; if they change while it is built, it is outdated."""
-        return cls(_marks={session_id: _mark_of(info) for session_id, info in infos.items()})
+        return cls(_marks={session_id: IndexedState.of(info) for session_id, info in infos.items()})
 
     @property
     def size(self) -> int:
@@ -123,7 +125,7 @@ class ConversationIndex:
         if missing > (0 if complete else len(infos)):
             return True
         known = self._marks.keys() & infos.keys()
-        return any(self._marks[session_id].begins != _mark_of(infos[session_id]).begins for session_id in known)
+        return any(self._marks[session_id].begins != IndexedState.of(infos[session_id]).begins for session_id in known)
 
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
         """Leave out turns that were superseded since; return False if words of them have to go from the index.
@@ -175,7 +177,7 @@ class ConversationIndex:
         if session_id not in self.first:
             for summary in summaries:
                 self._add_summary(summary, await self._analysis_of(summary.text))
-        mark = self._marks.setdefault(session_id, _mark_of(info))
+        mark = self._marks.setdefault(session_id, IndexedState.of(info))
         begin = max(self.read.get(session_id, 0) + 1, mark.begin, info.last_seq - most + 1)
         self.first.setdefault(session_id, begin)
         async for message in _messages(transcripts, session_id, begin, info.last_seq):
@@ -206,6 +208,7 @@ class ConversationIndex:
         about = {
             "first": dict(self.first),
             "read": dict(self.read),
+            "digests": {session_id: texts.digest for session_id, texts in self.texts.items()},
             "superseded": sorted(self.superseded),
             "taken_back": sorted(self.taken_back),
             "summaries": {turn_id: summary.id for turn_id, summary in self.summaries.items()},
@@ -227,7 +230,7 @@ class ConversationIndex:
         about, session_id = state.values, info.session_id
         created_at, begin, revision = about["marks"][session_id]
         mark = IndexedState(datetime.fromisoformat(created_at), begin, revision)
-        if mark.begins != _mark_of(info).begins or info.last_seq - about["first"][session_id] > 2 * MOST_TURNS:
+        if mark.begins != IndexedState.of(info).begins or info.last_seq - about["first"][session_id] > 2 * MOST_TURNS:
             return False
         by_turn = {id_at(session_id, summary.last_seq): summary for summary in summaries}
         if {turn_id: summary.id for turn_id, summary in by_turn.items()} != about["summaries"]:
@@ -236,6 +239,8 @@ class ConversationIndex:
         self.summaries = by_turn
         self.first, self.read = about["first"], about["read"]
         self.superseded, self.taken_back = set(about["superseded"]), set(about["taken_back"])
+        seqs = await asyncio.to_thread(_seqs_of, [turn_id for turn_id in self.tokens if turn_id not in by_turn])
+        self.texts = {session_id: IndexedTexts(seqs, about["digests"].get(session_id, ""))}
         self.stored = dict(self.read)
         self._marks = {session_id: mark}
         return True
@@ -244,7 +249,7 @@ class ConversationIndex:
         """Replace the turns of this empty index by those of another one."""
         self.words, self.tokens, self.days, self.summaries = other.words, other.tokens, other.days, other.summaries
         self.first, self.read, self.stored = other.first, other.read, other.stored
-        self.superseded, self.taken_back = other.superseded, other.taken_back
+        self.superseded, self.taken_back, self.texts = other.superseded, other.taken_back, other.texts
         self._marks |= other._marks
         self.newest = None
 
@@ -257,6 +262,7 @@ class ConversationIndex:
         self.first |= other.first
         self.read |= other.read
         self.stored |= other.stored
+        self.texts |= other.texts
         self.superseded |= other.superseded
         self.taken_back |= other.taken_back
         self._marks |= other._marks
@@ -276,6 +282,10 @@ class ConversationIndex:
         """Return the last indexed `seq` of a session, and the state of the session when it was indexed."""
         return self.read[session_id], self._marks[session_id]
 
+    def texts_of(self, session_id: str) -> IndexedTexts:
+        """Return the messages of a session that are indexed now."""
+        return self.texts.get(session_id, IndexedTexts()).copy()
+
     async def _analysis_of(self, text: str) -> Analysis | None:
         """Let other tasks run after every few thousand characters; analyse a longer text in a thread."""
         self._unpaused += _AT_LEAST + len(text)
@@ -291,6 +301,7 @@ class ConversationIndex:
         time = message.sent_at or message.created_at
         speaker = message.author or message.role
         self.words.add(IndexedTurn(turn_id, message.content, speaker, time, session_id, message.role), analysis)
+        self.texts.setdefault(session_id, IndexedTexts()).add(seq, message.content)
         self.tokens[turn_id] = message.tokens or 0
         self.days[turn_id] = (session_id, time and time.astimezone(UTC).date())
 
@@ -317,6 +328,10 @@ def _turns_of(state: Packed) -> tuple[RecallIndex, dict[str, int], dict[str, tup
     return RecallIndex.load(state), tokens, days_of
 
 
+def _seqs_of(turn_ids: Iterable[str]) -> array[int]:
+    return array("Q", [position_of(turn_id)[1] for turn_id in turn_ids])
+
+
 def id_at(session_id: str, seq: int) -> str:
     """Return the id of a message in the index."""
     return f"{session_id}#{seq}"
@@ -328,13 +343,9 @@ def position_of(turn_id: str) -> tuple[str, int]:
     return session_id, int(seq)
 
 
-def _mark_of(info: SessionInfo) -> IndexedState:
-    return IndexedState(info.created_at, max(info.reset_seq, info.archived_seq, info.deleted_seq) + 1, info.revision)
-
-
 def messages_of(info: SessionInfo) -> int:
     """Return the number of messages that may be indexed of a session, at least 1 for summaries of archived ones."""
-    return max(info.last_seq - _mark_of(info).begin + 1, min(info.last_seq, 1))
+    return max(info.last_seq - IndexedState.of(info).begin + 1, min(info.last_seq, 1))
 
 
 async def _messages(transcripts: Transcripts, session_id: str, first: int, last: int) -> AsyncIterator[Message]:

@@ -18,6 +18,7 @@ from threadkeep.context.manifest import ConversationPlace
 from threadkeep.errors import SessionDamaged, StoreError, WrongUser
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.graph_store.opening import ConversationArchive, TextSearch
+from threadkeep.graph_store.recall_indexes import RecallIndexItems
 from threadkeep.graph_store.retention import ConversationRetention
 from threadkeep.graph_store.transcripts import ConversationContexts, GraphTranscripts
 from threadkeep.history.blocking import MemoryLoop
@@ -89,7 +90,6 @@ class Memory:
         self.counter = parts.counter
         self.remembered_counts = parts.remembered_counts
         self.embeddings = tables.embeddings
-        self.recall_indexes = tables.recall_indexes
         self.session_cache = SessionCache(parts.options.context_cache_bytes)
         self.run_retention = parts.run_retention
         self.compressor = parts.compressor
@@ -177,7 +177,12 @@ class Memory:
                         archive=ConversationArchive(transcripts.writer, count=self.counter, clock=self.clock),
                         damages=transcripts.reader.damages,
                         contexts=ConversationContexts(transcripts.items, transcripts.writer),
-                        older_turns=OlderTurns(transcripts, self.embeddings, self.observers),
+                        older_turns=OlderTurns(
+                            transcripts,
+                            self.embeddings,
+                            self.observers,
+                            stored=RecallIndexItems(transcripts.items, transcripts.writer),
+                        ),
                         pending=pending,
                         retention=self.retention.of_namespace(rows, pending),
                     )

@@ -32,7 +32,7 @@ from threadkeep.history.stored_indexes import StoredIndexes
 from threadkeep.history.turn_vectors import TurnVectors
 from threadkeep.observe import Observer
 from threadkeep.records import Message, SessionInfo, Summary
-from threadkeep.store.contexts import EmbeddingRows, RecallIndexRows
+from threadkeep.store.contexts import EmbeddingRows, RecallIndexes
 from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import SessionQuery, Transcripts
 
@@ -100,7 +100,7 @@ class OlderTurns:
         embeddings: EmbeddingRows,
         observer: Observer,
         summaries: Summaries | None = None,
-        stored: RecallIndexRows | None = None,
+        stored: RecallIndexes | None = None,
     ) -> None:
         self._transcripts = transcripts
         self._summaries = summaries

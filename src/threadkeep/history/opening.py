@@ -123,7 +123,7 @@ def _parts(
                 tables.embeddings,
                 observers,
                 tables.summaries,
-                tables.recall_indexes if options.transcripts == "tables" else None,
+                backend.recall_indexes,
             ),
             pending=pending,
             retention=Pruner(

@@ -12,7 +12,7 @@ from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.history.conversation_index import MOST_TURNS, ConversationIndex, index_version, messages_of
 from threadkeep.observe import Observer, RecallIndexNotStored
 from threadkeep.records import SessionInfo, Summary
-from threadkeep.store.contexts import RecallIndexRows
+from threadkeep.store.contexts import RecallIndexes
 from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
@@ -24,7 +24,7 @@ class StoredIndexes:
     """The stored indexes of sessions; the index of all sessions of a user is joined from them."""
 
     def __init__(
-        self, rows: RecallIndexRows, transcripts: Transcripts, summaries: Summaries | None, observer: Observer
+        self, rows: RecallIndexes, transcripts: Transcripts, summaries: Summaries | None, observer: Observer
     ) -> None:
         self._rows = rows
         self._transcripts = transcripts
@@ -33,22 +33,31 @@ class StoredIndexes:
 
     async def load(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex | None:
         """Return the stored index of a session if it matches the messages and summaries that exist now."""
-        data = await self._rows.of_session(info.session_id, index_version(), info.last_seq)
+        session_id = info.session_id
+        data = await self._rows.of_session(session_id, index_version(), info.last_seq)
         if data is None:
             return None
         # If a row cannot be read, the index is built again and replaces it.
         with contextlib.suppress(zlib.error, ValueError, TypeError, LookupError, AttributeError):
             found = ConversationIndex()
             usable = await found.load(await asyncio.to_thread(unpack, data), info, summaries)
-            if usable and await found.leave_out_superseded({info.session_id: info}, self._transcripts):
+            usable = usable and await found.leave_out_superseded({session_id: info}, self._transcripts)
+            if usable and await self._rows.has_texts(session_id, found.texts_of(session_id)):
                 return found
+        await self._rows.remove(session_id)
         return None
 
     async def save(self, index: ConversationIndex, session_id: str) -> None:
-        """Store the index of one session. After a failure, it is stored when it has grown again."""
+        """Store the index of one session. After a failure, it is stored when it has grown again.
+
+        If other programs have changed or deleted texts, it is not stored, and the stored one is deleted.
+        """
         state = await index.dump()
-        extent = index.extent_of(session_id)
+        extent, texts = index.extent_of(session_id), index.texts_of(session_id)
         try:
+            if not await self._rows.has_texts(session_id, texts):
+                await self._rows.remove(session_id)
+                return
             await self._rows.save(session_id, index_version(), await asyncio.to_thread(pack, state), *extent)
         except StoreError as error:
             self._observer.notify(RecallIndexNotStored(error=type(error).__name__, session_id=session_id))

@@ -13,6 +13,7 @@ from threadkeep.observe import Backend
 from threadkeep.store.address import TranscriptLocation
 from threadkeep.store.archive import Archive, Restoring
 from threadkeep.store.codec import Counter, GraphTurns
+from threadkeep.store.contexts import RecallIndexes, RecallIndexRows
 from threadkeep.store.driver import Driver
 from threadkeep.store.retention import RetentionRows
 from threadkeep.store.search import Search, SearchIndex
@@ -66,6 +67,7 @@ class TranscriptBackend:
     search: Search
     archive: Restoring
     retention: RetentionRows
+    recall_indexes: RecallIndexes
     damages: DamageRegister = field(default_factory=DamageRegister)
 
 
@@ -101,6 +103,7 @@ async def open_table_backend(dependencies: BackendDependencies) -> AsyncIterator
             SearchIndex(dependencies.driver),
             Archive(dependencies.driver, count=dependencies.count, clock=dependencies.clock),
             RetentionRows(dependencies.driver, clock=dependencies.clock),
+            RecallIndexRows(dependencies.driver),
         )
     finally:
         await transcripts.close()

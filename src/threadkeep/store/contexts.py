@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Self
+from hashlib import sha256
+from typing import Protocol, Self
 
-from threadkeep.records import Summary
+from threadkeep.errors import StoreError
+from threadkeep.records import SessionInfo, Summary
 from threadkeep.store.codec import clean_text, time_text
 from threadkeep.store.compact_json import compact, expanded
 from threadkeep.store.driver import Driver, Row, Statement
@@ -156,10 +160,52 @@ class IndexedState:
     begin: int
     revision: int
 
+    @classmethod
+    def of(cls, info: SessionInfo) -> Self:
+        """Return the state of a session as it is now."""
+        begin = max(info.reset_seq, info.archived_seq, info.deleted_seq) + 1
+        return cls(info.created_at, begin, info.revision)
+
     @property
     def begins(self) -> tuple[datetime, int]:
         """When the session began, and its first message that may be indexed."""
         return self.created_at, self.begin
+
+
+@dataclass
+class IndexedTexts:
+    """The messages of a session that were indexed for recall, in order, and a digest of their texts."""
+
+    seqs: array[int] = field(default_factory=lambda: array("Q"))
+    digest: str = ""
+
+    def add(self, seq: int, text: str) -> None:
+        """Add the next message."""
+        self.seqs.append(seq)
+        self.digest = sha256(f"{self.digest} {text}".encode("utf-8", "surrogatepass")).hexdigest()
+
+    def copy(self) -> IndexedTexts:
+        """Return what there is now, while more is added to this."""
+        return replace(self, seqs=self.seqs[:])
+
+
+class RecallIndexes(Protocol):
+    """The stored indexes of sessions for recall; an index is bytes in the format of the caller.
+
+    A stored index is deleted together with words that it contains.
+    """
+
+    async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
+        """Return the index of a session up to `last_seq` or less, if it has this version."""
+
+    async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
+        """Store the index of a session up to `last_seq` in place of its former one, unless the session has changed."""
+
+    async def remove(self, session_id: str) -> None:
+        """Delete the index of a session, if the store takes writes."""
+
+    async def has_texts(self, session_id: str, texts: IndexedTexts) -> bool:
+        """Return False if other programs have changed or deleted texts that were indexed."""
 
 
 class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql")):
@@ -177,6 +223,15 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
         # One statement: the server has all of the data when it locks the session.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])
 
+    async def remove(self, session_id: str) -> None:
+        """Delete the index of a session, if the database takes writes."""
+        with contextlib.suppress(StoreError):
+            await self._driver.write([(self._sql["delete_index"], {"session_id": session_id})])
+
+    async def has_texts(self, session_id: str, texts: IndexedTexts) -> bool:
+        """Return True: only this package changes the tables, and it deletes the index with the texts."""
+        return True
+
 
 @dataclass(frozen=True)
 class ContextTables:
@@ -187,7 +242,6 @@ class ContextTables:
     manifests: ManifestRows
     token_factors: TokenFactors
     embeddings: EmbeddingRows
-    recall_indexes: RecallIndexRows
 
     @classmethod
     def over(cls, driver: Driver, *, clock: Callable[[], datetime]) -> Self:
@@ -198,5 +252,4 @@ class ContextTables:
             manifests=ManifestRows(driver, clock=clock),
             token_factors=TokenFactors(driver, clock=clock),
             embeddings=EmbeddingRows(driver),
-            recall_indexes=RecallIndexRows(driver),
         )

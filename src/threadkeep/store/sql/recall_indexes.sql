@@ -13,3 +13,6 @@ WHERE s.session_id = :session_id AND s.created_at = :created_at AND s.revision =
 -- include: hold_s
 ON CONFLICT (session_id) DO UPDATE SET
     version = excluded.version, last_seq = excluded.last_seq, data = excluded.data
+
+-- name: delete_index
+DELETE FROM chat_recall_indexes WHERE session_id = :session_id
