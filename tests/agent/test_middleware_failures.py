@@ -14,9 +14,12 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
 
 from tests.agent.talking import (
     ROOM,
+    Agent,
     add,
     adding,
     ask,
@@ -171,19 +174,29 @@ async def test_a_reader_who_leaves_after_the_last_token_loses_nothing(
         assert await kept(memory) == [("user", "count"), ("assistant", "one two")]
 
 
-async def test_an_answer_whose_reader_left_is_kept_after_a_while(
+class Failing(AgentMiddleware):
+    """Middleware that fails after the model has answered."""
+
+    async def aafter_model(self, state: object, runtime: object) -> None:
+        """Fail."""
+        raise RuntimeError("broken")
+
+
+async def test_an_answer_whose_failure_the_program_catches_is_kept_after_a_while(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody hears of the run again: its answer is kept by itself, and the next turn sees it."""
+    """Nobody hears of the agent again: its answer is kept by itself, and the next turn sees it."""
     monkeypatch.setattr("threadkeep.agent.participation.ABANDONED_SECONDS", 0.0)
-
-    class Failing(AgentMiddleware):
-        async def aafter_model(self, state: object, runtime: object) -> None:
-            raise RuntimeError("broken")
-
     middleware = SessionMemory(small_memory)
-    with pytest.raises(RuntimeError, match="broken"):
-        await ask(make_agent(ScriptedModel(["hello"]), [middleware, Failing()]), "hi")
+    agent = make_agent(ScriptedModel(["hello"]), [middleware, Failing()])
+
+    async def caught(state: MessagesState) -> dict[str, list[BaseMessage]]:
+        with pytest.raises(RuntimeError, match="broken"):
+            await agent.ainvoke(state)
+        return {"messages": []}
+
+    graph: Agent = StateGraph(MessagesState).add_node(caught).add_edge(START, "caught").compile()
+    await graph.ainvoke(input_of("hi"), config_of())
     async with asyncio.timeout(HANG_SECONDS):
         while len(await kept(small_memory)) < 2:
             pass
@@ -193,26 +206,44 @@ async def test_an_answer_whose_reader_left_is_kept_after_a_while(
     assert [text for _, text in seen(model.calls[0])] == ["hi", "hello", "and now?"]
 
 
-async def test_a_run_that_stops_between_answer_and_end_keeps_the_answer(
-    sqlite_url: str, memory_options: MemoryOptions
-) -> None:
-    """Another middleware fails after the model has answered: the answer was said, and is kept as interrupted."""
-
-    class Failing(AgentMiddleware):
-        async def aafter_model(self, state: object, runtime: object) -> None:
-            raise RuntimeError("broken")
-
-    async with open_memory(sqlite_url, options=memory_options) as memory:
-        with pytest.raises(RuntimeError, match="broken"):
-            await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(memory), Failing()]), "hi")
-        assert await kept(memory) == [("user", "hi")]
-    async with open_memory(sqlite_url, options=memory_options) as memory:
-        assert await kept_with_status(memory) == [("user", "hi", "complete"), ("assistant", "hello", "interrupted")]
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_a_run_that_stops_between_answer_and_end_keeps_the_answer(memory: Memory, checkpointed: bool) -> None:
+    """Another middleware fails after the model has answered: the answer is stored at once, before the next question."""
+    middleware, saver = SessionMemory(memory), InMemorySaver() if checkpointed else None
+    with pytest.raises(RuntimeError, match="broken"):
+        await ask(make_agent(ScriptedModel(["hello"]), [middleware, Failing()], checkpointer=saver), "hi")
+    stopped = [("user", "hi", "complete"), ("assistant", "hello", "interrupted")]
+    assert await kept_with_status(memory) == stopped
+    assert middleware.open_runs == 0
+    model = ScriptedModel(["fine"])
+    await ask(make_agent(model, [middleware], checkpointer=saver), "and now?")
+    assert seen(model.calls[0]) == [("human", "hi"), ("ai", "hello"), ("human", "and now?")]
+    assert await kept_with_status(memory) == [
+        *stopped,
+        ("user", "and now?", "complete"),
+        ("assistant", "fine", "complete"),
+    ]
 
 
 async def test_runs_that_never_end_are_bounded(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that fail in tools say nothing when they end; what is remembered of them does not grow without bound."""
+    """Nobody answers the questions of their tools; what is remembered of them does not grow without bound."""
     monkeypatch.setattr("threadkeep.agent.participation._MOST_CALLS", 5)
+
+    @tool
+    def consult() -> str:
+        """Ask a person."""
+        return str(interrupt("Well?"))
+
+    call = AIMessage("", tool_calls=[{"name": "consult", "args": {}, "id": "call-1"}])
+    middleware = SessionMemory(small_memory)
+    agent = make_agent(ScriptedModel([call] * 9), [middleware], [consult], checkpointer=InMemorySaver())
+    for number in range(9):
+        await ask(agent, "do it", thread_id=f"telegram:{number}")
+    assert middleware.open_runs == 5
+
+
+async def test_a_run_that_failed_in_a_tool_has_ended(small_memory: Memory) -> None:
+    """The middleware holds no turn of it."""
 
     @tool
     def explode() -> str:
@@ -221,11 +252,9 @@ async def test_runs_that_never_end_are_bounded(small_memory: Memory, monkeypatch
 
     call = AIMessage("", tool_calls=[{"name": "explode", "args": {}, "id": "call-1"}])
     middleware = SessionMemory(small_memory)
-    agent = make_agent(ScriptedModel([call] * 9), [middleware], [explode])
-    for _ in range(9):
-        with pytest.raises(RuntimeError):
-            await ask(agent, "do it")
-    assert middleware.open_runs == 5
+    with pytest.raises(RuntimeError, match="broken"):
+        await ask(make_agent(ScriptedModel([call]), [middleware], [explode]), "do it")
+    assert middleware.open_runs == 0
 
 
 async def test_runs_that_end_leave_nothing_behind(small_memory: Memory) -> None:

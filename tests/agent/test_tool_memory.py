@@ -12,7 +12,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.agent.context_laws import check_shape
-from tests.agent.talking import ROOM, ask, config_of, kept, make_agent
+from tests.agent.talking import ROOM, ask, config_of, input_of, kept, make_agent
 from tests.databases import query
 from threadkeep import ContextManifest, InvalidInput, Memory, Message, SessionMemory, TurnOptions, open_memory, rebuild
 from threadkeep.agent.counting import count_tokens
@@ -37,6 +37,12 @@ def book(flight: str) -> str:
     """Book a flight."""
     BOOKED.append(flight)
     return f"booked {flight}"
+
+
+@tool
+def broken() -> str:
+    """Fail."""
+    raise RuntimeError("broken")
 
 
 TOOLS = [find_flights, book]
@@ -246,16 +252,23 @@ async def test_with_a_checkpointer_they_are_shown_once(memory: Memory) -> None:
     await check_records(memory, model)
 
 
-async def test_what_a_failed_run_has_done_is_shown(shared_url: str) -> None:
-    """After its question, with the mark that it has no answer."""
-    model = ScriptedModel([finding(), RuntimeError("down"), "There were three."])
-    async with open_memory(shared_url) as memory:
-        with pytest.raises(RuntimeError):
-            await ask(make_agent(model, [SessionMemory(memory)], TOOLS), "flights to Porto?")
-    async with open_memory(shared_url) as memory:
-        await ask(make_agent(model, [SessionMemory(memory)], TOOLS), "hello?")
+@pytest.mark.parametrize("failing", ["model", "tool", "limit"])
+async def test_what_a_failed_run_has_done_is_shown(shared_url: str, failing: str) -> None:
+    """After its question, with the mark that it has no answer; another process sees it once the run has failed."""
+    last: dict[str, AIMessage | Exception] = {
+        "model": RuntimeError("down"),
+        "tool": calling("broken", "c2"),
+        "limit": calling("book", "c2", flight="B"),
+    }
+    model = ScriptedModel([finding(), last[failing], "There were three."])
+    async with open_memory(shared_url) as memory, open_memory(shared_url) as other:
+        agent = make_agent(model, [SessionMemory(memory)], [*TOOLS, broken])
+        with pytest.raises(RuntimeError):  # LangGraph's error for its limit is a RecursionError, which is one
+            await agent.ainvoke(input_of("flights to Porto?"), {**config_of(), "recursion_limit": 5})
+        await ask(make_agent(model, [SessionMemory(other)], TOOLS), "hello?")
         assert talk_of(model.calls[2]) == [*FOUND[:3], ("ai", NO_ANSWER), ("human", "hello?")]
-        await check_records(memory, model)
+        await memory.manifests.flush()
+        await check_records(other, model)
 
 
 async def test_a_reset_takes_them_away(memory: Memory) -> None:

@@ -340,10 +340,10 @@ class OpenTurns:
         return winner
 
     async def fail(self, call: Participation, error: Exception) -> None:
-        """Settle a call after its run failed outside of the model call.
+        """Settle a call after its run failed.
 
         A question that reached no model is stored without its text, because other middleware may have rejected the
-        text. A rejected answer is not stored. The text that a model returned before it failed is stored.
+        text. A rejected answer is not stored; any other text that a model returned is, and so are the tool calls.
         """
         if self._calls.get(call.key) is not call:
             return
@@ -354,7 +354,7 @@ class OpenTurns:
                 await call.refuse()
         elif isinstance(error, PIIDetectionError):
             await self.end(call, "", "failed")
-        elif call.status == "failed":
+        else:
             await self.settle(call)
 
     async def cut_off(self, call: Participation) -> None:
