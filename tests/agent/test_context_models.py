@@ -87,8 +87,8 @@ async def test_a_factor_belongs_to_the_estimate_that_it_was_learned_of(memory: M
     assert stored.manifest["counter"] == "estimate_claude2"
     await memory.learned_factors.save()
     kept = await memory.token_factors.all()
-    assert kept.pop("claude-2.1") == (3.0, 40)
-    assert [(name, samples) for name, (_, samples) in kept.items()] == [("claude-2.1 estimate_claude2", 1)]
+    assert kept.pop("claude-2.1") == (3.0, 40, None)
+    assert [(name, samples) for name, (_, samples, _) in kept.items()] == [("claude-2.1 estimate_claude2", 1)]
 
 
 @pytest.mark.parametrize("tokens", [1, None])

@@ -129,6 +129,6 @@ async def test_names_that_no_table_takes(memory: Memory, name: str) -> None:
     agent = create_agent(model, middleware=[SessionMemory(memory)])
     assert await ask(agent, LONG) == "answer"
     await memory.learned_factors.save()
-    [(kept, (_, samples))] = (await memory.token_factors.all()).items()
+    [(kept, (_, samples, _))] = (await memory.token_factors.all()).items()
     [stored] = await memory.manifests.of_session(ROOM)
     assert (stored.manifest["model"], samples) == (kept, 1)

@@ -352,13 +352,14 @@ def test_what_was_learned_of_models_is_told(any_cli: CommandLine) -> None:
         await memory.token_factors.save("other-2", 0.9, 1)
         await memory.token_factors.save("claude-2.1", 3.0, 40)  # of another estimate
         await memory.token_factors.save("claude-2.1 estimate_claude2", 1.2, 2)
+        await memory.token_factors.save("grok-4", 1.05, 7, 3.744)
 
     any_cli.remember(learning)
     finding = _finding(any_cli("doctor", "--json"), "token factors")
     assert finding["level"] == "ok"
     assert finding["detail"] == (
-        "Estimates are corrected for claude-2.1 estimate_claude2 ×1.20 (2 calls), other-2 ×0.90 (1 call), "
-        "small-1 ×1.12 (34 calls)."
+        "Estimates are corrected for claude-2.1 estimate_claude2 ×1.20 (2 calls), "
+        "grok-4 ×1.05, other scripts ×3.74 (7 calls), other-2 ×0.90 (1 call), small-1 ×1.12 (34 calls)."
     )
 
     async def overdoing(memory: Memory) -> None:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.context.estimates import ExactCounter
+from threadkeep.context.estimates import ExactCounter, other_scripts
 from threadkeep.context.tokens import (
     GREATEST_FACTOR,
+    GREATEST_OF_SCRIPTS,
     LEAST_FACTOR,
     MIN_TOKENS,
     TokenFactor,
@@ -23,6 +24,8 @@ from threadkeep.errors import InvalidInput
 
 counts = st.integers(-10, 10**9)
 factors = st.builds(TokenFactor, st.just("m"), st.floats(LEAST_FACTOR, GREATEST_FACTOR), st.integers(0, 1000))
+of_scripts = st.floats(LEAST_FACTOR, GREATEST_OF_SCRIPTS)
+two_factors = st.builds(TokenFactor, st.just("m"), of_scripts, st.integers(0, 1000), of_scripts)
 
 
 def taught(*reports: tuple[int, int]) -> TokenFactor:
@@ -100,6 +103,8 @@ def test_the_name_shows_the_factor() -> None:
     """And the counter that it is applied to; a factor of one is none."""
     assert name_of(scaled(estimate, TokenFactor("m", 1.1249))) == "estimate×1.12"
     assert name_of(scaled(chars4, TokenFactor("m", 2))) == "chars4×2.00"
+    assert name_of(scaled(estimate, TokenFactor("m", 1.05, 2, 3.744))) == "estimate×1.05, other scripts ×3.74"
+    assert scaled(estimate, TokenFactor("m", other=1.0)) is estimate
     assert scaled(estimate, TokenFactor("m", 1.0049)) is estimate
 
 
@@ -116,12 +121,78 @@ def test_an_exact_counter_is_never_scaled() -> None:
     assert scaled(exact, TokenFactor("m", 1.5)) is exact
 
 
+@given(two_factors, counts, counts, st.floats(0, 1))
+def test_two_factors_stay_within_their_bounds_and_step(
+    factor: TokenFactor, estimated: int, reported: int, share: float
+) -> None:
+    """Whatever a provider reports, and whatever part of it is in other scripts."""
+    learned = factor.learn(estimated, reported, round(max(estimated, 0) * share))
+    for before, after in ((factor.value, learned.value), (factor.other, learned.other)):
+        assert before is not None
+        assert after is not None
+        assert LEAST_FACTOR <= after <= GREATEST_OF_SCRIPTS
+        assert before / 1.44 <= after <= before * 1.44
+
+
+@pytest.mark.parametrize(("latin", "other"), [(0.6, 0.6), (1.0, 3.8), (1.0, 7.5), (1.5, 0.8)])
+def test_two_factors_learn_from_reports_of_all_mixtures(latin: float, other: float) -> None:
+    """After thirty calls, from texts of both groups, each is near its own."""
+    factor = TokenFactor("m", other=1.0)
+    for share in (0, 300, 1000, 700, 0, 900) * 5:
+        factor = factor.learn(1_000, round((1_000 - share) * latin + share * other), share)
+    assert factor.other is not None
+    assert factor.value == pytest.approx(latin, rel=0.05)
+    assert factor.other == pytest.approx(other, rel=0.05)
+
+
+def test_what_is_in_one_group_leaves_the_other_alone() -> None:
+    """English says nothing of Thai."""
+    assert TokenFactor("m", 1.0, 0, 3.5).learn(1_000, 1_300).other == 3.5
+    assert TokenFactor("m", 1.0, 0, 3.5).learn(1_000, 4_000, 1_000).value == 1.0
+
+
+@given(two_factors, st.text(max_size=200))
+def test_the_parts_of_a_text_have_the_factors_of_their_scripts(factor: TokenFactor, text: str) -> None:
+    """Its count is found again by the counter's name."""
+    counter, share = scaled(estimate, factor), other_scripts(text) / 1_000
+    assert factor.other is not None
+    tokens = estimate(text) * (round(factor.value, 2) * (1 - share) + round(factor.other, 2) * share)
+    assert tokens - 1e-6 <= counter(text) < tokens + 1
+    assert counter_named(name_of(counter))(text) == counter(text)
+
+
+@pytest.mark.parametrize("text", ["", "plain", "déjà vu – “Größe”, żółć, şu", "x = {'a': 1}", "1,000 €"])
+def test_latin_letters_punctuation_and_code_are_one_group(text: str) -> None:
+    """With their accents."""
+    assert other_scripts(text) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["สวัสดี", "привет", "你好", "こんにちは", "안녕", "नमस्ते", "γειά", "مرحبا", "שלום", "🙂"]
+)
+def test_all_other_scripts_are_the_other_group(text: str) -> None:
+    """A half of each is more than a half of the tokens."""
+    assert other_scripts(text) == 1_000
+    assert other_scripts(text + "a" * len(text)) == 666
+
+
 def test_the_counter_of_a_model_has_its_factor() -> None:
     """Where it is an estimate."""
     assert name_of(counter_for("grok-4", factor=TokenFactor("grok-4", 1.2))) == "estimate×1.20"
 
 
-@pytest.mark.parametrize("name", ["estimate×3.01", "estimate×0.49", "estimate×1.2", "o200k×1.20", "nothing×1.20"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "estimate×3.01",
+        "estimate×0.49",
+        "estimate×1.2",
+        "o200k×1.20",
+        "nothing×1.20",
+        "estimate×1.00, other scripts ×8.01",
+        "estimate×1.00, other scripts ×1.00",
+    ],
+)
 def test_a_scaled_name_that_nothing_gives_is_refused(name: str) -> None:
     """Exact counters have no factor, and a factor has two places and its bounds."""
     with pytest.raises(InvalidInput, match="no token counter"):

@@ -29,6 +29,8 @@ def test_the_counts_are_the_counters_own(texts: list[str]) -> None:
     assert name_of(remembering) == name_of(counter)
     assert name_of(COUNTS.remembering(estimate)) == "estimate"
     assert isinstance(remembering, ScaledCounter)
+    two = scaled(estimate, TokenFactor("m", 1.25, other=3.5))
+    assert [COUNTS.remembering(two)(text) for text in texts * 2] == [two(text) for text in texts * 2]
     assert plain_counter(remembering) is estimate
 
 

@@ -63,7 +63,12 @@ async def test_token_factors_are_kept(shared_url: str, clock: SettableClock) -> 
         await factors.save("openai:gpt-5-mini", 1.25, 3)
         await factors.save("ollama:qwen3", 0.9, 1)
         await factors.save("openai:gpt-5-mini", 1.5, 4)
-        assert await factors.all() == {"openai:gpt-5-mini": (1.5, 4), "ollama:qwen3": (0.9, 1)}
+        await factors.save("mistral-large", 1.1, 2, 3.5)
+        assert await factors.all() == {
+            "openai:gpt-5-mini": (1.5, 4, None),
+            "ollama:qwen3": (0.9, 1, None),
+            "mistral-large": (1.1, 2, 3.5),
+        }
 
 
 async def test_vectors_are_kept_by_model_and_place(memory: Memory) -> None:

@@ -216,6 +216,23 @@ async def test_a_database_of_schema_20_opens_with_all_that_it_holds(
         assert await schema_version(driver) == known_migrations(driver.backend)[-1][0]
 
 
+async def test_a_factor_from_before_there_were_two_is_that_of_all_scripts(
+    stored_url: str, memory_options: MemoryOptions
+) -> None:
+    """It begins both of them, and they are learned from there."""
+    execute(stored_url, "INSERT INTO chat_token_factors VALUES ('grok-4', 1.5, 12, '2026-01-01T00:00:00+00:00')")
+    async with open_memory(stored_url, options=memory_options) as memory:
+        factor = await memory.learned_factors.of("grok-4")
+        assert (factor.value, factor.samples, factor.other) == (1.5, 12, 1.5)
+        memory.learned_factors.learn("grok-4", 1_000, 3_000, 900)
+    async with open_memory(stored_url, options=memory_options) as memory:
+        factor = await memory.learned_factors.of("grok-4")
+        assert factor.samples == 13
+        assert factor.other is not None
+        assert 1.5 < factor.value < 1.6
+        assert factor.other > 1.9
+
+
 async def test_a_stored_database_has_the_schema_of_a_new_one(
     stored_url: str, memory_options: MemoryOptions, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

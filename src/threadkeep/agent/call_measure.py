@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
@@ -16,7 +16,16 @@ from threadkeep.agent.model_call import Assembled
 from threadkeep.agent.turn_options import AUTO_SHARED_TOKENS, TurnOptions, facts_of
 from threadkeep.context.estimates import ExactCounter
 from threadkeep.context.manifest import ReportedUsage
-from threadkeep.context.tokens import ScaledCounter, TokenCounter, counter_for, estimate, input_budget, plain_counter
+from threadkeep.context.tokens import (
+    ScaledCounter,
+    TokenCounter,
+    counter_for,
+    estimate,
+    family_of,
+    input_budget,
+    other_tokens,
+    plain_counter,
+)
 from threadkeep.errors import BudgetTooSmall
 from threadkeep.history.memory import Memory
 
@@ -34,7 +43,8 @@ class CallMeasure:
     """The counter of a call and the budget of its messages; `tools` are the additional tokens of the tools.
 
     `stored` is the counter of stored messages, None if a caller chose another one for the call. `learns` is True if the
-    provider's count can correct the counter. `shared` is the number of tokens to which shares apply.
+    provider's count can correct the counter. `shared` is the number of tokens to which shares apply. `other` are tokens
+    in other scripts, without the factor, by the `other_counter` of models that have a factor for them.
     """
 
     model: str | None
@@ -45,10 +55,21 @@ class CallMeasure:
     learns: bool
     provider: str | None = None
     shared: int | None = None
+    other_counter: TokenCounter | None = None
+    other: int = 0
 
     def unscaled(self, tokens: int) -> int:
         """Return the tokens without the learned factor."""
-        return tokens * 100 // _hundredths(self.counter)
+        hundredths, other_hundredths = _hundredths(self.counter)
+        return (tokens * 100 - self.other * other_hundredths) // hundredths + self.other
+
+    def learning_from(self, sent: Assembled) -> CallMeasure:
+        """Return the measure of an assembled call: only texts teach a factor, and some models have two of them."""
+        if not (self.learns and sent.texts_only):
+            return replace(self, learns=False)
+        if (counter := self.other_counter) is None:
+            return self
+        return replace(self, other=self.other + sum(count_message(message, counter) for message in sent.messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
         """Convert tokens of this counter to tokens of the stored counter, by the ratio of both in a chat."""
@@ -88,6 +109,7 @@ class Measuring:
                 f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
                 "tools, or a model with a larger context window."
             )
+        other = self._other_counter(facts.name) if learns else None
         return CallMeasure(
             model=facts.name,
             counter=counter,
@@ -97,6 +119,8 @@ class Measuring:
             stored=memory.remembered_counts.remembering(memory.counter) if comparable else None,
             learns=learns and not isinstance(counter, ExactCounter),
             provider=facts.provider,
+            other_counter=other,
+            other=other(self._tools_text(use.tools)) if other and use.tools else 0,
         )
 
     async def _best_counter(self, model: str | None) -> TokenCounter:
@@ -104,6 +128,12 @@ class Measuring:
             factor = await self._memory.learned_factors.of(model) if model else None
             self._counters[model] = self._memory.remembered_counts.remembering(counter_for(model, factor=factor))
         return self._counters[model]
+
+    def _other_counter(self, model: str | None) -> TokenCounter | None:
+        """Return the counter of tokens in other scripts, if they have a factor of their own: in unknown families."""
+        if model is None or family_of(model) is not None:
+            return None
+        return self._memory.remembered_counts.remembering(other_tokens(estimate))
 
     def _tools_text(self, tools: Sequence[object]) -> str:
         """Return the description of the tools, cached while they are the same."""
@@ -131,8 +161,11 @@ def _tokens(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _hundredths(counter: TokenCounter) -> int:
-    return counter.hundredths if isinstance(counter, ScaledCounter) else 100
+def _hundredths(counter: TokenCounter) -> tuple[int, int]:
+    """Return the factors of a counter: for text in Latin letters, and for other scripts."""
+    if not isinstance(counter, ScaledCounter):
+        return 100, 100
+    return counter.hundredths, counter.other_hundredths or counter.hundredths
 
 
 def tools_text(tools: Sequence[object]) -> str:

@@ -160,7 +160,7 @@ class TurnContext:
         if self._room is None:
             self._room = _window_room(sent, draft, measure, self._options)
             self._budget = measure.as_stored(measure.budget, sent)
-        measure = measure if sent.texts_only else replace(measure, learns=False)
+        measure = measure.learning_from(sent)
         self._open = (self._manifest(sent, measure, run_id), sent.texts, measure)
         self._tell(sent, run_id)
         return sent
@@ -176,7 +176,7 @@ class TurnContext:
             self._open = (replace(manifest, reported=reported), texts, measure)
             if measure.learns and measure.model:
                 estimated = measure.unscaled(manifest.tokens + measure.tools)
-                self._memory.learned_factors.learn(measure.model, estimated, reported.input_tokens)
+                self._memory.learned_factors.learn(measure.model, estimated, reported.input_tokens, measure.other)
         if self._hold is not None or reply is None or reply.tool_calls:
             self.keep()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from threadkeep.cli.problems import Finding
 from threadkeep.cli.terminal import counted, duration, file_size
-from threadkeep.context.tokens import GREATEST_FACTOR, LEAST_FACTOR
+from threadkeep.context.tokens import TokenFactor
 from threadkeep.errors import InvalidSettings, SchemaTooNew, SessionDamaged, StoreError
 from threadkeep.graph_store.items import TableItems
 from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
@@ -237,13 +237,13 @@ async def _token_factors(driver: Driver, condition: Condition) -> list[Finding]:
     """Return the learned ratios between the token estimate and the providers' counts, by model."""
     if condition.schema != condition.newest:
         return []
-    stored = await TokenFactors(driver, clock=utc_now).all()
-    factors = {key: learned for key, learned in stored.items() if is_in_use(key)}
+    stored = sorted((await TokenFactors(driver, clock=utc_now).all()).items())
+    factors = [TokenFactor(key, *values) for key, values in stored if is_in_use(key)]
     if not factors:
         return [Finding("token factors", "ok", "None learned yet: no provider has reported a different count.")]
-    learned = [f"{model} ×{value:.2f} ({counted(calls, 'call')})" for model, (value, calls) in sorted(factors.items())]
+    learned = [f"{factor.model} {factor.label} ({counted(factor.samples, 'call')})" for factor in factors]
     detail = f"Estimates are corrected for {', '.join(learned)}."
-    far = [model for model, (value, _) in sorted(factors.items()) if not LEAST_FACTOR < value < GREATEST_FACTOR]
+    far = [factor.model for factor in factors if factor.is_at_limit]
     if far:
         cure = f"The correction for {', '.join(far)} is at its limit: the provider may not report tokens."
         return [Finding("token factors", "warn", detail, cure)]

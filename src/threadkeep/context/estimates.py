@@ -183,6 +183,22 @@ def digit_groups(data: bytes) -> int:
     return groups.count(b"3") + groups.count(b" 0") + groups.count(b"30")
 
 
+_IN_OTHER_SCRIPTS = b"grmhbIvkzKfe"  # kinds of first bytes; `v` includes Vietnamese letters with two marks
+_IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _IN_OTHER_SCRIPTS)
+
+
+def other_scripts(text: str) -> int:
+    """Return the thousandths of a text's tokens that are in scripts other than Latin.
+
+    Latin letters, digits, punctuation and code are the rest. A character of another script is taken for two of them:
+    the exact share would need a second sum over all patterns, and this takes 1 to 3 % of the time of an estimate.
+    """
+    if text.isascii():
+        return 0
+    characters = len(text.encode("utf-8", "surrogatepass").translate(None, _IN_NO_OTHER_SCRIPT))
+    return 2_000 * characters // (len(text) + characters)
+
+
 _BYTES = tuple(range(256))
 
 

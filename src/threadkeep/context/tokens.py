@@ -22,6 +22,7 @@ from threadkeep.context.estimates import (
     estimate_cl100k,
     exact_counter,
     installed_counter,
+    other_scripts,
 )
 from threadkeep.errors import BudgetTooSmall, InvalidInput
 
@@ -118,22 +119,44 @@ def _positive(value: object) -> int | None:
 LEAST_FACTOR, GREATEST_FACTOR = 0.5, 3.0
 """Bounds of the learned factor."""
 
+GREATEST_OF_SCRIPTS = 8.0
+"""The upper bound of both factors of a model of an unknown family."""
+
 MIN_TOKENS = 200
 """Smaller prompts are ignored: too much of them is the provider's framing of messages and tools."""
 
 _LONGEST_STEP = 0.15  # of the logarithm: one report changes the factor by 16 % at most
 _LEAST_WEIGHT = 0.1  # of the newest report: about twenty reports count
+_LONGEST_STEP_OF_SCRIPTS = 0.3  # the right factors may be far from 1
+_WEIGHT_OF_SCRIPTS = 0.5  # of every report, because each has another share of the scripts
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFactor:
-    """The factor by which an estimate is multiplied for a model: 1 before the first report."""
+    """The factor by which an estimate is multiplied for a model: 1 before the first report.
+
+    A model of an unknown family has a factor for text in `other` scripts too, and `value` is that of the rest: Latin
+    letters, digits, punctuation and code.
+    """
 
     model: str
     value: float = 1.0
     samples: int = 0
+    other: float | None = None
 
-    def learn(self, estimated: int, reported: int) -> TokenFactor:
+    @property
+    def label(self) -> str:
+        """The factor as names of counters show it: `×1.12`, or `×1.05, other scripts ×3.74`."""
+        return _label(*_hundredths(self))
+
+    @property
+    def is_at_limit(self) -> bool:
+        """True if a factor has reached a bound."""
+        if self.other is None:
+            return not LEAST_FACTOR < self.value < GREATEST_FACTOR
+        return not LEAST_FACTOR < min(self.value, self.other) <= max(self.value, self.other) < GREATEST_OF_SCRIPTS
+
+    def learn(self, estimated: int, reported: int, other: int = 0) -> TokenFactor:
         """Return the factor after one more model call; unchanged if the call is too small.
 
         The first reports weigh most. A report moves the factor by a bounded step, so an outlier has little effect,
@@ -142,44 +165,89 @@ class TokenFactor:
         Args:
             estimated: the tokens of the whole request, tools included, by the counter without a factor.
             reported: the input tokens that the provider reported, cached tokens included.
+            other: the part of `estimated` in other scripts.
         """
         if estimated < MIN_TOKENS or reported < MIN_TOKENS:
             return self
+        if self.other is not None:
+            return self._learn_scripts((self.value, self.other), (max(estimated - other, 0), other), reported)
         here = math.log(_bounded(self.value))
         there = math.log(_bounded(reported / estimated))
         weight = max(_LEAST_WEIGHT, 2 / (self.samples + 2))
         step = max(-_LONGEST_STEP, min(_LONGEST_STEP, weight * (there - here)))
         return replace(self, value=_bounded(math.exp(here + step)), samples=self.samples + 1)
 
+    def _learn_scripts(self, values: tuple[float, float], estimated: tuple[int, int], reported: int) -> TokenFactor:
+        """Move each factor by its share of the error: normalized least mean squares on logarithms."""
+        factors = [_bounded(value, GREATEST_OF_SCRIPTS) for value in values]
+        parts = [tokens * value for tokens, value in zip(estimated, factors, strict=True)]
+        error = _WEIGHT_OF_SCRIPTS * math.log(reported / sum(parts))
+        step = max(-_LONGEST_STEP_OF_SCRIPTS, min(_LONGEST_STEP_OF_SCRIPTS, error))
+        moves = [step * part * sum(parts) / math.sumprod(parts, parts) for part in parts]
+        latin, other = (
+            _bounded(value * math.exp(move), GREATEST_OF_SCRIPTS) for value, move in zip(factors, moves, strict=True)
+        )
+        return replace(self, value=latin, other=other, samples=self.samples + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledCounter:
-    """A token estimate times a factor in hundredths, rounded up."""
+    """A token estimate times a factor in hundredths, rounded up.
+
+    `other_hundredths` is the factor of tokens in other scripts, if they have one of their own; `share` returns the
+    thousandths of a text's tokens that they are.
+    """
 
     counter: TokenCounter
     base: str
     hundredths: int
+    other_hundredths: int | None = None
+    share: TokenCounter = other_scripts
 
     @property
     def name(self) -> str:
         """The counter's name and factor, such as `estimate×1.12`."""
-        return f"{self.base}×{self.hundredths / 100:.2f}"
+        return self.base + _label(self.hundredths, self.other_hundredths)
 
     def __call__(self, text: str, /) -> int:
         """Return the tokens of this text."""
-        return -(-self.counter(text) * self.hundredths // 100)
+        tokens = self.counter(text)
+        if self.other_hundredths is None or text.isascii():
+            return -(-tokens * self.hundredths // 100)
+        share = self.share(text)
+        return -(-tokens * (self.hundredths * (1_000 - share) + self.other_hundredths * share) // 100_000)
 
 
 def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
     """Return the counter with its counts multiplied by the factor, rounded to hundredths, and rounded up.
 
-    An exact counter is never scaled: the difference to the provider's number is framing, not text.
+    If the factor has two values, each part of a text is multiplied by that of its scripts. An exact counter is never
+    scaled: the difference to the provider's number is framing, not text.
     """
     if isinstance(counter, ExactCounter):
         return counter
     unscaled, base = (counter.counter, counter.base) if isinstance(counter, ScaledCounter) else (counter, None)
-    hundredths = round(100 * _bounded(factor.value))
-    return unscaled if hundredths == 100 else ScaledCounter(unscaled, base or plain_name(unscaled), hundredths)
+    hundredths, other = _hundredths(factor)
+    if hundredths == 100 and other in (None, 100):
+        return unscaled
+    return ScaledCounter(unscaled, base or plain_name(unscaled), hundredths, other)
+
+
+def other_tokens(counter: TokenCounter) -> TokenCounter:
+    """Return a counter of the tokens in other scripts."""
+    return ScaledCounter(counter, plain_name(counter), 0, 100)
+
+
+def _hundredths(factor: TokenFactor) -> tuple[int, int | None]:
+    if factor.other is None:
+        return round(100 * _bounded(factor.value)), None
+    value, other = (round(100 * _bounded(one, GREATEST_OF_SCRIPTS)) for one in (factor.value, factor.other))
+    return value, other
+
+
+def _label(hundredths: int, other: int | None) -> str:
+    label = f"×{hundredths / 100:.2f}"
+    return label if other is None else f"{label}, other scripts ×{other / 100:.2f}"
 
 
 def plain_name(counter: TokenCounter) -> str:
@@ -191,8 +259,8 @@ def plain_name(counter: TokenCounter) -> str:
     return type(counter).__name__
 
 
-def _bounded(value: float) -> float:
-    return min(GREATEST_FACTOR, max(LEAST_FACTOR, value)) if math.isfinite(value) else 1.0
+def _bounded(value: float, greatest: float = GREATEST_FACTOR) -> float:
+    return min(greatest, max(LEAST_FACTOR, value)) if math.isfinite(value) else 1.0
 
 
 __all__ = [
@@ -216,7 +284,7 @@ _ESTIMATES: dict[str, TokenCounter] = {
     "chars4": chars4,
 }
 _ENCODINGS: dict[str, Encoding] = {encoding: encoding for encoding in get_args(Encoding.__value__)}
-_SCALED = re.compile(r"(?P<base>[a-z0-9_]+)×(?P<factor>[0-3]\.\d\d)")
+_SCALED = re.compile(r"(?P<base>[a-z0-9_]+)×(?P<factor>\d\.\d\d)(?:, other scripts ×(?P<other>\d\.\d\d))?")
 _BY_FAMILY: dict[Family, str] = {
     "o200k": "chatgpt-4o codex-mini gpt-4o gpt-4.1 gpt-4.5 gpt-5 gpt-5. gpt-oss o1 o3 o4",
     "cl100k": "gpt-3.5 gpt-35 gpt-4 text-embedding-3 text-embedding-ada-002",
@@ -253,7 +321,8 @@ def counter_named(name: str) -> TokenCounter:
     if name in _ENCODINGS:
         return exact_counter(_ENCODINGS[name])
     if (found := _SCALED.fullmatch(name)) and (base := _ESTIMATES.get(found["base"])):
-        counter = scaled(base, TokenFactor("", float(found["factor"])))
+        other = float(found["other"]) if found["other"] else None
+        counter = scaled(base, TokenFactor("", float(found["factor"]), other=other))
         if name_of(counter) == name:
             return counter
     known = ", ".join(sorted({*_ESTIMATES, *_ENCODINGS}))
@@ -333,7 +402,7 @@ class RememberedCounts:
         if isinstance(counter, ExactCounter | RememberingCounter):
             return counter
         if isinstance(counter, ScaledCounter):
-            return ScaledCounter(self.remembering(counter.counter), counter.base, counter.hundredths)
+            return replace(counter, counter=self.remembering(counter.counter), share=self.remembering(counter.share))
         if counter not in self._counters:
             self._counters[counter] = RememberingCounter(counter)
         return self._counters[counter]

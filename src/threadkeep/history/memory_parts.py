@@ -8,12 +8,12 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
 from threadkeep.context.estimates import FamilyEstimate
-from threadkeep.context.tokens import RememberedCounts, TokenCounter, TokenFactor, counter_for
+from threadkeep.context.tokens import RememberedCounts, TokenCounter, TokenFactor, counter_for, family_of
 from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations
@@ -70,15 +70,18 @@ class LearnedFactors:
         """Return the factor of a model; 1 if nothing was learned, or if the database does not answer."""
         if self._factors is None:
             await self._read()
-        return (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
+        return self._known(model)
 
-    def learn(self, model: str, estimated: int, reported: int) -> None:
-        """Learn from one call: its estimate without a factor, and the input tokens that the provider counted."""
+    def learn(self, model: str, estimated: int, reported: int, other: int = 0) -> None:
+        """Learn from one call: its estimate without a factor, and the input tokens that the provider counted.
+
+        `other` is the part of the estimate in other scripts.
+        """
         if self._factors is None:
             return
         key = factor_key(model)
-        before = self._factors.get(key) or TokenFactor(model)
-        after = before.learn(estimated, reported)
+        before = self._known(model)
+        after = before.learn(estimated, reported, other)
         if after is not before:
             self._factors[key] = after
             self._unsaved.add(key)
@@ -93,7 +96,7 @@ class LearnedFactors:
             factor = (self._factors or {})[key]
             self._unsaved.discard(key)
             try:
-                await self._rows.save(key, factor.value, factor.samples)
+                await self._rows.save(key, factor.value, factor.samples, factor.other)
             except StoreError:
                 self._unsaved.add(key)
                 raise
@@ -109,6 +112,11 @@ class LearnedFactors:
         """Save the remaining factors, if the database answers."""
         with contextlib.suppress(StoreError):
             await self.save()
+
+    def _known(self, model: str) -> TokenFactor:
+        """Return the factor of a model; a model of an unknown family has two, and the second begins as the first."""
+        found = (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
+        return replace(found, other=None if family_of(model) else found.other or found.value)
 
     async def _read(self) -> None:
         async with self._reading:

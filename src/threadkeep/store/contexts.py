@@ -106,17 +106,18 @@ def state_of(rows: Sequence[Row]) -> ContextState:
 class TokenFactors(ClockedTables, sql=("token_factors.sql",)):
     """The table `chat_token_factors`."""
 
-    async def all(self) -> dict[str, tuple[float, int]]:
-        """Return the factor of each model, with its number of samples."""
+    async def all(self) -> dict[str, tuple[float, int, float | None]]:
+        """Return the factor of each model, its number of samples, and the factor for other scripts if it has one."""
         rows = await self._driver.fetch(self._sql["all"], {})
-        return {str(model): (float(factor), int(samples)) for model, factor, samples in rows}
+        return {str(model): (float(factor), int(samples), other) for model, factor, samples, other in rows}
 
-    async def save(self, model: str, factor: float, samples: int) -> None:
-        """Store a model's factor, replacing the previous one."""
+    async def save(self, model: str, factor: float, samples: int, other: float | None = None) -> None:
+        """Store a model's factor, replacing the previous one; `other` is that for other scripts."""
         row = {
             "model": clean_text(model),
             "factor": float(factor),
             "samples": samples,
+            "other_factor": other,
             "now": time_text(self._clock()),
         }
         await self._driver.write([(self._sql["save"], row)])

@@ -1,10 +1,11 @@
 -- Token factors: the ratio of models' own counts to the estimate.
 
 -- name: all
-SELECT model, factor, samples FROM chat_token_factors
+SELECT model, factor, samples, other_factor FROM chat_token_factors
 
 -- name: save
-INSERT INTO chat_token_factors (model, factor, samples, updated_at)
-VALUES (:model, :factor, :samples, :now)
+INSERT INTO chat_token_factors (model, factor, samples, updated_at, other_factor)
+VALUES (:model, :factor, :samples, :now, :other_factor)
 ON CONFLICT (model) DO UPDATE
-SET factor = excluded.factor, samples = excluded.samples, updated_at = excluded.updated_at
+SET factor = excluded.factor, samples = excluded.samples, updated_at = excluded.updated_at,
+    other_factor = excluded.other_factor
