@@ -21,7 +21,7 @@ from tests.agent.test_several_agents import said
 from threadkeep import Memory, SessionMemory
 from threadkeep.testing import ScriptedModel
 
-AGAIN = RetryPolicy(initial_interval=0.01, max_attempts=5)
+AGAIN = RetryPolicy(initial_interval=0.01, max_attempts=5, jitter=False)
 
 
 def writer(memory: Memory, model: ScriptedModel, name: str = "writer", *others: AgentMiddleware) -> Any:
