@@ -84,3 +84,20 @@ def test_what_names_nothing_is_refused_with_what_to_type(cli: CommandLine, sessi
     assert refused.exit_code == 2
     assert "threadkeep sessions list" in refused.err
     assert "threadkeep." not in refused.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("runs", "show"),
+        ("runs", "list", "--session"),
+        ("sessions", "list", "--user"),
+        ("erase", "session", "--dry-run"),
+        ("keys", "revoke"),
+    ],
+)
+def test_bytes_that_are_no_text_are_a_wrong_use(any_cli: CommandLine, command: tuple[str, ...]) -> None:
+    """And no bug that is to be reported."""
+    refused = any_cli(*command, "a\udcff", "--json")
+    assert refused.exit_code == 2
+    assert "no database stores" in refused.problem["detail"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.databases import migrated_driver
 from tests.limits import HANG_SECONDS
-from threadkeep import StoreError
+from threadkeep import InvalidInput, StoreError
 from threadkeep.store.driver import Driver, DuplicateRow, Statement
 
 _FACTORS = "SELECT model, samples FROM chat_token_factors ORDER BY model"
@@ -72,3 +72,16 @@ async def test_rows_are_counted_however_a_statement_begins(driver: Driver) -> No
     async with driver.writing() as connection:
         assert await connection.execute(f"{gone} (SELECT model FROM gone)", {}) == 2
         assert await connection.execute(f"{gone} (SELECT model FROM gone)", {}) == 0
+
+
+@pytest.mark.parametrize("text", ["a secret\ud800", "a secret\x00"], ids=["half a pair", "nul"])
+async def test_a_text_that_the_engine_has_no_bytes_for_is_refused(driver: Driver, text: str) -> None:
+    """The caller's error, which does not quote the text; the next statement finds the database usable."""
+    if driver.backend == "sqlite" and "\x00" in text:
+        pytest.skip("SQLite stores NUL.")
+    for call in (driver.fetch(_FACTORS + " LIMIT length(:text)", {"text": text}), driver.write([added(text, 1)])):
+        with pytest.raises(InvalidInput, match="no database stores") as caught:
+            await call
+        assert "secret" not in repr(caught.value)
+        assert caught.value.__cause__ is None
+    assert await driver.write([added("a", 1), (_FACTORS, {})]) == [[(1,)], [("a", 1)]]

@@ -317,3 +317,19 @@ def run_input(messages: list[Any], run_id: str = "r1") -> dict[str, Any]:
 def text_of(parts: list[Any]) -> str:
     """The text of a UI message stream."""
     return "".join(one["delta"] for one in parts if one != "[DONE]" and one["type"] == "text-delta")
+
+
+@pytest.mark.parametrize("message_id", ["a\ud800", "a\x00", "a" * 600], ids=["half a pair", "nul", "long"])
+async def test_a_message_id_that_cannot_be_stored_is_known_again(
+    tmp_path: Path, shared_url: str, message_id: str
+) -> None:
+    """By its hash, as in the other protocols."""
+    message = {"role": "user", "content": "Hi", "id": message_id}
+    body = json.dumps({"threadId": "s", "runId": "r", "messages": [message]})
+    headers = {"content-type": "application/json"}
+    async with service(tmp_path, ScriptedModel(["Hello."]), database_url=shared_url) as client:
+        for _ in range(2):
+            response = await client.post("/api/v1/ag-ui", content=body, headers=headers)
+            assert (response.status_code, "RUN_ERROR" in response.text) == (200, False)
+        history = (await client.get("/api/v1/chat/history/s")).json()["messages"]
+    assert [message["content"] for message in history] == ["Hi", "Hello."]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
 
@@ -219,3 +221,24 @@ async def test_what_is_not_supported_is_refused_with_the_cure(tmp_path: Path) ->
         with pytest.raises(UnprocessableEntityError, match="checkpoint"):
             await langgraph.threads.update_state("t1", {"messages": asks("y")["messages"]}, checkpoint_id="1")
         await langgraph.threads.update_state("t1", {"messages": asks("y")["messages"]}, checkpoint_id="2")
+
+
+async def test_values_that_no_database_stores_are_cleaned_or_refused(tmp_path: Path, shared_url: str) -> None:
+    """Text is stored with a mark for the character; a number or a time that would be changed is not stored."""
+    item: dict[str, Any] = {"namespace": ["n"], "key": "k", "value": {}}
+    async with sdk(tmp_path, ScriptedModel([]), database_url=shared_url) as (langgraph, client):
+
+        async def send(method: str, path: str, **body: object) -> httpx2.Response:
+            headers = {"content-type": "application/json"}
+            return await client.request(method, path, content=json.dumps(body), headers=headers)
+
+        for text in ("a\ud800", "a\x00"):
+            created = await send("POST", "/threads", metadata={"page": text})
+            assert created.json()["metadata"] == {"page": "a\ufffd"}
+            assert (await send("PUT", "/store/items", **{**item, "value": {"page": text}})).status_code == 204
+            stored: Any = await langgraph.store.get_item(["n"], "k")
+            assert stored["value"] == {"page": "a\ufffd"}
+            found = await send("POST", "/store/items/search", namespace_prefix=["n"], filter={"page": text})
+            assert [one["key"] for one in found.json()["items"]] == ["k"]
+        for wrong in ({"value": {"page": [2**64]}}, {"ttl": 1e300}):
+            assert (await send("PUT", "/store/items", **{**item, **wrong})).status_code == 422

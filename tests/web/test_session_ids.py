@@ -91,3 +91,24 @@ async def test_what_names_no_conversation_is_a_422_in_words_of_the_api(
         assert "threadkeep." not in problem["detail"]
         assert "()" not in problem["detail"]
     assert (await any_client.get("/api/v1/sessions")).json()["sessions"] == []
+
+
+@pytest.mark.parametrize("session_id", ["%FF", "%ED%A0%80", "a%00"])
+async def test_an_id_that_no_database_stores_is_no_fault_of_the_database(
+    tmp_path: Path, shared_url: str, session_id: str
+) -> None:
+    """It is refused, or there is nothing of that name."""
+    settings = settings_for(tmp_path, database_url=shared_url)
+    async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
+        for method, path in (
+            ("GET", f"/threads/{session_id}"),
+            ("GET", f"/threads/{session_id}/runs"),
+            ("GET", f"/threads/{session_id}/stream"),
+            ("POST", f"/threads/{session_id}/history"),
+            ("GET", f"/api/v1/ai-sdk/chat/{session_id}/stream"),
+            ("PUT", f"/api/v1/sessions/{session_id}/retention"),
+            ("DELETE", f"/api/v1/sessions/{session_id}/retention"),
+            ("GET", f"/api/v1/runs?session_id={session_id}"),
+        ):
+            response = await client.request(method, path, json={} if method in ("POST", "PUT") else None)
+            assert response.status_code in (200, 204, 404, 422), (method, path, response.text)

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from threadkeep.errors import StoreError, StoreUnavailable
+from threadkeep.errors import InvalidInput, StoreError, StoreUnavailable
 from threadkeep.records import Message, Receipt, Turn
 
 type Backend = Literal["sqlite", "postgres"]
@@ -44,6 +44,11 @@ def seconds_left() -> float | None:
     """Return the seconds that a call may wait, at least 0; None if there is no limit."""
     moment = _deadline.get()
     return None if moment is None else max(moment - time.monotonic(), 0.0)
+
+
+def unstorable_text() -> InvalidInput:
+    """Return the error for a parameter with a character that the engine has no bytes for."""
+    return InvalidInput("A text has a NUL character or half of a surrogate pair, which no database stores; remove it.")
 
 
 class TurnRefused(StoreError):

@@ -11,8 +11,16 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from threadkeep.boundary import AsyncOnFailure
-from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
-from threadkeep.store.driver import DuplicateRow, Parameters, Row, RowLocked, Statement, StatementCancelled
+from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError
+from threadkeep.store.driver import (
+    DuplicateRow,
+    Parameters,
+    Row,
+    RowLocked,
+    Statement,
+    StatementCancelled,
+    unstorable_text,
+)
 from threadkeep.store.statements import for_psycopg
 
 type RawConnection = psycopg.AsyncConnection[Row]
@@ -161,11 +169,13 @@ def translated() -> Iterator[None]:
             f"PostgreSQL does not answer ({type(error).__name__}); check that it runs and lets this machine connect.",
             interrupted=True,
         ) from error
-    except psycopg.Error as error:
+    except (psycopg.Error, UnicodeEncodeError) as error:
         # From None: a detail from the server may quote the row with message texts.
         raise _refusal(error) from None
 
 
-def _refusal(error: psycopg.Error) -> StoreError:
+def _refusal(error: psycopg.Error | UnicodeEncodeError) -> ThreadkeepError:
+    if isinstance(error, UnicodeEncodeError) or (error.sqlstate is None and "NUL" in str(error)):
+        return unstorable_text()
     name = f"{type(error).__name__} {error.sqlstate or ''}".strip()
     return StoreError(f"PostgreSQL rejected this call ({name}); check the tables with `threadkeep doctor`.")

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import aiosqlite
 
 from threadkeep.errors import DatabaseFileReplaced, StoreClosed, StoreError, StoreUnavailable
-from threadkeep.store.driver import DuplicateRow, Parameters, Row, Statement, seconds_left
+from threadkeep.store.driver import DuplicateRow, Parameters, Row, Statement, seconds_left, unstorable_text
 from threadkeep.store.private_files import is_read_only
 
 # aiosqlite's debug log contains statement parameters, which are people's texts, so it is off at every log level.
@@ -288,6 +288,9 @@ class translated:  # noqa: N801 - used like a function, as those of contextlib
             return
         if isinstance(error, sqlite_errors()):
             raise _translation(error) from error
+        if isinstance(error, UnicodeEncodeError):
+            # From None: the error contains the text.
+            raise unstorable_text() from None
         # aiosqlite's messages for a connection with a dead thread; other code raises ValueError too.
         if isinstance(error, ValueError) and str(error) in ("Connection closed", "no active connection"):
             raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error

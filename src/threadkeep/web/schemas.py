@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue
 
@@ -11,7 +11,7 @@ from threadkeep.records import Message, Role, Status, dump_json
 from threadkeep.records.json_values import example
 from threadkeep.runs.chat_turns import ChatContext
 from threadkeep.runs.views import ESTIMATED
-from threadkeep.store.codec import clean_text
+from threadkeep.store.codec import clean_json, clean_text
 
 MAX_MESSAGE_CHARACTERS = 100_000
 MAX_ID_CHARACTERS = 512
@@ -38,7 +38,7 @@ def _storable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
         level = [value for part in inner for value in part]
     if level:
         raise ValueError(f"metadata is at most {MAX_METADATA_DEPTH} levels deep")
-    return value
+    return cast("dict[str, JsonValue]", clean_json(value))
 
 
 # Assignments instead of `type` aliases: pydantic cannot add constraints to the latter.

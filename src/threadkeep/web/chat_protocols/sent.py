@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from langchain_core.messages import BaseMessage
 
-from threadkeep.agent.conversion import from_langchain
+from threadkeep.agent.conversion import from_langchain, id_of
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json, Message
@@ -50,7 +50,7 @@ class Sent:
             text,
             session_id=self.session_id,
             user_id=self.user_id,
-            message_id=asked[-1].id or None,
+            message_id=id_of(asked[-1]),
             metadata=self.metadata,
             workflow=self.workflow,
         )
@@ -64,7 +64,7 @@ class Sent:
         if self.session_id is not None:
             session = app.memory.session(self.session_id, user_id=self.user_id)
             for position in range(len(asked) - 1, 0, -1):
-                known = asked[position - 1].id
+                known = id_of(asked[position - 1])
                 if known and await session.find(known) is not None:
                     return asked[position:]
         return asked

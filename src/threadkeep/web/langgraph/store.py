@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from langgraph.store.base import Item, SearchItem
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
@@ -23,10 +23,25 @@ router = APIRouter(prefix="/store", tags=["langgraph"])
 
 _FAILURES = documented(400, 404, 413, 422, 503)
 _RESERVED = "langgraph"
+_MAX_MINUTES = 60 * 24 * 36_500
 
 Label = Annotated[CleanText, Field(min_length=1, max_length=256, pattern=r"^[^.]+$")]
 Namespace = Annotated[list[Label], Field(max_length=20)]
 Key = Annotated[CleanText, Field(min_length=1, max_length=512)]
+
+
+def _readable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Reject whole numbers that LangGraph's stores cannot write, or return changed."""
+    inner: list[JsonValue] = [value]
+    while inner:
+        part = inner.pop()
+        if isinstance(part, int) and not -(2**63) <= part < 2**64:
+            raise ValueError("a whole number of an item has at most 64 bits; store a larger one as text")
+        inner += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return value
+
+
+ItemValue = Annotated[Metadata, AfterValidator(_readable)]
 
 
 class ItemBody(BaseModel):
@@ -62,11 +77,13 @@ class PutItemBody(BaseModel, json_schema_extra=example(namespace=["users", "u1"]
 
     namespace: Namespace
     key: Key
-    value: Metadata
+    value: ItemValue
     index: bool | Annotated[list[str], Field(max_length=50)] | None = Field(
         None, description="The fields to index, or false. A store without an index ignores it."
     )
-    ttl: float | None = Field(None, gt=0, description="Minutes until the item expires, if the store supports it.")
+    ttl: float | None = Field(
+        None, gt=0, le=_MAX_MINUTES, description="Minutes until the item expires, if the store supports it."
+    )
 
 
 class DeleteItemBody(BaseModel, json_schema_extra=example(namespace=["users", "u1"], key="theme")):
@@ -80,7 +97,7 @@ class SearchItemsBody(BaseModel, json_schema_extra=example(namespace_prefix=["us
     """A search for items."""
 
     namespace_prefix: Namespace = []
-    filter: dict[str, JsonValue] | None = Field(None, description="Values that an item must have.")
+    filter: Metadata | None = Field(None, description="Values that an item must have.")
     query: str | None = Field(None, max_length=2000, description="Text to search by meaning; needs an index.")
     limit: int = Field(10, ge=1, le=1000, description="The maximum number of results.")
     offset: int = Field(0, ge=0, le=100_000, description="The number of results to skip.")
