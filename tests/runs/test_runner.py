@@ -87,6 +87,18 @@ async def test_a_run_waits_for_a_person(every_desk: RunDesk) -> None:
     assert statuses == ["status running", "status waiting"] * 2 + ["status running", "status done"]
 
 
+async def test_of_answers_at_once_the_others_are_told_how_the_run_stands(every_desk: RunDesk) -> None:
+    """By then: not that it waits."""
+    async with every_desk.open(asking_twice()) as service:
+        run_id = (await carried_out(service, RunRequest(workflow="form", text="register me"))).run.run_id
+        answers = [service.resume(run_id, "Ann", mode="background") for _ in range(4)]
+        refusals = [one for one in await asyncio.gather(*answers, return_exceptions=True) if one is not None]
+    assert len(refusals) >= 2  # the form asks two questions
+    for refusal in refusals:
+        assert isinstance(refusal, InvalidInput)
+        assert not str(refusal).endswith("it is waiting.")
+
+
 async def test_a_message_answers_one_question_once(every_desk: RunDesk) -> None:
     """Also if it is delivered twice at once, or again when the run asks the next question."""
     async with every_desk.open(asking_twice()) as service:

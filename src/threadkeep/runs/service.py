@@ -143,7 +143,8 @@ class RunService:
             if message_id is None
             else await self._runs.resume_by(message_id, run, value)
         ):
-            raise InvalidInput(f"Run {run.run_id!r} does not wait for an answer: it is {run.status}.")
+            now = await self._following.run(run.run_id, user_id)  # another answer may have come first
+            raise InvalidInput(f"Run {run.run_id!r} does not wait for an answer: it is {now.status}.")
         await self._intake.go_on(run.run_id, here=mode == "wait")
 
     async def retry(
@@ -165,7 +166,8 @@ class RunService:
         if not await self._runs.retry(run_id, budget=larger if larger != run.budget else None):
             if run.over and not run.inputs:
                 raise InvalidInput(f"The input of run {run_id!r} is not stored any more; start a new run.")
-            raise InvalidInput(f"Run {run_id!r} is {run.status}: only failed or stopped runs can be retried.")
+            now = await self._following.run(run_id, user_id)  # another call may have come first
+            raise InvalidInput(f"Run {run_id!r} is {now.status}: only failed or stopped runs can be retried.")
         await self._intake.go_on(run_id, here=mode == "wait")
 
     async def run(self, run_id: str, *, user_id: str | None = None) -> Run:
