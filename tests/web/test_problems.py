@@ -118,6 +118,7 @@ async def test_an_error_that_nobody_foresaw_is_a_500_that_tells_nothing(
     assert "RuntimeError" not in response.text
     assert set(problem) == {"type", "title", "status", "detail"}
     assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["content-security-policy"] == "frame-ancestors 'none'"
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("inside"), StoreClosed("inside")])

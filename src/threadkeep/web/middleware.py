@@ -22,7 +22,7 @@ from threadkeep.web.callers import Caller, RateLimits
 from threadkeep.web.console.forms import is_page, key_in_cookie
 from threadkeep.web.console.sign_in import ADDRESS, refusal_page
 from threadkeep.web.keys import KeyRing, UserTokens
-from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, problem_response
+from threadkeep.web.problems import SAFE_HEADERS, ProblemRaised, make_problem, problem_of, problem_response
 
 CALLBACKS = "/channels/"
 DOCS = "/docs"
@@ -146,14 +146,6 @@ def _is_loopback_address(address: str) -> bool:
         return False
 
 
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-
-
 class SafeHeaders:
     """Middleware against caching, content sniffing and framing. It does not replace headers of the response."""
 
@@ -166,7 +158,7 @@ class SafeHeaders:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
+                for name, value in SAFE_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 

@@ -41,6 +41,14 @@ from threadkeep.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
+SAFE_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""The headers of every response against caching, content sniffing and framing."""
+
 _OPENAI = "/v1/"
 
 _logger = logging.getLogger("threadkeep.web")
@@ -182,7 +190,7 @@ def problem_of(error: Exception) -> Problem:
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
     """Return the response for a problem. Under `/v1/` it has the `error` object that OpenAI's clients show, too."""
-    more = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **(headers or {})}
+    more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:
         more["Retry-After"] = str(RETRY_SECONDS)
     body = problem.model_dump(exclude_none=True)
