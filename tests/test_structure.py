@@ -81,7 +81,8 @@ MOST_FILES = 366
 # Indexes of conversations in a graph store that are kept across a start brought 197, and a file.
 # Factors by script for models of unknown families brought 127.
 # Errors of text that no database stores brought 37.
-MOST_LINES = 82_175
+# Questions that other middleware removes, and that are sent nevertheless, brought 38.
+MOST_LINES = 82_213
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

@@ -19,17 +19,20 @@ from langchain.agents.middleware import (
     ModelFallbackMiddleware,
     ModelRequest,
     PIIMiddleware,
+    SummarizationMiddleware,
     ToolRetryMiddleware,
     dynamic_prompt,
     hook_config,
 )
 from langchain.agents.structured_output import AutoStrategy, ProviderStrategy, ToolStrategy
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, RemoveMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
+from tests.agent.context_laws import check_shape
 from tests.agent.talking import (
     ROOM,
     Agent,
@@ -44,7 +47,7 @@ from tests.agent.talking import (
     seen,
     stream,
 )
-from threadkeep import Memory, SessionMemory, count_tokens
+from threadkeep import ContextManifest, Memory, SessionMemory, count_tokens, rebuild
 from threadkeep.errors import MiddlewareWarning
 from threadkeep.testing import ScriptedModel
 
@@ -250,6 +253,46 @@ async def test_words_that_are_hidden_from_the_model_stay_hidden_later(small_memo
     assert (await kept(small_memory))[0] == ("user", hidden)
     await ask(agent, "and now?")
     assert model.calls[1][0].text == hidden
+
+
+class Newest(AgentMiddleware):
+    """Keeps the newest two messages of the state, as LangChain's pages show it."""
+
+    async def abefore_model(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any]:
+        """Remove the others."""
+        return {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), *state["messages"][-2:]]}
+
+
+def summarizing() -> SummarizationMiddleware:
+    """Middleware that has summaries in place of all but the newest messages of the state."""
+    return SummarizationMiddleware(ScriptedModel(["summary"] * 9), trigger=("messages", 4), keep=("messages", 2))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("checkpointed", [True, False])
+@pytest.mark.parametrize("shortening", [Newest, summarizing])
+@pytest.mark.filterwarnings("ignore:SummarizationMiddleware and SessionMemory")
+async def test_a_question_that_other_middleware_removes_from_the_state_is_sent(
+    memory: Memory, shortening: Callable[[], AgentMiddleware], checkpointed: bool, first: bool
+) -> None:
+    """In each call of a long run, before its steps, redacted as in the first one; the record has it as the input."""
+    model = ScriptedModel(["hello", adding("c1"), adding("c2"), adding("c3"), "3"])
+    shorten = [PIIMiddleware("email"), shortening()]
+    middleware = [SessionMemory(memory), *shorten] if first else [*shorten, SessionMemory(memory)]
+    agent = make_agent(model, middleware, [add], checkpointer=InMemorySaver() if checkpointed else None)
+    await ask(agent, "hi")
+    await ask(agent, "1 + 2? ann@example.org")
+    question = ("human", "1 + 2? [REDACTED_EMAIL]")
+    for call in model.calls[1:]:
+        check_shape(call)
+        assert seen(call).count(question) == 1
+        steps = seen(call)[seen(call).index(question) + 1 :]
+        assert steps[-2:] == ([] if call is model.calls[1] else [("ai", ""), ("tool", "3")])
+        assert len(steps) == len([kind for kind, _ in steps if kind in ("ai", "tool")])
+    for stored, call in zip(await memory.manifests.of_session(ROOM), reversed(model.calls), strict=True):
+        assert seen(await rebuild(stored)) == seen(call)
+        assert "input" in [entry.section for entry in ContextManifest.from_dict(stored.manifest).entries]
+    assert (await kept(memory))[2:] == [("user", question[1]), ("assistant", "3")]
 
 
 class Guard(AgentMiddleware):

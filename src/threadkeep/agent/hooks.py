@@ -107,7 +107,7 @@ class TurnHooks:
             return ModelStep(part, turn, call, request, answered=answered_before(turn.answered, request, call.config))
         if part.root.answers or part.root.question is not asked:
             messages = part.root.with_question(messages)
-        state = part.root.with_answers(messages)
+        state = part.root.with_answers(part.with_question(messages))
         sent = await turn.context(state, request.system_message, ModelUse(request.model, tuple(request.tools)))
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         part.root.call_begins()

@@ -28,6 +28,7 @@ from threadkeep.agent.questions import (
     question_before,
     questions_back,
     sent_by_caller,
+    steps_begin,
 )
 from threadkeep.agent.root_runs import RootRun
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
@@ -86,6 +87,7 @@ class Participation:
     direct_calls: set[str] = field(default_factory=set)
     model_failed: bool = False
     said_ids: set[str | None] = field(default_factory=set)
+    _question: Sequence[BaseMessage] = ()
     _ordinal: int = 1
     _tried_before: bool = False
     _begun: list[_Writer] = field(default_factory=list, repr=False)
@@ -212,6 +214,19 @@ class Participation:
         """Return the question of the turn with its text in the messages."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
+
+    def with_question(self, messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+        """Return the messages with the question as at the last model call if it was removed from the state since.
+
+        Middleware that shortens the state, such as `SummarizationMiddleware`, removes the question of a long run.
+        """
+        asked = {id_of(message) for message in self.root.question}
+        there = {found for message in messages if (found := id_of(message)) in asked}
+        if self.root.question_id in there:
+            self._question = [message for message in messages if id_of(message) in asked]
+        missing = [message for message in self._question if id_of(message) in asked - there]
+        place = steps_begin(messages, self.said_ids) if missing else 0
+        return [*messages[:place], *missing, *messages[place:]]
 
     async def _go_on(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
         """Continue the turn of a resumed agent; its question is the newest block of human messages.

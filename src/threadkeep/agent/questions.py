@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
 from typing import Final
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    convert_to_messages,
+)
 from langchain_core.runnables.config import var_child_runnable_config
 
 from threadkeep.agent.callbacks import root_callbacks
@@ -47,6 +54,22 @@ def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage
     while block := question_before(messages[:end]):
         yield block
         end = next(place for place, message in enumerate(messages) if message is block[0])
+
+
+def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]) -> int:
+    """Return the index of the first step of a turn without its question; `said_ids` are the model's messages.
+
+    The steps are the calls and results at the end, with drafts, and with messages that tools added to their results.
+    """
+    begin = len(messages)
+    for place in range(begin - 1, -1, -1):
+        message = messages[place]
+        said = isinstance(message, AIMessage) and (message.tool_calls or message.id in said_ids)
+        if said or isinstance(message, ToolMessage):
+            begin = place
+        elif not is_question(message):
+            break
+    return begin
 
 
 _MORE_ROWS: Final = 50
