@@ -49,6 +49,25 @@ async def test_memories_of_one_database_share_the_order(
         assert [m.content for m in await memory.session(ROOM).tail(10)] == ["first", "one", "second", "two"]
 
 
+async def test_a_call_that_is_cancelled_while_it_waits_has_ended(memory: Memory) -> None:
+    """The middleware holds nothing of it, and the turns before and behind it are stored."""
+    gate = Gate()
+    model, middleware = ScriptedModel([[gate, "one"], "three"]), SessionMemory(memory)
+    agent = make_agent(model, [middleware])
+    first = asyncio.create_task(agent.ainvoke(input_of("first"), config_of()))
+    await gate.reached()
+    second = asyncio.create_task(agent.ainvoke(input_of("second"), config_of()))
+    await asyncio.wait([second], timeout=0.1)
+    second.cancel()
+    await asyncio.wait([second])
+    assert middleware.open_runs == 1
+    gate.open()
+    await first
+    await agent.ainvoke(input_of("third"), config_of())
+    assert middleware.open_runs == 0
+    assert [m.content for m in await memory.session(ROOM).tail(10)] == ["first", "one", "third", "three"]
+
+
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_a_cell_waits_for_no_turn_that_needs_its_loop(
     tmp_path: Path, memory_options: MemoryOptions, waiting: int

@@ -77,9 +77,9 @@ class TurnHooks:
         part = self._new_part(call)
         if not part.silent:
             part.begun_by(call.runtime)
+            root_callbacks.at_end(partial(self._run_ended, part))
             if self._options.ordered and self._may_wait(part):
                 await self._order.acquire(part.session.session_id, part.root, self.memory.observers)
-            root_callbacks.at_end(partial(self._run_ended, part))
 
     def _may_wait(self, part: Participation) -> bool:
         """Return True if an agent waits for its turn. Agents in tools do not, except for an agent's own conversation.
