@@ -66,8 +66,14 @@ def sheets(found: Found) -> dict[str, Sheet]:
         "parts": Sheet("A call", tuple(found.parts), (tuple(f"{spent:.2f}" for spent in found.parts.values()),)),
         "reuse": Sheet(
             "Beginnings",
-            ("share in per cent", *KINDS),
-            tuple((one.title, *(f"{100 * one.shares[kind]:.0f}" for kind in KINDS)) for one in found.reuse),
+            ("share in per cent", *(f"{kind}: {part}" for kind in KINDS for part in ("calls", "characters"))),
+            tuple(
+                (
+                    one.title,
+                    *(f"{100 * part[kind]:.0f}" for kind in KINDS for part in (one.calls, one.characters)),
+                )
+                for one in found.reuse
+            ),
         ),
     }
 
@@ -145,7 +151,7 @@ def _aims(found: Found) -> Sheet:
             rows.append((title, sentence, f"≤ {_FLAT:g}", f"{flat:.2f}", _verdict(flat <= _FLAT)))
     for one in found.reuse:
         if "anchored" in one.title:
-            least = min(one.shares.values())
+            least = min(one.calls.values())
             sentence = f"{one.title}: calls that begin with the previous call"
             rows.append(("", sentence, f"≥ {_SHARE:.0%}", f"{least:.0%}", _verdict(least >= _SHARE)))
     return Sheet("Aims", ("engine", "aim", "bound", "found", "verdict"), tuple(rows))

@@ -28,10 +28,15 @@ type Middleware = AgentMiddleware[Any, Any, Any]
 
 @dataclass(frozen=True)
 class Reuse:
-    """The share of a contender's calls that begin with the previous call, except what was new with its last input."""
+    """The part of a contender's calls that the previous call has at its beginning.
+
+    `calls` are the shares of calls that begin with all of the previous call, except what was new with its last input.
+    `characters` are the shares of all characters of the calls.
+    """
 
     title: str
-    shares: dict[Kind, float]
+    calls: dict[Kind, float]
+    characters: dict[Kind, float]
 
 
 @tool
@@ -85,12 +90,20 @@ async def measure(turns: int, tell: Tell) -> list[Reuse]:
         for ours, contenders in ((True, _ours(memory)), (False, _theirs())):
             for title, middleware in contenders.items():
                 tell(f"prefix reuse: {title}")
-                shares = {kind: await _share(memory, middleware, kind, turns, ours=ours) for kind in KINDS}
-                found.append(Reuse(title, shares))
+                calls = {kind: await _calls_of(memory, middleware, kind, turns, ours=ours) for kind in KINDS}
+                found.append(
+                    Reuse(
+                        title,
+                        {kind: shared(each) for kind, each in calls.items()},
+                        {kind: shared_characters(each) for kind, each in calls.items()},
+                    )
+                )
     return found
 
 
-async def _share(memory: Memory, middleware: Middleware, kind: Kind, turns: int, *, ours: bool) -> float:
+async def _calls_of(
+    memory: Memory, middleware: Middleware, kind: Kind, turns: int, *, ours: bool
+) -> Sequence[Sequence[BaseMessage]]:
     model = ScriptedModel(_replies(kind))
     agent = create_agent(
         model,
@@ -104,7 +117,7 @@ async def _share(memory: Memory, middleware: Middleware, kind: Kind, turns: int,
         question = f"Question {number}: " + "and then there is this " * (1 + number * 7 % 12)
         await agent.ainvoke({"messages": [HumanMessage(question)]}, {"configurable": {"thread_id": room}})
         await memory.compressor.idle()
-    return shared(model.calls)
+    return model.calls
 
 
 def _replies(kind: Kind) -> Iterator[str | AIMessage]:
@@ -119,6 +132,18 @@ def shared(calls: Sequence[Sequence[BaseMessage]]) -> float:
     """Return the share of calls that begin with the previous call, except what was new with its last input."""
     pairs = [(_told(_up_to_input(before)), _told(after)) for before, after in itertools.pairwise(calls)]
     return sum(after[: len(before)] == before for before, after in pairs) / len(pairs)
+
+
+def shared_characters(calls: Sequence[Sequence[BaseMessage]]) -> float:
+    """Return the share of characters of the calls that are at the common beginning with the previous call."""
+    texts = ["\n".join(map(repr, _told(call))) for call in calls]
+    common = sum(_common(before, after) for before, after in itertools.pairwise(texts))
+    return common / sum(map(len, texts[1:]))
+
+
+def _common(before: str, after: str) -> int:
+    pairs = zip(before, after, strict=False)
+    return next((n for n, (one, other) in enumerate(pairs) if one != other), min(len(before), len(after)))
 
 
 def _up_to_input(call: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
