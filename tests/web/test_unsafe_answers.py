@@ -45,6 +45,21 @@ async def test_nobody_is_told_an_answer_that_could_be_lost(tmp_path: Path) -> No
     assert len(model.calls) == 2
 
 
+async def test_a_message_without_an_id_can_be_sent_again(tmp_path: Path) -> None:
+    """The problem names the ids that it was given: it is stored once."""
+    database, pending = tmp_path / "threadkeep.db", tmp_path / "pending"
+    settings = settings_for(tmp_path, database_url=f"sqlite:///{database}", write_timeout=0.5, lock_timeout=0.5)
+    async with opened_app(ScriptedModel(["hello", "only one"]), settings) as app, client_of(app) as client:
+        await say(client, "hi", session_id="room")
+        async with nothing_is_stored(database, pending):
+            refused = await client.post("/api/v1/chat", json={"message": "and now?", "session_id": "room"})
+            problem = check_problem(refused, 503, "database-unavailable")
+        await until(lambda: app.memory.pending.count == 0)
+        again = await say(client, "and now?", session_id=problem["session_id"], message_id=problem["message_id"])
+        assert (again["response"], again["run_id"]) == ("only one", problem["run_id"])
+        assert len(await history(client, "room")) == 4
+
+
 async def test_a_stream_does_not_end_with_an_answer_that_could_be_lost(tmp_path: Path) -> None:
     """Its tokens were sent; its end is an error."""
     database, pending = tmp_path / "threadkeep.db", tmp_path / "pending"

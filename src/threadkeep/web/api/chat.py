@@ -13,7 +13,15 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from threadkeep.app import App
 from threadkeep.channels.contract import Callback
-from threadkeep.errors import CallbackRefused, ChannelNotFound, Interrupted, ModelCallFailed, RunFailed, RunWaits
+from threadkeep.errors import (
+    CallbackRefused,
+    ChannelNotFound,
+    Interrupted,
+    ModelCallFailed,
+    RunFailed,
+    RunWaits,
+    StoreUnavailable,
+)
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, EncodedPathRoute, Limit, SessionId, UserId
@@ -56,7 +64,7 @@ async def answer_of(turn: ChatTurn) -> ChatResponseBody:
     """Return the answer of a turn; an error includes the ids that are needed to send its message again."""
     try:
         answer = await turn.answer()
-    except (ModelCallFailed, RunFailed, RunWaits, Interrupted) as error:
+    except (ModelCallFailed, RunFailed, RunWaits, Interrupted, StoreUnavailable) as error:
         raise ProblemRaised(problem_of_turn(turn, error)) from error
     return ChatResponseBody.model_validate(answer.to_dict())
 
