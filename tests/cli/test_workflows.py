@@ -115,3 +115,11 @@ def test_keys_are_explained(cli: CommandLine, flow: Path, tmp_path: Path) -> Non
         payload.write_bytes(text.encode("latin-1"))
         assert cli("explain-key", "--workflow", "bot", "--payload", str(payload)).exit_code == 2
     assert cli("explain-key", "--workflow", "bot", "--payload", str(tmp_path / "none")).exit_code == 1
+
+
+@pytest.mark.parametrize("output", [(), ("--output", "bot.png")])
+def test_a_png_is_not_json(cli: CommandLine, flow: Path, output: tuple[str, ...], tmp_path: Path) -> None:
+    """A program that wants JSON gets no other bytes, and no file that it did not expect."""
+    refused = cli("workflows", "graph", "bot", "--format", "png", *output, "--json")
+    assert (refused.exit_code, refused.out, refused.problem["type"]) == (2, "", "urn:threadkeep:wrong-use")
+    assert not (tmp_path / "bot.png").exists()

@@ -121,6 +121,8 @@ def draw_workflow(
 
     wanted = _format(format_name, output)
     workflow = _named(name)
+    if wanted == "png" and terminal.as_json:
+        raise WrongUse("A PNG cannot be shown as JSON; omit --json, or use --format svg.")
     if wanted == "png":
         if output is None and sys.stdout.isatty():
             raise WrongUse("A terminal cannot show a PNG; name a file with --output FILE.")
