@@ -50,6 +50,16 @@ async def test_a_streamed_run_gives_values_pieces_and_its_ids(tmp_path: Path) ->
     assert [text for _, text, _ in said(stored)] == ["Which?", "It is teal."]
 
 
+async def test_each_message_is_one_update_of_a_run_that_is_joined_late(tmp_path: Path) -> None:
+    """Its answer is in the trace twice: among what the agent said, and as the message of the run."""
+    async with sdk(tmp_path, ScriptedModel(["It is teal."])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        await langgraph.runs.wait("t1", "chat", input=asks("Which?"))
+        [run] = await langgraph.runs.list("t1")
+        parts = [part async for part in langgraph.runs.join_stream("t1", run["run_id"], stream_mode="updates")]
+    updates = [part.data for part in parts if part.event == "updates"]
+    assert [[one["content"] for one in update["answer"]["messages"]] for update in updates] == [["It is teal."]]
+
+
 async def test_a_stream_is_rejoined_after_the_last_event(tmp_path: Path) -> None:
     """A client that comes back with the id of an event gets the events after it, once each."""
     gate = Gate()

@@ -272,7 +272,7 @@ class RunParts:
         self._interrupts: list[dict[str, Any]] = []
         self._messages: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._metadata: dict[str, Any] = {}
-        self._spoken: set[str] = set()
+        self._updated: set[str] = set()
 
     def of(self, event: ProtocolEvent) -> Iterator[Part]:
         """Yield the parts for an event. Most events have none."""
@@ -315,14 +315,16 @@ class RunParts:
             case "message-finish":
                 message, metadata = self._messages.pop(message_id)
                 yield from self._chosen(MESSAGES, [message], "messages/complete")
-                self._spoken.add(message_id)
-                node = str(metadata.get("langgraph_node") or "answer")
-                yield from self._chosen("updates", {node: {"messages": [message]}})
+                if message_id not in self._updated:
+                    self._updated.add(message_id)
+                    node = str(metadata.get("langgraph_node") or "answer")
+                    yield from self._chosen("updates", {node: {"messages": [message]}})
 
     def _updates(self, data: Mapping[str, Any]) -> Iterator[Part]:
         """Yield the messages of an agent that were not streamed as an answer: tool calls and their results."""
         given = data["values"]["messages"]
-        new = [one for one in given if isinstance(one, Mapping) and one.get("id") not in self._spoken]
+        new = [one for one in given if isinstance(one, Mapping) and one.get("id") not in self._updated]
+        self._updated.update(str(one["id"]) for one in new if one.get("id"))
         node = str(data.get("node") or "agent")
         if new:
             yield from self._chosen("updates", {node: {"messages": new}})
