@@ -12,14 +12,16 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
 
-from tests.agent.talking import ROOM, config_of, input_of, kept, numbered, seen
+from tests.agent.talking import ROOM, add, adding, config_of, input_of, kept, numbered, seen
+from tests.limits import HANG_SECONDS
 from tests.outages import locked
-from threadkeep import Memory, MemoryOptions, Message, TurnOptions, open_memory, recorded
+from threadkeep import Memory, MemoryOptions, Message, SessionMemory, TurnOptions, open_memory, recorded
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING
 from threadkeep.records import Summary
 from threadkeep.store.driver import StoreOptions
-from threadkeep.testing import ScriptedModel
+from threadkeep.testing import Gate, ScriptedModel
 
 
 def graph_of(memory: Memory, *replies: Any, **options: Any) -> tuple[Any, ScriptedModel]:
@@ -111,3 +113,58 @@ async def test_a_checkpointer_does_not_bring_back_what_was_superseded(
         await session.reset()
         assert await ask(input_of("q3")) == ["q3"]
         assert await ask(input_of("q4")) == ["q3", "a5", "q4"]
+
+
+def graph_with(memory: Memory, *replies: Any, gate: Gate | None = None) -> tuple[Any, ScriptedModel]:
+    """Return a recorded graph with an agent that has memory, which waits at a gate first, and the agent's model."""
+    model = ScriptedModel(list(replies))
+
+    async def wait(_: MessagesState) -> None:
+        if gate is not None:
+            await gate.pass_through()
+
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node(wait).add_edge(START, "wait").add_edge("wait", "clerk")
+    builder.add_node("clerk", create_agent(model, [add], middleware=[SessionMemory(memory)], name="clerk"))
+    return recorded(builder.compile(), memory), model
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("mode", ["messages", "values", "updates"])
+async def test_a_reader_that_leaves_holds_up_no_turn(memory: Memory, mode: str, closed: bool) -> None:
+    """Whether it closes the stream or not, wherever it stops: the graph ends, and the next question is answered."""
+    for stop in range(4):
+        room = f"telegram:{stop}"
+        graph, model = graph_with(memory, adding(), ["one ", "two ", "three"], "fine")
+        parts = graph.astream(input_of("count"), config_of(room), stream_mode=mode)
+        number = 0
+        async for _ in parts:
+            if number == stop:
+                break
+            number += 1
+        if closed:
+            await parts.aclose()
+        calls = len(model.calls)
+        del parts
+        async with asyncio.timeout(HANG_SECONDS):
+            state = await graph.ainvoke(input_of("and now?"), config_of(room))
+        assert not closed or all(("human", "and now?") in seen(call) for call in model.calls[calls:])
+        assert state["messages"][-1].text == (await kept(memory, room))[-1][1]
+        assert [text for role, text in await kept(memory, room) if role == "user"] == ["count", "and now?"]
+
+
+async def test_a_graph_that_is_called_beside_an_open_stream_is_no_part_of_it(memory: Memory) -> None:
+    """Its turn is its own, also after the stream has ended."""
+    gate = Gate()
+    graph, _ = graph_with(memory, "hello", gate=gate)
+    agent: Any = create_agent(ScriptedModel([["one ", "two"]]), [])
+    call: asyncio.Task[Any] | None = None
+    async for _ in agent.astream(input_of("count"), stream_mode="messages"):
+        if call is None:
+            call = asyncio.create_task(graph.ainvoke(input_of("hi"), config_of()))
+            await gate.reached()
+    gate.open()
+    assert call is not None
+    async with asyncio.timeout(HANG_SECONDS):
+        await call
+    assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]

@@ -14,6 +14,7 @@ from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, GenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langgraph.errors import GraphBubbleUp
@@ -81,13 +82,13 @@ class RootCallbacks(BaseCallbackHandler):
     @property
     def input(self) -> object:
         """The input of this task's root run; None if it is unknown."""
-        run = self._run()
+        run = self._run_around()
         return None if run is None else run.input
 
     @property
     def goes_on(self) -> bool | None:
         """True if this task's root run continues from a checkpoint, without an input; None if it is unknown."""
-        run = self._run()
+        run = self._run_around()
         return None if run is None else run.input is None or isinstance(run.input, Command)
 
     @property
@@ -97,7 +98,7 @@ class RootCallbacks(BaseCallbackHandler):
 
     def at_end(self, on_end: OnEnd) -> None:
         """Call a function when this task's root run ends; do nothing if the root run is unknown."""
-        if (run := self._run()) is not None:
+        if (run := self._run_around()) is not None:
             run.on_end.append(on_end)
 
     def on_chain_start(
@@ -171,6 +172,13 @@ class RootCallbacks(BaseCallbackHandler):
             waiting = on_end(None, failure)
             if waiting is not None:
                 await waiting
+
+    def _run_around(self) -> _Run | None:
+        """Return the root run that this task is part of; None outside of a run.
+
+        A stream leaves its run in the context of its reader, whose other calls are not part of that run.
+        """
+        return None if var_child_runnable_config.get() is None else self._run()
 
     def _run(self) -> _Run | None:
         current = self._current.get()

@@ -6,6 +6,7 @@ import operator
 import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from copy import copy
 from typing import Annotated, Any, Final, TypedDict
 
@@ -139,11 +140,15 @@ class RecordedGraph(Runnable[Any, Any]):
         try:
             if turn.ended is not None:
                 graph, given = self._of_end(turn, await self._saved(turn))
-                async for part in graph.astream(given, turn.config, **_of_results(kwargs)):
-                    yield part
+                async with aclosing(graph.astream(given, turn.config, **_of_results(kwargs))) as replayed:
+                    async for part in replayed:
+                        yield part
                 return
-            async for part in self._graph.astream(turn.given, turn.config, **{**kwargs, "control": turn.control}):
-                yield part
+            parts = self._graph.astream(turn.given, turn.config, **{**kwargs, "control": turn.control})
+            # If the reader leaves, the graph ends before the next turn begins.
+            async with aclosing(parts):
+                async for part in parts:
+                    yield part
             await self._turns.call(lambda _: turn.end(self._final(turn)))
         finally:
             turn.turns.leave(turn)
