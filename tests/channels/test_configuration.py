@@ -54,7 +54,8 @@ def test_a_bot_may_have_limits_texts_and_a_workflow(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("channels:\n  - [", "channels.yaml:2: this is not YAML"),
-        ("", "the file: input should be a valid dictionary"),
+        ("", "the file: must be a map with the list `channels`; correct it"),
+        ("channels: [support]", "channel 1: must be a map of fields; correct it"),
         ("bots: []", "channels: is missing; add it"),
         (BOT + "    tokn: x", "channel 1, tokn: is not a field of this kind; remove it"),
         (BOT + "    receive: mail", "channel 1, receive: input should be 'polling' or 'webhook'"),
@@ -86,5 +87,5 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, content: bytes | Non
     path = tmp_path / "channels.yaml"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InvalidInput, match="cannot read the channels file"):
+    with pytest.raises(InvalidInput, match=r"cannot read the channels file \(\w+\); check that it exists"):
         read_channels(path, {})

@@ -183,7 +183,10 @@ def read_channels(path: Path, environment: Mapping[str, str]) -> ChannelsFile:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path}: cannot read the channels file ({type(error).__name__}).") from None
+        raise InvalidInput(
+            f"{path}: cannot read the channels file ({type(error).__name__}); check that it exists, that this user may "
+            "read it, and that it is UTF-8 text."
+        ) from None
     try:
         content = _expanded(yaml.safe_load(text), environment)
         file = ChannelsFile.model_validate(content)
@@ -241,6 +244,8 @@ def _sentence(error: ValidationError) -> str:
     problem = {
         "missing": "is missing; add it",
         "extra_forbidden": "is not a field of this kind; remove it",
+        "model_type": "must be a map with the list `channels`; correct it",
+        "model_attributes_type": "must be a map of fields; correct it",
         "union_tag_not_found": "kind is missing; add it",
         "union_tag_invalid": f"kind is none of {first.get('ctx', {}).get('expected_tags')}; correct it",
     }.get(first["type"], f"{first['msg'].rstrip('.').lower()}; correct it")
