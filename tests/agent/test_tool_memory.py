@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware.types import ToolCallRequest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -16,11 +19,11 @@ from tests.agent.talking import ROOM, ask, config_of, input_of, kept, make_agent
 from tests.databases import query
 from threadkeep import ContextManifest, InvalidInput, Memory, Message, SessionMemory, TurnOptions, open_memory, rebuild
 from threadkeep.agent.counting import count_tokens
-from threadkeep.agent.provider_messages import NO_ANSWER
+from threadkeep.agent.provider_messages import NO_ANSWER, NO_RESULT
 from threadkeep.context.plan import ContextPlan
 from threadkeep.errors import StoreUnavailable
 from threadkeep.records import Retention, RetentionLimits
-from threadkeep.testing import ScriptedModel
+from threadkeep.testing import Gate, ScriptedModel
 
 BOOKED: list[str] = []
 FLIGHTS = "A: 9:00, 120 €\nB: 11:30, 95 €\nC: 17:45, 80 €"
@@ -266,9 +269,43 @@ async def test_what_a_failed_run_has_done_is_shown(shared_url: str, failing: str
         with pytest.raises(RuntimeError):  # LangGraph's error for its limit is a RecursionError, which is one
             await agent.ainvoke(input_of("flights to Porto?"), {**config_of(), "recursion_limit": 5})
         await ask(make_agent(model, [SessionMemory(other)], TOOLS), "hello?")
-        assert talk_of(model.calls[2]) == [*FOUND[:3], ("ai", NO_ANSWER), ("human", "hello?")]
+        booked = [("ai", "book"), ("tool", "booked B")] if failing == "limit" else []
+        assert talk_of(model.calls[2]) == [*FOUND[:3], *booked, ("ai", NO_ANSWER), ("human", "hello?")]
         await memory.manifests.flush()
         await check_records(other, model)
+
+
+async def test_tools_that_were_done_when_the_run_was_cancelled_are_shown(memory: Memory) -> None:
+    """The others of the same message have the result that they were not run to their end."""
+    booked, gate = asyncio.Event(), Gate()
+
+    class Noting(AgentMiddleware):
+        """Notes the end of a tool."""
+
+        async def awrap_tool_call(self, request: ToolCallRequest, handler: Callable[..., Awaitable[Any]]) -> Any:
+            """Run it."""
+            result = await handler(request)
+            booked.set()
+            return result
+
+    @tool
+    async def wait() -> None:
+        """Wait for the other tool, then at the gate."""
+        await booked.wait()
+        await gate.pass_through()
+
+    both = [{"name": "book", "args": {"flight": "B"}, "id": "c1"}, {"name": "wait", "args": {}, "id": "c2"}]
+    model = ScriptedModel([AIMessage("", tool_calls=both), "There were three."])
+    agent = make_agent(model, [Noting(), SessionMemory(memory)], [book, wait])
+    run = asyncio.create_task(ask(agent, "book the second"))
+    await gate.reached()
+    run.cancel()
+    await asyncio.wait([run])
+    await ask(agent, "hello?")
+    steps = [("ai", "book"), ("tool", "booked B"), ("tool", NO_RESULT), ("ai", NO_ANSWER)]
+    assert talk_of(model.calls[1]) == [("human", "book the second"), *steps, ("human", "hello?")]
+    check_shape(model.calls[1])
+    await check_records(memory, model)
 
 
 async def test_a_reset_takes_them_away(memory: Memory) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, messages_from_dict
 from langchain_core.utils.uuid import uuid7
+from langgraph.types import Command
 
 from threadkeep.agent.call_measure import CallMeasure
 from threadkeep.agent.conversion import as_data, transcript_text
 from threadkeep.agent.counting import count_message
+from threadkeep.agent.provider_messages import repair
 from threadkeep.agent.shortening import trim
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.context.tokens import TokenCounter, estimate
@@ -72,6 +74,15 @@ class TurnSteps:
             elif isinstance(message, ToolMessage) and message.tool_call_id in called:
                 self._own.append(message)
 
+    def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
+        """Add the result of a tool call, in case no model call follows; `messages` are those of the state."""
+        asked = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
+        if asked is None or asked.name not in (None, self._author):
+            return
+        if asked.id not in [message.id for message in self._own]:
+            self._own.append(asked)
+        self._own += _results_in(result)
+
     def forget(self) -> None:
         """Discard the steps of this turn."""
         self._own = []
@@ -130,7 +141,7 @@ class TurnSteps:
 
 def dump_steps(messages: Sequence[BaseMessage]) -> str | None:
     """Return calls and results as JSON, reduced to content that every provider accepts; None if none fits."""
-    kept = _cut([_reduced(message) for message in messages], KEPT_TOKENS, estimate)
+    kept = _cut([_reduced(message) for message in repair(messages).messages], KEPT_TOKENS, estimate)
     return dump_json([as_data(message) for message in kept]) if kept else None
 
 
@@ -164,6 +175,14 @@ def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
             asked.append(message.seq)
         following = message
     return asked[:turns][-1] if asked and turns else None
+
+
+def _results_in(result: ToolMessage | Command[Any]) -> list[ToolMessage]:
+    """Return the messages for the model in the result of a tool."""
+    if isinstance(result, ToolMessage):
+        return [result]
+    update = result.update if isinstance(result.update, Mapping) else {}
+    return [message for message in update.get("messages", ()) if isinstance(message, ToolMessage)]
 
 
 def _is_answer(message: BaseMessage) -> bool:

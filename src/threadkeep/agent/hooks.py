@@ -13,12 +13,13 @@ from typing import Any, cast
 
 from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse
 from langchain.agents.middleware.types import ToolCallRequest
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, RemoveMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, RemoveMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.utils.uuid import uuid7
 from langgraph.errors import GraphBubbleUp, ParentCommand
 from langgraph.runtime import Runtime
+from langgraph.types import Command
 
 from threadkeep.agent.answers import (
     OtherMiddleware,
@@ -164,12 +165,14 @@ class TurnHooks:
         part.root.call_begins()
         return ToolStep(part, call, request)
 
-    async def end_tool_call(self, step: ToolStep) -> None:
-        """Count a tool call as ended."""
-        step.part.root.call_ends()
-        tool = step.request.tool
+    async def end_tool_call(self, step: ToolStep, result: ToolMessage | Command[Any]) -> None:
+        """Count a tool call as ended, and add its result to the steps of the turn."""
+        part, tool = step.part, step.request.tool
+        part.root.call_ends()
         if tool is not None and tool.return_direct:
-            step.part.direct_calls.add(str(step.request.tool_call["id"]))
+            part.direct_calls.add(str(step.request.tool_call["id"]))
+        elif part.turn is not None:
+            part.turn.contexts.add_step(step.call.messages, result)
 
     async def fail_tool_call(self, step: ToolStep, error: BaseException) -> None:
         """End a tool call that handed over, was interrupted or failed; store the text before a cancelled call."""

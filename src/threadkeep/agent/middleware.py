@@ -188,7 +188,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         except (asyncio.CancelledError, Exception) as error:
             await self._hooks.call(TurnHooks.fail_tool_call, step, error)
             raise
-        await self._hooks.call(TurnHooks.end_tool_call, step)
+        await self._hooks.call(TurnHooks.end_tool_call, step, result)
         return result
 
     def wrap_tool_call(
@@ -206,7 +206,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             failure = error
             self._wait_for(call, lambda hooks: hooks.fail_tool_call(step, failure))
             raise
-        self._wait_for(call, lambda hooks: hooks.end_tool_call(step))
+        self._wait_for(call, lambda hooks: hooks.end_tool_call(step, result))
         return result
 
     # A node, because other middleware may change the answer after a model call, and only nodes change the state.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
+from langgraph.types import Command
 
 from threadkeep.agent.assembly import Assembler
 from threadkeep.agent.call_measure import CallMeasure, Measuring, ModelUse, usage_of
@@ -91,6 +93,10 @@ class TurnContext:
     def has_steps(self) -> bool:
         """True if steps of the turn are to be stored when it ends."""
         return self._transcribed and self._steps.waiting
+
+    def add_step(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
+        """Add the result of a tool call to the steps of the turn; `messages` are those of the state."""
+        self._steps.add(messages, result)
 
     @property
     def left_out_upto(self) -> int:
