@@ -14,7 +14,7 @@ from langgraph.types import Command
 from threadkeep.agent.call_measure import CallMeasure
 from threadkeep.agent.conversion import as_data, transcript_text
 from threadkeep.agent.counting import count_message
-from threadkeep.agent.provider_messages import repair
+from threadkeep.agent.provider_messages import UNREAD_RESULT, repair
 from threadkeep.agent.shortening import trim
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.context.tokens import TokenCounter, estimate
@@ -75,13 +75,16 @@ class TurnSteps:
                 self._own.append(message)
 
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add the result of a tool call, in case no model call follows; `messages` are those of the state."""
+        """Add a tool call that ended, in case no model call follows; `messages` are those of the state.
+
+        The text of the result is not added, because other middleware may still redact it.
+        """
         asked = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
         if asked is None or asked.name not in (None, self._author):
             return
         if asked.id not in [message.id for message in self._own]:
             self._own.append(asked)
-        self._own += _results_in(result)
+        self._own += [one.model_copy(update={"content": UNREAD_RESULT}) for one in _results_in(result)]
 
     def forget(self) -> None:
         """Discard the steps of this turn."""

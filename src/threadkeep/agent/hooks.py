@@ -166,7 +166,7 @@ class TurnHooks:
         return ToolStep(part, call, request)
 
     async def end_tool_call(self, step: ToolStep, result: ToolMessage | Command[Any]) -> None:
-        """Count a tool call as ended, and add its result to the steps of the turn."""
+        """Count a tool call as ended, and add it to the steps of the turn."""
         part, tool = step.part, step.request.tool
         part.root.call_ends()
         if tool is not None and tool.return_direct:

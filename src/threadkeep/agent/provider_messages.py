@@ -15,6 +15,9 @@ from threadkeep.context.window import ExclusionReason
 NO_RESULT = "This tool was not run to its end: the run stopped before it answered."
 """The result of a tool call if its run was cancelled or failed."""
 
+UNREAD_RESULT = "This tool ran, but the run stopped before the model read the result."
+"""The result of a tool call if its tool ended and no model call followed."""
+
 NO_ANSWER = "[This message has no answer.]"
 """The answer to a question if its run failed, was cancelled or returned nothing."""
 

@@ -95,7 +95,7 @@ class TurnContext:
         return self._transcribed and self._steps.waiting
 
     def add_step(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add the result of a tool call to the steps of the turn; `messages` are those of the state."""
+        """Add a tool call that ended to the steps of the turn; `messages` are those of the state."""
         self._steps.add(messages, result)
 
     @property
