@@ -15,9 +15,9 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Send
 from pydantic import BaseModel
 
-from tests.agent.talking import ROOM, config_of, input_of
+from tests.agent.talking import ROOM, ask, config_of, input_of, kept, make_agent, seen
 from tests.agent.test_several_agents import in_line, said
-from threadkeep import Memory, SessionMemory, memory_node
+from threadkeep import Memory, SessionMemory, memory_node, rebuild
 from threadkeep.testing import ScriptedModel
 
 
@@ -155,3 +155,16 @@ async def test_an_older_message_gets_its_own_answer(small_memory: Memory) -> Non
     told = [(await one.ainvoke({"messages": [each]}, config_of()))["messages"][-1].text for each in asked]
     assert told == ["a1", "a2", "a1"]
     assert await said(small_memory, ROOM) == [(None, "q1"), ("a", "a1"), (None, "q2"), ("a", "a2")]
+
+
+async def test_repeats_of_several_older_messages_get_their_own_answers(memory: Memory) -> None:
+    """With a checkpointer; and the next call of the model has each answer once."""
+    model = ScriptedModel(["one", "two", "three"])
+    agent = make_agent(model, [SessionMemory(memory)], checkpointer=InMemorySaver())
+    for _ in range(2):
+        assert [await ask(agent, words, message_id=words) for words in ("1?", "2?")] == ["one", "two"]
+    await ask(agent, "3?")
+    assert seen(model.calls[2]) == [("human", "1?"), ("ai", "one"), ("human", "2?"), ("ai", "two"), ("human", "3?")]
+    assert len(await kept(memory)) == 6
+    for stored, call in zip(await memory.manifests.of_session(ROOM), reversed(model.calls), strict=True):
+        assert seen(await rebuild(stored)) == seen(call)

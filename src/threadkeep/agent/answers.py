@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from threadkeep.agent.callbacks import PartialAnswer
-from threadkeep.agent.conversion import STRUCTURED, id_of, text_of
+from threadkeep.agent.conversion import REPEATS, STRUCTURED, id_of, text_of
 from threadkeep.errors import MiddlewareWarning
 
 _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
@@ -28,7 +28,8 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
     """Return a stored answer as the response of a model call, with its structured response if the agent has one.
 
     If the state of a checkpointer already has the answer, it stays as it is. If the answer is not at the end of the
-    state, because later turns follow or a tool gave it, a copy with a new id is appended.
+    state, because later turns or repeats follow or a tool gave it, a copy with a new id is appended. Later calls of the
+    model do not get the copy.
     """
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)
@@ -36,8 +37,9 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
     there = next((place for place, one in enumerate(request.messages) if one.id == answer.id), None)
     if there is not None:
         known, later = request.messages[there], request.messages[there + 1 :]
-        if not isinstance(known, AIMessage) or any(isinstance(one, HumanMessage) for one in later):
-            said = said.model_copy(update={"id": str(uuid7())})
+        turns = [one for one in later if isinstance(one, HumanMessage) or REPEATS in one.additional_kwargs]
+        if not isinstance(known, AIMessage) or turns:
+            said = said.model_copy(update={"id": str(uuid7()), "additional_kwargs": {REPEATS: answer.id}})
         elif not known.tool_calls or structured is not None:
             said = known
     return ModelResponse(result=[said], structured_response=structured)

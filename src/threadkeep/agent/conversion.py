@@ -138,6 +138,10 @@ STRUCTURED: Final = "threadkeep:structured"
 """The metadata key of a stored answer for the JSON of its structured response, if the text is different."""
 
 
+REPEATS: Final = "threadkeep:repeats"
+"""The key in the `additional_kwargs` of a copy of an answer for the answer's id; the copy is in the state only."""
+
+
 def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[str, Any] | None = None) -> Message:
     """Return the message to store: its `transcript_text`, its id and, with `full`, its JSON in `original`.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from threadkeep.agent.conversion import id_of, transcript_text
+from threadkeep.agent.conversion import REPEATS, id_of, transcript_text
 from threadkeep.agent.counting import is_text
 from threadkeep.context.window import ExclusionReason
 
@@ -89,14 +89,16 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
     """Return the messages with every tool call answered directly after it, no orphaned result, and no empty text.
 
     A call without a result is answered with `NO_RESULT`. Removed are invalid calls and calls without an id, results
-    without a call and repeated results, empty text blocks, and empty messages except the newest user message.
+    without a call, repeated results and answers, empty text blocks, and empty messages except the newest user message.
     """
     calls, reasons = _calls_of(messages)
     asked = [message for message in messages if isinstance(message, HumanMessage)]
     newest = asked[-1] if asked else None
     repaired = Repaired([], [])
     for place, message in enumerate(messages):
-        if place in calls:
+        if REPEATS in message.additional_kwargs:
+            repaired.dropped.append((message, "duplicate"))
+        elif place in calls:
             answered = _answered(calls[place])
             repaired.messages.extend(answered)
             repaired.dropped.extend([] if answered else [(message, "empty")])
