@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -30,6 +31,7 @@ from threadkeep.history.conversation_index import ConversationIndex, index_versi
 from threadkeep.history.older_turns import OlderTurns, Search
 from threadkeep.history.stored_indexes import StoredIndexes
 from threadkeep.observe import RecallIndexNotStored
+from threadkeep.records import SessionInfo, Summary
 from threadkeep.store.address import parse_address
 from threadkeep.store.contexts import RecallIndexRows
 
@@ -282,6 +284,38 @@ async def test_a_stored_index_goes_with_messages_of_the_session(shared_url: str,
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more than eight messages the newest four are indexed first."""
     monkeypatch.setattr(older_turns, "_NEWEST", (1, 4))
+
+
+@pytest.mark.usefixtures("long")
+async def test_the_newest_turns_are_found_while_the_stored_index_is_loaded(
+    shared_url: str, options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If that takes longer than an answer should wait; then all of them."""
+    async with open_memory(shared_url, options=options) as memory:
+        await fill(memory)
+        await memory.session(ROOM).append([Message("user", "The bees are on the roof.")])
+    loaded, load = asyncio.Event(), StoredIndexes.load
+
+    async def slow(self: StoredIndexes, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex | None:
+        index = await load(self, info, summaries)
+        await loaded.wait()
+        return index
+
+    monkeypatch.setattr(StoredIndexes, "load", slow)
+    monkeypatch.setattr(older_turns, "_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(older_turns, "_LOADING_SECONDS", 0.1)
+    async with open_memory(shared_url, options=options) as memory:
+        assert (await found(memory, "bees"))[0] == "The bees are on the roof."
+        assert VAULT not in await found(memory)
+        loaded.set()
+        await until(lambda: is_read(memory))
+        assert VAULT in await found(memory)
+
+
+def is_read(memory: Memory) -> bool:
+    """Return whether all messages of the room are indexed."""
+    index = memory.older_turns.index("session", ROOM)
+    return index is not None and index.newest is None
 
 
 async def found_by_ann(memory: Memory, *queries: str) -> list[list[tuple[str, str]]]:

@@ -4,7 +4,7 @@ The first query of a conversation builds its index from the transcript, and late
 update it. The index of a long session is stored, so that the next process can load it, and the index of all sessions of
 a user is joined from theirs. If building takes longer than an answer should wait, it continues in the background, and
 the query uses the part that is indexed. In a long conversation, the newest messages are indexed first, in a separate
-index.
+index; if a stored index is loaded, only if that takes long.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ _MOST_OF_USER = 50_000
 _NEWEST = (50, 500)
 """The numbers of newest messages that are indexed first if a conversation has more than twice the last number."""
 _NEWEST_SECONDS = 1.0
+_LOADING_SECONDS = 0.8
+"""If a stored index is not loaded after this time, the newest messages are indexed, to be searched until it is."""
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
 _FRAME_TOKENS = 6
@@ -212,19 +214,34 @@ class OlderTurns:
         if self._stored is not None and is_new and not of_user:
             [info] = infos.values()
             summaries = await self._new_summaries(index, infos, MOST_TURNS)
-            if (found := await self._stored.load(info, summaries.get(info.session_id, ()))) is not None:
+            meanwhile = asyncio.create_task(self._index_newest(index, infos, delay=_LOADING_SECONDS))
+            meanwhile.add_done_callback(_retrieve_exception)
+            try:
+                found = await self._stored.load(info, summaries.get(info.session_id, ()))
+            finally:
+                meanwhile.cancel()
+            if found is not None:
                 index.take_over(found)
-        for most in _NEWEST if index.newest is not None else ():
-            newest = ConversationIndex()
-            await self._index_new(newest, infos, most)
-            index.newest = newest
-        index.has_newest.set()
+        await self._index_newest(index, infos)
         if self._stored is not None and is_new and of_user and index.newest is not None:
             index.take_over(await self._stored.join(infos, _allowed(infos, _MOST_OF_USER)))
         behind = await self._index_new(index, infos, _MOST_OF_USER)
         index.newest = None
         if self._stored is not None and (not of_user or _is_long(infos)):
             self._store(self._stored, key, index, [infos[session_id] for session_id in behind])
+
+    async def _index_newest(
+        self, index: ConversationIndex, infos: dict[str, SessionInfo], *, delay: float = 0.0
+    ) -> None:
+        """Index the newest messages of a long conversation, after a delay, unless they are indexed already."""
+        await asyncio.sleep(delay)
+        if index.has_newest.is_set():
+            return
+        for most in _NEWEST if index.newest is not None else ():
+            newest = ConversationIndex()
+            await self._index_new(newest, infos, most)
+            index.newest = newest
+        index.has_newest.set()
 
     def _store(
         self, stored: StoredIndexes, key: tuple[RecallScope, str], index: ConversationIndex, infos: list[SessionInfo]
