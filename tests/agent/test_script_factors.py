@@ -70,6 +70,19 @@ async def test_thai_and_english_are_both_counted_within_a_tenth(memory: Memory) 
         assert made["tokens"] == pytest.approx(reported["input_tokens"], rel=0.1)
 
 
+async def test_the_system_prompt_is_counted_in_its_script(memory: Memory) -> None:
+    """A prompt in Thai teaches the factor of other scripts, and questions in English that of Latin letters."""
+    model, rng = Unknown(), random.Random(6)
+    for number in range(_CALLS):
+        prompt = model.question(_THAI, rng) if number % 2 else None
+        agent = make_agent(model, [SessionMemory(memory)], system_prompt=prompt)
+        await ask(agent, model.question(_ENGLISH, rng), thread_id=f"room {number}")
+    factor = await memory.learned_factors.of(model.model_name)
+    assert factor.other is not None
+    assert factor.value < 1.2
+    assert factor.other > 3
+
+
 async def test_both_factors_are_there_after_a_restart(shared_url: str, memory_options: MemoryOptions) -> None:
     """Under the name of the model; the counter's name shows both."""
     model, rng = Unknown(), random.Random(6)

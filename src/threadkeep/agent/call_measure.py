@@ -69,7 +69,8 @@ class CallMeasure:
             return replace(self, learns=False)
         if (counter := self.other_counter) is None:
             return self
-        return replace(self, other=self.other + sum(count_message(message, counter) for message in sent.messages))
+        messages = sent.messages if sent.system is None else (sent.system, *sent.messages)
+        return replace(self, other=self.other + sum(count_message(message, counter) for message in messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
         """Convert tokens of this counter to tokens of the stored counter, by the ratio of both in a chat."""

@@ -149,7 +149,7 @@ class Assembled:
     """The messages of a model call, with reasons; `texts` maps the digests in the entries to texts.
 
     `begin_seq` is the new start of the window, None if it is unchanged. `marks` is the number of messages that were
-    added only for this call. `texts_only` is True if no message has tool calls or media.
+    added only for this call. `texts_only` is True if no message has media.
     """
 
     system: SystemMessage | None
