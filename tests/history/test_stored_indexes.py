@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
@@ -142,17 +143,20 @@ async def test_an_index_is_stored_again_when_an_eighth_is_new(shared_url: str, o
 
 
 def damage(url: str, options: MemoryOptions, number: int) -> None:
-    """The stored index is of another version, is cut off, or has nothing in it."""
-    empty = pack([Packed({"tokens": []}, {})])
+    """The stored index is of another version, is cut off, has nothing in it, is nested too deep, or is no data."""
+    empty, nested = pack([Packed({"tokens": []}, {})]), zlib.compress((10**6).to_bytes(8) + b"[" * 10**6)
     if options.transcripts == ROW:
-        data = f"decode('{empty.hex()}', 'hex')" if url.startswith("postgres") else f"x'{empty.hex()}'"
-        changes = ("version = 'old'", "data = substr(data, 1, 30)", f"data = {data}")
+        literal = "decode('{}', 'hex')" if url.startswith("postgres") else "x'{}'"
+        values = [literal.format(data.hex()) for data in (empty, nested, b"")]
+        changes = ("version = 'old'", "data = substr(data, 1, 30)", *(f"data = {data}" for data in values))
         execute(url, f"UPDATE chat_recall_indexes SET {changes[number]}")
         return
     items: tuple[Change, ...] = (
         lambda item: {**item, "version": "old"},
         lambda item: {**item, "data": item["data"][:30]},
         lambda item: {**item, "data": b64encode(empty).decode()},
+        lambda item: {**item, "data": b64encode(nested).decode()},
+        lambda item: {**item, "data": "é"},
     )
     rewrite(url, INDEX_KEY, items[number])
 
@@ -163,7 +167,7 @@ async def test_an_index_of_other_code_is_made_again(
     """As is one that is damaged; each is replaced."""
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
-    for number in range(3):
+    for number in range(5):
         damage(shared_url, options, number)
         indexed.clear()
         async with open_memory(shared_url, options=options) as memory:
@@ -545,6 +549,32 @@ async def test_what_others_leave_of_a_deleted_conversation_goes_at_the_next_star
         assert kept(shared_url, options) == []
         assert query(shared_url, "SELECT key FROM store") == []
         assert query(shared_url, "SELECT session_id FROM chat_sessions") == []
+
+
+async def test_what_others_leave_of_a_deleted_conversation_goes_with_the_session(
+    shared_url: str, memory_options: MemoryOptions
+) -> None:
+    """Also if it is deleted before the next start; nothing would name it after that."""
+    options = replace(memory_options, transcripts=ITEM, background=False)
+    async with open_memory(shared_url, options=options) as memory:
+        await fill(memory)
+        execute(shared_url, f"DELETE FROM store WHERE key LIKE '{ROOM}%'")
+        await memory.session(ROOM).delete()
+        assert query(shared_url, "SELECT key FROM store") == []
+
+
+async def test_what_others_leave_of_a_deleted_conversation_goes_at_a_question_in_its_successor(
+    shared_url: str, memory_options: MemoryOptions
+) -> None:
+    """A shorter conversation with the same id."""
+    options = replace(memory_options, transcripts=ITEM, background=False)
+    async with open_memory(shared_url, options=options) as memory:
+        await fill(memory)
+        execute(shared_url, f"DELETE FROM store WHERE key LIKE '{ROOM}%'")
+        memory.older_turns.forget(ROOM)
+        await say(memory, 4)
+        assert VAULT not in await found(memory)
+        assert kept(shared_url, options) == []
 
 
 async def test_an_index_is_stored_in_a_store_of_the_application(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import contextlib
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
@@ -30,14 +29,16 @@ class RecallIndexItems:
         self._layout = writer.layout
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the index of a conversation up to `last_seq` or less; delete one that cannot be read."""
+        """Return the index of a conversation up to `last_seq` or less; delete one that cannot be used."""
         [item] = await self._items.get([self._layout.recall_index(session_id)])
         if item is None:
             return None
         data, upto = item.get("data"), item.get("last_seq")
-        if item.get("version") == version and isinstance(data, str) and isinstance(upto, int):
-            with contextlib.suppress(binascii.Error):
-                return b64decode(data) if upto <= last_seq else None
+        # An index of more messages is left of a former conversation that another program deleted.
+        is_usable = item.get("version") == version and isinstance(upto, int) and upto <= last_seq
+        if is_usable and isinstance(data, str):
+            with contextlib.suppress(ValueError):
+                return b64decode(data)
         await self.remove(session_id)
         return None
 

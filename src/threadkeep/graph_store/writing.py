@@ -306,11 +306,13 @@ class ConversationWriter:
     async def delete(self, session_id: str, *, idle_before: datetime | None = None) -> bool:
         """Remove every item of a conversation, damaged or not; return False if it did not exist.
 
-        With a time it is removed only if its messages are gone and it was idle since.
+        With a time it is removed only if its messages are gone and it was idle since. If another program has deleted
+        the metadata, the items beside the ids of the messages are removed.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None:
+                await self._remove_ids(writing, session_id)
                 return False
             if idle_before is not None and not Beginning(found.last_seq, 0, idle_before).is_of(found):
                 return False
@@ -331,7 +333,7 @@ class ConversationWriter:
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
-                await writing.remove(await self._ids(writing, session_id))
+                await self._remove_ids(writing, session_id)
 
         await self.hold(session_id, work)
 
@@ -429,6 +431,9 @@ class ConversationWriter:
         """Find the keys of a conversation's chunks among those of all conversations."""
         keys = await writing.keys(self.layout.namespace, f"{session_id}:")
         return [ItemKey(self.layout.namespace, key) for key in keys if self.layout.is_chunk(session_id, key)]
+
+    async def _remove_ids(self, writing: Writing, session_id: str) -> None:
+        await writing.remove(await self._ids(writing, session_id))
 
     async def _ids(self, writing: Writing, session_id: str) -> list[ItemKey]:
         namespace = self.layout.message_ids(session_id)

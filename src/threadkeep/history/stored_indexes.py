@@ -19,6 +19,9 @@ from threadkeep.store.transcripts import Transcripts
 _LEAST_STORED, _LEAST_JOINED = 1_000, 50
 """An index is stored if it has at least so many turns: of one session, and those from which a user's is joined."""
 
+_UNREADABLE = (zlib.error, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""The errors of stored data that is no index: the index is built again and replaces it."""
+
 
 class StoredIndexes:
     """The stored indexes of sessions; the index of all sessions of a user is joined from them."""
@@ -37,8 +40,7 @@ class StoredIndexes:
         data = await self._rows.of_session(session_id, index_version(), info.last_seq)
         if data is None:
             return None
-        # If a row cannot be read, the index is built again and replaces it.
-        with contextlib.suppress(zlib.error, ValueError, TypeError, LookupError, AttributeError):
+        with contextlib.suppress(*_UNREADABLE):
             found = ConversationIndex()
             usable = await found.load(await asyncio.to_thread(unpack, data), info, summaries)
             usable = usable and await found.leave_out_superseded({session_id: info}, self._transcripts)
