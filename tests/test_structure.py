@@ -87,7 +87,6 @@ MOST_FILES = 366
 # Streams of recorded graphs that their readers leave brought 13.
 # Cures for a channels file that cannot be used brought 5.
 # Steps of a run that no model call followed brought 37.
-# Steps of a run that no model call followed brought 28.
 # Repeated answers that a checkpointer keeps, and that are sent once, brought 8.
 # The newest turns while a stored index is loaded, and what others leave of a deleted conversation, brought 26.
 MOST_LINES = 82_311
