@@ -89,7 +89,8 @@ MOST_FILES = 366
 # Steps of a run that no model call followed brought 37.
 # Repeated answers that a checkpointer keeps, and that are sent once, brought 8.
 # The newest turns while a stored index is loaded, and what others leave of a deleted conversation, brought 26.
-MOST_LINES = 82_311
+# Owners that can own no knowledge, and user ids that are only spaces, brought 9.
+MOST_LINES = 82_320
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 23

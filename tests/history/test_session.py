@@ -69,7 +69,7 @@ async def test_a_session_that_nobody_wrote_to_is_not_there(memory: Memory) -> No
     assert [info async for info in memory.sessions()] == []
 
 
-@pytest.mark.parametrize("user_id", ["", "a\nb", "x" * 513, "a\x00"])
+@pytest.mark.parametrize("user_id", ["", " ", "a\nb", "x" * 513, "a\x00"])
 async def test_a_user_id_that_cannot_be_kept_is_refused(sqlite_memory: Memory, user_id: str) -> None:
     """It would be another one when it is read again."""
     with pytest.raises(InvalidInput, match="user_id"):

@@ -63,6 +63,7 @@ async def test_a_rotated_key_is_valid_for_the_time_of_the_overlap(keys: ApiKeys,
         ({"name": "a\n"}, "printable"),
         ({"name": "a", "scope": "all"}, re.escape("read, write, admin")),
         ({"name": "a", "user_id": ""}, "1 to 512"),
+        ({"name": "a", "user_id": " "}, "1 to 512"),
         ({"name": "a", "user_id": "ann", "scope": "admin"}, "take read or write"),
     ],
 )

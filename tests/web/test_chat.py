@@ -234,6 +234,7 @@ async def test_characters_that_no_database_keeps_are_replaced(tmp_path: Path, me
         {"message": "hi", "session_id": "s1\n"},
         {"message": "hi", "session_id": "x" * 257},
         {"message": "hi", "user_id": ""},
+        {"message": "hi", "user_id": " "},
         {"message": "hi", "user_id": "a\nb"},
         {"message": "hi", "message_id": ""},
         {"message": "hi", "message_id": "x" * 513},

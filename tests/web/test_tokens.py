@@ -98,6 +98,7 @@ async def test_a_token_speaks_for_its_user(client: httpx2.AsyncClient) -> None:
         token(aud=None),
         token(sub=None),
         token(sub=""),
+        token(sub=" "),
         token(sub="a\nb"),
         token(nbf=time.time() + 600),
         token("another-secret-of-32-characters-or-so"),

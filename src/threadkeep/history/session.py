@@ -88,9 +88,9 @@ class Session:
     ) -> None:
         check_session_id(session_id)
         if user_id is not None and (
-            not isinstance(user_id, str) or not 0 < len(user_id) <= 512 or not user_id.isprintable()
+            not isinstance(user_id, str) or len(user_id) > 512 or not user_id.strip() or not user_id.isprintable()
         ):
-            raise InvalidInput("A user_id must be text of 1 to 512 printable characters, or None.")
+            raise InvalidInput("A user_id must be text of 1 to 512 printable characters, not only spaces, or None.")
         self.session_id = session_id
         self.user_id = user_id
         self.workspace = workspace

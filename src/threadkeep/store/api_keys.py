@@ -142,7 +142,7 @@ def _check(name: str, scope: KeyScope, user_id: str | None) -> None:
         raise InvalidInput(f"The name of a key must have 1 to {_MAX_NAME} printable characters.")
     if scope not in KEY_SCOPES:
         raise InvalidInput(f"The scope of a key is one of {', '.join(KEY_SCOPES)}.")
-    if user_id is not None and (not user_id.isprintable() or not 0 < len(user_id) <= _MAX_USER):
-        raise InvalidInput(f"A user_id is text of 1 to {_MAX_USER} printable characters.")
+    if user_id is not None and (not user_id.isprintable() or not user_id.strip() or len(user_id) > _MAX_USER):
+        raise InvalidInput(f"A user_id is text of 1 to {_MAX_USER} printable characters, not only spaces.")
     if user_id is not None and scope == "admin":
         raise InvalidInput("A key of one user cannot have the scope admin; take read or write.")

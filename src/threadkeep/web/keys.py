@@ -141,7 +141,7 @@ class UserTokens:
         except (jwt.PyJWTError, ValueError):
             raise _refusal() from None
         user_id = claims.get(self._settings.jwt_user_claim)
-        if not isinstance(user_id, str) or not 0 < len(user_id) <= _MAX_USER or not user_id.isprintable():
+        if not isinstance(user_id, str) or not user_id.strip() or len(user_id) > _MAX_USER or not user_id.isprintable():
             raise _refusal()
         return Caller(f"token of {user_id}", self._settings.jwt_scope, user_id, limits)
 

@@ -27,6 +27,8 @@ def _cleaned(value: object) -> object:
 def _printable(value: str) -> str:
     if not value.isprintable():
         raise ValueError("an id has printable characters only")
+    if value.isspace():
+        raise ValueError("an id is not only spaces")
     return value
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.agent.talking import ROOM, config_of, input_of, make_agent
+from tests.databases import execute
 from tests.knowledge.graphiti.conftest import Opening, allow, deliver
 from tests.recorded_events import RecordedEvents
 from threadkeep import KnownFacts, Memory, MemoryOptions, Message, SessionMemory, open_memory
@@ -203,6 +204,20 @@ async def test_a_workspace_of_no_use_costs_no_turn(opening: Opening, graphiti: F
         assert await memory.session(ROOM).count() == 2
         assert (await memory.graphiti.status()).counts["turns"] == 0
         assert graphiti.requests == []
+
+
+async def test_a_user_who_can_own_no_knowledge_blocks_nobody(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, database_url: str
+) -> None:
+    """A turn of such a user, from an older version, goes to its other scopes; and the turns behind it go on."""
+    async with opening(scopes=("session", "user")) as memory:
+        await allow(memory)
+        await talk(memory, session_id="room:2")
+        execute(database_url, "UPDATE chat_sessions SET user_id = ' '")
+        await talk(memory, first=2)
+        await deliver(memory, clock)
+        assert contents(graphiti, group_id_of(Scope("session", "room:2"))) == ["question 1", "answer 1"]
+        assert contents(graphiti, group_id_of(Scope("user", "ann"))) == ["question 2", "answer 2"]
 
 
 async def test_consent_is_for_one_endpoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from threadkeep.errors import InvalidInput
 from threadkeep.knowledge.rows import owner_statements
 from threadkeep.observe import EpisodesDelivered, Observer
 from threadkeep.records import Message
@@ -210,13 +212,18 @@ class TurnQueue:
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the scopes in the options that have an owner for this session."""
+        """Return the scopes in the options that have an owner for this session who can own knowledge."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
             person = rows[0][0] if rows else user_id
         owners = {"session": session_id, "workspace": workspace, "user": person}
-        return [Scope(kind, owner) for kind in self._options.scopes if (owner := owners[kind])]
+        scopes = []
+        for kind in self._options.scopes:
+            # An owner of an older version may be invalid; its turn must not block those behind it.
+            with contextlib.suppress(InvalidInput):
+                scopes.append(Scope(kind, owners[kind] or ""))
+        return scopes
 
     async def _make(self, connection: Connection, turn: _Turn) -> int:
         """Queue the messages of a turn and return their number; 0 for a turn between two agents."""
