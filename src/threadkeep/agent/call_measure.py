@@ -43,8 +43,8 @@ class CallMeasure:
     """The counter of a call and the budget of its messages; `tools` are the additional tokens of the tools.
 
     `stored` is the counter of stored messages, None if a caller chose another one for the call. `learns` is True if the
-    provider's count can correct the counter. `shared` is the number of tokens to which shares apply. `other` are tokens
-    in other scripts, without the factor, by the `other_counter` of models that have a factor for them.
+    provider's count can correct the counter. `shared` is the number of tokens to which shares apply. `other` is the
+    number of tokens in other scripts, without a factor; models with a factor for them have an `other_counter`.
     """
 
     model: str | None
@@ -64,7 +64,7 @@ class CallMeasure:
         return (tokens * 100 - self.other * other_hundredths) // hundredths + self.other
 
     def learning_from(self, sent: Assembled) -> CallMeasure:
-        """Return the measure of an assembled call: only texts teach a factor, and some models have two of them."""
+        """Return the measure with the tokens of a call in other scripts; it does not learn from a call with media."""
         if not (self.learns and sent.texts_only):
             return replace(self, learns=False)
         if (counter := self.other_counter) is None:
@@ -131,7 +131,7 @@ class Measuring:
         return self._counters[model]
 
     def _other_counter(self, model: str | None) -> TokenCounter | None:
-        """Return the counter of tokens in other scripts, if they have a factor of their own: in unknown families."""
+        """Return the counter of tokens in other scripts for a model of an unknown family; None for all others."""
         if model is None or family_of(model) is not None:
             return None
         return self._memory.remembered_counts.remembering(other_tokens(estimate))

@@ -190,7 +190,7 @@ _IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _I
 def other_scripts(text: str) -> int:
     """Return the thousandths of a text's tokens that are in scripts other than Latin.
 
-    Latin letters, digits, punctuation and code are the rest. A character of another script is taken for two of them:
+    Latin letters, digits, punctuation and code are the rest. A character of another script counts as two of them:
     the exact share would need a second sum over all patterns, and this takes 1 to 3 % of the time of an estimate.
     """
     if text.isascii():

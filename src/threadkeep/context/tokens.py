@@ -135,8 +135,8 @@ _WEIGHT_OF_SCRIPTS = 0.5  # of every report, because each has another share of t
 class TokenFactor:
     """The factor by which an estimate is multiplied for a model: 1 before the first report.
 
-    A model of an unknown family has a factor for text in `other` scripts too, and `value` is that of the rest: Latin
-    letters, digits, punctuation and code.
+    A model of an unknown family has a factor for text in `other` scripts too, and `value` is the factor for the rest:
+    Latin letters, digits, punctuation and code.
     """
 
     model: str
@@ -194,8 +194,8 @@ class TokenFactor:
 class ScaledCounter:
     """A token estimate times a factor in hundredths, rounded up.
 
-    `other_hundredths` is the factor of tokens in other scripts, if they have one of their own; `share` returns the
-    thousandths of a text's tokens that they are.
+    `other_hundredths` is the factor of tokens in other scripts, if they have one of their own; `share` returns
+    how many thousandths of a text's tokens are in other scripts.
     """
 
     counter: TokenCounter
@@ -221,8 +221,8 @@ class ScaledCounter:
 def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
     """Return the counter with its counts multiplied by the factor, rounded to hundredths, and rounded up.
 
-    If the factor has two values, each part of a text is multiplied by that of its scripts. An exact counter is never
-    scaled: the difference to the provider's number is framing, not text.
+    If the factor has two values, each part of a text is multiplied by the value for its scripts. An exact counter is
+    never scaled: the difference to the provider's number is framing, not text.
     """
     if isinstance(counter, ExactCounter):
         return counter

@@ -151,7 +151,7 @@ class IndexedTranscripts(GraphTranscripts):
         for session_id in list(self._behind):
             try:
                 if await self.reader.conversation(session_id) is None:
-                    # Before the rows: they name what has to be removed until it is.
+                    # Before the rows are deleted, because only they name the conversation.
                     await self.writer.remove_rest(session_id)
                 await self.index.follow(session_id)
             except SessionDamaged:

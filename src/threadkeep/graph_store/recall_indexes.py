@@ -29,7 +29,7 @@ class RecallIndexItems:
         self._layout = writer.layout
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the index of a conversation up to `last_seq` or less; delete one that cannot be used."""
+        """Return the index of a conversation if it ends at `last_seq` or before; delete one that cannot be used."""
         [item] = await self._items.get([self._layout.recall_index(session_id)])
         if item is None:
             return None

@@ -186,7 +186,7 @@ class IndexedTexts:
         self.digest = sha256(f"{self.digest} {text}".encode("utf-8", "surrogatepass")).hexdigest()
 
     def copy(self) -> IndexedTexts:
-        """Return what there is now, while more is added to this."""
+        """Return a copy, which does not change when messages are added."""
         return replace(self, seqs=self.seqs[:])
 
 
