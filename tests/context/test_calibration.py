@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from threadkeep.context.estimates import ExactCounter, other_scripts
 from threadkeep.context.tokens import (
     GREATEST_FACTOR,
-    GREATEST_OF_SCRIPTS,
+    GREATEST_OF_OTHER,
     LEAST_FACTOR,
     MIN_TOKENS,
     TokenFactor,
@@ -24,8 +24,8 @@ from threadkeep.errors import InvalidInput
 
 counts = st.integers(-10, 10**9)
 factors = st.builds(TokenFactor, st.just("m"), st.floats(LEAST_FACTOR, GREATEST_FACTOR), st.integers(0, 1000))
-of_scripts = st.floats(LEAST_FACTOR, GREATEST_OF_SCRIPTS)
-two_factors = st.builds(TokenFactor, st.just("m"), of_scripts, st.integers(0, 1000), of_scripts)
+of_latin, of_other = st.floats(LEAST_FACTOR, GREATEST_FACTOR), st.floats(LEAST_FACTOR, GREATEST_OF_OTHER)
+two_factors = st.builds(TokenFactor, st.just("m"), of_latin, st.integers(0, 1000), of_other)
 
 
 def taught(*reports: tuple[int, int]) -> TokenFactor:
@@ -127,10 +127,11 @@ def test_two_factors_stay_within_their_bounds_and_step(
 ) -> None:
     """Whatever a provider reports, and whatever part of it is in other scripts."""
     learned = factor.learn(estimated, reported, round(max(estimated, 0) * share))
-    for before, after in ((factor.value, learned.value), (factor.other, learned.other)):
+    bounds = (GREATEST_FACTOR, GREATEST_OF_OTHER)
+    for bound, before, after in zip(bounds, (factor.value, factor.other), (learned.value, learned.other), strict=True):
         assert before is not None
         assert after is not None
-        assert LEAST_FACTOR <= after <= GREATEST_OF_SCRIPTS
+        assert LEAST_FACTOR <= after <= bound
         assert before / 1.44 <= after <= before * 1.44
 
 

@@ -119,8 +119,8 @@ def _positive(value: object) -> int | None:
 LEAST_FACTOR, GREATEST_FACTOR = 0.5, 3.0
 """Bounds of the learned factor."""
 
-GREATEST_OF_SCRIPTS = 8.0
-"""The upper bound of both factors of a model of an unknown family."""
+GREATEST_OF_OTHER = 8.0
+"""The upper bound of the factor for other scripts, of a model of an unknown family."""
 
 MIN_TOKENS = 200
 """Smaller prompts are ignored: too much of them is the provider's framing of messages and tools."""
@@ -152,9 +152,8 @@ class TokenFactor:
     @property
     def is_at_limit(self) -> bool:
         """True if a factor has reached a bound."""
-        if self.other is None:
-            return not LEAST_FACTOR < self.value < GREATEST_FACTOR
-        return not LEAST_FACTOR < min(self.value, self.other) <= max(self.value, self.other) < GREATEST_OF_SCRIPTS
+        within = LEAST_FACTOR < self.value < GREATEST_FACTOR
+        return not (within and (self.other is None or LEAST_FACTOR < self.other < GREATEST_OF_OTHER))
 
     def learn(self, estimated: int, reported: int, other: int = 0) -> TokenFactor:
         """Return the factor after one more model call; unchanged if the call is too small.
@@ -179,13 +178,14 @@ class TokenFactor:
 
     def _learn_scripts(self, values: tuple[float, float], estimated: tuple[int, int], reported: int) -> TokenFactor:
         """Move each factor by its share of the error: normalized least mean squares on logarithms."""
-        factors = [_bounded(value, GREATEST_OF_SCRIPTS) for value in values]
+        bounds = (GREATEST_FACTOR, GREATEST_OF_OTHER)
+        factors = [_bounded(value, bound) for value, bound in zip(values, bounds, strict=True)]
         parts = [tokens * value for tokens, value in zip(estimated, factors, strict=True)]
         error = _WEIGHT_OF_SCRIPTS * math.log(reported / sum(parts))
         step = max(-_LONGEST_STEP_OF_SCRIPTS, min(_LONGEST_STEP_OF_SCRIPTS, error))
         moves = [step * part * sum(parts) / math.sumprod(parts, parts) for part in parts]
         latin, other = (
-            _bounded(value * math.exp(move), GREATEST_OF_SCRIPTS) for value, move in zip(factors, moves, strict=True)
+            _bounded(value * math.exp(move), bound) for value, move, bound in zip(factors, moves, bounds, strict=True)
         )
         return replace(self, value=latin, other=other, samples=self.samples + 1)
 
@@ -239,10 +239,8 @@ def other_tokens(counter: TokenCounter) -> TokenCounter:
 
 
 def _hundredths(factor: TokenFactor) -> tuple[int, int | None]:
-    if factor.other is None:
-        return round(100 * _bounded(factor.value)), None
-    value, other = (round(100 * _bounded(one, GREATEST_OF_SCRIPTS)) for one in (factor.value, factor.other))
-    return value, other
+    other = None if factor.other is None else round(100 * _bounded(factor.other, GREATEST_OF_OTHER))
+    return round(100 * _bounded(factor.value)), other
 
 
 def _label(hundredths: int, other: int | None) -> str:
