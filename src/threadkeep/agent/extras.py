@@ -63,9 +63,14 @@ class ExtraRequest:
         return next((message.name for message in reversed(self.question) if message.name), None)
 
     @property
+    def last_messages(self) -> Sequence[Message]:
+        """The last messages before the input, to resolve words like "it" and "that"."""
+        return self.earlier[-_RECENT_TURNS:]
+
+    @property
     def recent(self) -> list[str]:
-        """The texts of the last messages before the input, to resolve words like "it" and "that"."""
-        return [message.content for message in self.earlier[-_RECENT_TURNS:]]
+        """The texts of the last messages before the input."""
+        return [message.content for message in self.last_messages]
 
 
 class ExtraSource(Protocol):

@@ -217,7 +217,7 @@ def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
 async def _recall(memory: Memory, scopes: Mapping[ScopeKind, Scope], request: ExtraRequest) -> GraphRecall:
     """Return the facts that Graphiti recalls."""
     session = request.session
-    question = RecallQuestion(request.text, scopes, request.recent, session.session_id, session.workspace)
+    question = RecallQuestion(request.text, scopes, request.last_messages, session.session_id, session.workspace)
     return await memory.graphiti.recall(question)
 
 

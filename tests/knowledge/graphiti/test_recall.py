@@ -19,7 +19,7 @@ from threadkeep.context.manifest import ContextManifest, ScopeRecall
 from threadkeep.knowledge.graphiti.recall import scopes_asked
 from threadkeep.knowledge.graphiti.turns import group_id_of
 from threadkeep.observe import GraphRecalled
-from threadkeep.records.graphiti import GraphitiOptions
+from threadkeep.records.graphiti import DataClass, GraphitiOptions
 from threadkeep.records.knowledge import Scope
 from threadkeep.testing import FakeGraphiti, ScriptedModel, SettableClock
 
@@ -84,6 +84,27 @@ async def test_what_one_session_said_is_known_in_another_and_by_nobody_else(
         assert "Rex" not in await ask(memory, "What is my dog called?", user_id="bob", session_id="room:2")
     searched = {group for one in graphiti.requests if one.path == "/search" for group in one.body["group_ids"]}
     assert searched == {SESSION, ANN, group_id_of(Scope("session", "room:2")), group_id_of(Scope("user", "bob"))}
+
+
+@pytest.mark.parametrize("backfill", [False, True])
+async def test_a_search_contains_earlier_messages_that_may_be_sent(
+    recalling: Opening, graphiti: FakeGraphiti, clock: SettableClock, backfill: bool
+) -> None:
+    """Without consent to `backfill`, none from before the consent and none from before the workspace was trusted."""
+    async with recalling() as memory:
+        await ask(memory, "Before the consent")
+        clock.advance(seconds=1)
+        classes: list[DataClass] = ["chat_text", "backfill"] if backfill else ["chat_text"]
+        await memory.graphiti.consents.decide("granted", classes, by="ops")
+        await ask(memory, "Before the trust")
+        clock.advance(seconds=1)
+        await memory.graphiti.consents.trust("shop", by="ops")
+        await ask(memory, "Allowed")
+        clock.advance(seconds=1)
+        await ask(memory, "How long does it take?")
+    query = [one.body["query"] for one in graphiti.requests if one.path == "/search"][-1].splitlines()
+    before = ["fine", "Before the trust"] if backfill else []
+    assert query == ["How long does it take?", "fine", "Allowed", *before]
 
 
 async def test_scopes_share_the_limit_and_a_statement_is_shown_once(recalling: Opening, graphiti: FakeGraphiti) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 from threadkeep.errors import GraphitiClosed, GraphitiClosure, InvalidInput
 from threadkeep.records.graphiti import CONSENT_VERSION, DATA_CLASSES, Consent, DataClass, Decision, GraphitiOptions
@@ -59,6 +59,24 @@ class Consents:
             return []
         named = None if workspace is None else clean_text(workspace)
         return [self._granted_statement(self._options), (self._sql["is_trusted"], {"workspace": named})]
+
+    async def allowed_since(self, workspace: str | None) -> datetime | None:
+        """Return the time from which on messages of a workspace may be sent; None if none may.
+
+        With consent to `backfill`, all earlier messages may be sent too.
+        """
+        if self._options is None:
+            return None
+        [granted, trusted] = self.statements(workspace)
+        since = self._sql["allowed_since"], {"endpoint": self._options.endpoint, **trusted[1]}
+        async with self._driver.reading() as connection:
+            granted_rows, trusted_rows, since_rows = await connection.fetch_each([granted, trusted, since])
+        if closure_in([granted_rows, trusted_rows]) is not None:
+            return None
+        if "backfill" in _granted_in(granted_rows):
+            return datetime.min.replace(tzinfo=UTC)
+        moments: list[datetime] = [time_of(moment) for moment in since_rows[0]]
+        return max(moments)
 
     async def decide(self, decision: Decision, data_classes: Sequence[DataClass], *, by: str) -> Consent:
         """Store a person's decision about the endpoint; it replaces the previous decision.

@@ -19,6 +19,7 @@ from threadkeep.knowledge.graphiti.deliveries import Deliveries, GroupState
 from threadkeep.knowledge.graphiti.turns import group_id_of, sendable
 from threadkeep.knowledge.recall import normalised, take_of_each
 from threadkeep.observe import GraphitiTrouble, GraphRecalled, GraphRecallOutcome, Observer
+from threadkeep.records import Message
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.records.knowledge import SCOPE_KINDS, Scope, ScopeKind
 from threadkeep.store.driver import Driver
@@ -62,7 +63,7 @@ class RecallQuestion:
 
     text: str
     scopes: Mapping[ScopeKind, Scope]
-    recent: Sequence[str] = ()
+    recent: Sequence[Message] = ()
     session_id: str | None = None
     workspace: str | None = None
 
@@ -176,9 +177,14 @@ class GraphRecaller:
         return self._options.recall_extra_group_ids if kind == "workspace" else ()
 
     async def _query(self, question: RecallQuestion) -> str:
-        """Return the text to search for. The new message comes first, because the text is cut at its end."""
-        words = [question.text, *reversed(question.recent)]
+        """Return the text to search for. The new message comes first, because the text is cut at its end.
+
+        Earlier messages that may not be sent are left out.
+        """
         workspace = question.workspace or self._options.workspace
+        since = await self._consents.allowed_since(workspace) if question.recent else None
+        recent = [one.content for one in question.recent if since and one.created_at and one.created_at >= since]
+        words = [question.text, *reversed(recent)]
         if workspace is not None and self._options.git_folder and "git_metadata" in await self._consents.granted():
             words.insert(1, workspace)
         return sendable("\n".join(words), _QUERY_CHARACTERS)

@@ -25,3 +25,9 @@ SELECT workspace FROM chat_graph_trust ORDER BY workspace
 
 -- name: is_trusted
 SELECT 1 FROM chat_graph_trust WHERE workspace = coalesce(CAST(:workspace AS TEXT), '')
+
+-- name: allowed_since
+-- When the endpoint was last granted, and when the workspace was trusted.
+SELECT max(c.decided_at), (SELECT t.trusted_at FROM chat_graph_trust t WHERE t.workspace = coalesce(CAST(:workspace AS TEXT), ''))
+FROM chat_graph_consents c
+WHERE c.endpoint = :endpoint
