@@ -151,7 +151,6 @@ class SyncConsents(Wrapper[Consents]):
     granted = Blocking(Consents.granted)
     closed = Blocking(Consents.closed)
     check = Blocking(Consents.check)
-    allowed_since = Blocking(Consents.allowed_since)
     decide = Blocking(Consents.decide)
     decisions = Blocking(Consents.decisions)
     trust = Blocking(Consents.trust)

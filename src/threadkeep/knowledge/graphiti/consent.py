@@ -60,23 +60,11 @@ class Consents:
         named = None if workspace is None else clean_text(workspace)
         return [self._granted_statement(self._options), (self._sql["is_trusted"], {"workspace": named})]
 
-    async def allowed_since(self, workspace: str | None) -> datetime | None:
-        """Return the time from which on messages of a workspace may be sent; None if none may.
-
-        With consent to `backfill`, all earlier messages may be sent too.
-        """
-        if self._options is None:
-            return None
-        [granted, trusted] = self.statements(workspace)
-        since = self._sql["allowed_since"], {"endpoint": self._options.endpoint, **trusted[1]}
-        async with self._driver.reading() as connection:
-            granted_rows, trusted_rows, since_rows = await connection.fetch_each([granted, trusted, since])
-        if closure_in([granted_rows, trusted_rows]) is not None:
-            return None
-        if "backfill" in _granted_in(granted_rows):
-            return datetime.min.replace(tzinfo=UTC)
-        moments: list[datetime] = [time_of(moment) for moment in since_rows[0]]
-        return max(moments)
+    def since_statement(self, workspace: str | None) -> Statement:
+        """Return the statement for the rows that `allowed_since` reads."""
+        endpoint = None if self._options is None else self._options.endpoint
+        named = None if workspace is None else clean_text(workspace)
+        return self._sql["allowed_since"], {"endpoint": endpoint, "workspace": named}
 
     async def decide(self, decision: Decision, data_classes: Sequence[DataClass], *, by: str) -> Consent:
         """Store a person's decision about the endpoint; it replaces the previous decision.
@@ -163,6 +151,14 @@ def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text
     if data_class not in _granted_in(granted):
         return "no_consent"
     return None if trusted else "untrusted"
+
+
+def allowed_since(granted: Sequence[Row], since: Sequence[Row]) -> datetime:
+    """Return the time from which on messages may be sent, if any may be; with consent to `backfill`, all may."""
+    if "backfill" in _granted_in(granted):
+        return datetime.min.replace(tzinfo=UTC)
+    moments: list[datetime] = [time_of(moment) for moment in since[0]]
+    return max(moments)
 
 
 def _granted_in(rows: Sequence[Row]) -> frozenset[DataClass]:

@@ -14,7 +14,7 @@ from threadkeep.context.cut import cut_end
 from threadkeep.context.manifest import GraphOutcome, ScopeRecall
 from threadkeep.errors import GraphitiClosure, GraphitiError
 from threadkeep.knowledge.graphiti.client import Breaker, GraphFact, GraphitiClient
-from threadkeep.knowledge.graphiti.consent import Consents, closure_in
+from threadkeep.knowledge.graphiti.consent import Consents, allowed_since, closure_in
 from threadkeep.knowledge.graphiti.deliveries import Deliveries, GroupState
 from threadkeep.knowledge.graphiti.turns import group_id_of, sendable
 from threadkeep.knowledge.recall import normalised, take_of_each
@@ -70,10 +70,14 @@ class RecallQuestion:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups to search in each scope, and a report for each scope with its messages that are not yet delivered."""
+    """The groups to search in each scope, and a report for each scope with its messages that are not yet delivered.
+
+    Messages from before `since` may not be sent.
+    """
 
     ids: Mapping[ScopeKind, Sequence[str]]
     reports: Sequence[ScopeRecall]
+    since: datetime
 
 
 class GraphRecaller:
@@ -120,7 +124,7 @@ class GraphRecaller:
         groups = await self._groups(asked, question.workspace or self._options.workspace)
         if not isinstance(groups, _Groups):
             return GraphRecall(scopes=tuple(ScopeRecall(kind, groups) for kind in asked))
-        query = await self._query(question)
+        query = await self._query(question, groups.since)
         if self._breaker.is_open:
             self._probe(groups, query)
             self._notify("breaker_open", 0, started, question)
@@ -147,13 +151,14 @@ class GraphRecaller:
         """
         consent = self._consents.statements(workspace)
         owned = {kind: scope for kind, scope in asked.items() if scope is not None}
-        statements = [*consent, *map(self._deliveries.groups_statement, owned.values())]
+        since = self._consents.since_statement(workspace)
+        statements = [*consent, since, *map(self._deliveries.groups_statement, owned.values())]
         async with self._driver.reading() as connection:
             rows = await connection.fetch_each(statements)
         closed = closure_in(rows[: len(consent)])
         if closed is not None:
             return closed
-        found = dict(zip(owned, rows[len(consent) :], strict=True))
+        found = dict(zip(owned, rows[len(consent) + 1 :], strict=True))
         given_up = await self._deliveries.dead_of_groups()
         ids: dict[ScopeKind, list[str]] = {}
         reports: list[ScopeRecall] = []
@@ -164,7 +169,7 @@ class GraphRecaller:
             queued, unconfirmed = sum(one.queued for one in states), sum(one.sent for one in states)
             dead = sum(given_up.get(group_id, 0) for group_id in named)
             reports.append(ScopeRecall(kind, queued=queued, unconfirmed=unconfirmed, dead=dead))
-        return _Groups(ids, reports)
+        return _Groups(ids, reports, allowed_since(rows[0], rows[len(consent)]))
 
     async def _new_group_id(self, scope: Scope) -> str:
         """Return the id that the group of a scope will get; the raw id may already belong to another owner."""
@@ -176,15 +181,14 @@ class GraphRecaller:
     def _extra(self, kind: ScopeKind) -> Sequence[str]:
         return self._options.recall_extra_group_ids if kind == "workspace" else ()
 
-    async def _query(self, question: RecallQuestion) -> str:
+    async def _query(self, question: RecallQuestion, since: datetime) -> str:
         """Return the text to search for. The new message comes first, because the text is cut at its end.
 
-        Earlier messages that may not be sent are left out.
+        Messages from before `since` are left out.
         """
-        workspace = question.workspace or self._options.workspace
-        since = await self._consents.allowed_since(workspace) if question.recent else None
-        recent = [one.content for one in question.recent if since and one.created_at and one.created_at >= since]
+        recent = [one.content for one in question.recent if one.created_at and one.created_at >= since]
         words = [question.text, *reversed(recent)]
+        workspace = question.workspace or self._options.workspace
         if workspace is not None and self._options.git_folder and "git_metadata" in await self._consents.granted():
             words.insert(1, workspace)
         return sendable("\n".join(words), _QUERY_CHARACTERS)
