@@ -60,12 +60,6 @@ class Consents:
         named = None if workspace is None else clean_text(workspace)
         return [self._granted_statement(self._options), (self._sql["is_trusted"], {"workspace": named})]
 
-    def since_statement(self, workspace: str | None) -> Statement:
-        """Return the statement for the rows that `allowed_since` reads."""
-        endpoint = None if self._options is None else self._options.endpoint
-        named = None if workspace is None else clean_text(workspace)
-        return self._sql["allowed_since"], {"endpoint": endpoint, "workspace": named}
-
     async def decide(self, decision: Decision, data_classes: Sequence[DataClass], *, by: str) -> Consent:
         """Store a person's decision about the endpoint; it replaces the previous decision.
 
@@ -153,12 +147,13 @@ def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text
     return None if trusted else "untrusted"
 
 
-def allowed_since(granted: Sequence[Row], since: Sequence[Row]) -> datetime:
-    """Return the time from which on messages may be sent, if any may be; with consent to `backfill`, all may."""
-    if "backfill" in _granted_in(granted):
+def allowed_since(rows: Sequence[Sequence[Row]]) -> datetime:
+    """Return the time from which on messages may be sent, from the rows of `Consents.statements` if they allow any."""
+    [granted], [trusted] = rows
+    if "backfill" in _classes(granted[0]):
         return datetime.min.replace(tzinfo=UTC)
-    moments: list[datetime] = [time_of(moment) for moment in since[0]]
-    return max(moments)
+    since: datetime = max(time_of(granted[1]), time_of(trusted[0]))
+    return since
 
 
 def _granted_in(rows: Sequence[Row]) -> frozenset[DataClass]:

@@ -151,14 +151,13 @@ class GraphRecaller:
         """
         consent = self._consents.statements(workspace)
         owned = {kind: scope for kind, scope in asked.items() if scope is not None}
-        since = self._consents.since_statement(workspace)
-        statements = [*consent, since, *map(self._deliveries.groups_statement, owned.values())]
+        statements = [*consent, *map(self._deliveries.groups_statement, owned.values())]
         async with self._driver.reading() as connection:
             rows = await connection.fetch_each(statements)
         closed = closure_in(rows[: len(consent)])
         if closed is not None:
             return closed
-        found = dict(zip(owned, rows[len(consent) + 1 :], strict=True))
+        found = dict(zip(owned, rows[len(consent) :], strict=True))
         given_up = await self._deliveries.dead_of_groups()
         ids: dict[ScopeKind, list[str]] = {}
         reports: list[ScopeRecall] = []
@@ -169,7 +168,7 @@ class GraphRecaller:
             queued, unconfirmed = sum(one.queued for one in states), sum(one.sent for one in states)
             dead = sum(given_up.get(group_id, 0) for group_id in named)
             reports.append(ScopeRecall(kind, queued=queued, unconfirmed=unconfirmed, dead=dead))
-        return _Groups(ids, reports, allowed_since(rows[0], rows[len(consent)]))
+        return _Groups(ids, reports, allowed_since(rows[: len(consent)]))
 
     async def _new_group_id(self, scope: Scope) -> str:
         """Return the id that the group of a scope will get; the raw id may already belong to another owner."""

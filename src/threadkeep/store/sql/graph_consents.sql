@@ -11,7 +11,10 @@ ORDER BY number DESC
 LIMIT :limit
 
 -- name: granted
-SELECT data_classes FROM chat_graph_grants WHERE endpoint = :endpoint AND version = :version
+-- The kinds of data that may be sent, and when a person decided that last.
+SELECT g.data_classes, (SELECT max(c.decided_at) FROM chat_graph_consents c WHERE c.endpoint = g.endpoint)
+FROM chat_graph_grants g
+WHERE g.endpoint = :endpoint AND g.version = :version
 
 -- name: trust
 INSERT INTO chat_graph_trust (workspace, trusted_by, trusted_at) VALUES (:workspace, :trusted_by, :now)
@@ -24,10 +27,4 @@ DELETE FROM chat_graph_trust WHERE workspace = :workspace
 SELECT workspace FROM chat_graph_trust ORDER BY workspace
 
 -- name: is_trusted
-SELECT 1 FROM chat_graph_trust WHERE workspace = coalesce(CAST(:workspace AS TEXT), '')
-
--- name: allowed_since
--- When the endpoint was last granted, and when the workspace was trusted.
-SELECT max(c.decided_at), (SELECT t.trusted_at FROM chat_graph_trust t WHERE t.workspace = coalesce(CAST(:workspace AS TEXT), ''))
-FROM chat_graph_consents c
-WHERE c.endpoint = :endpoint
+SELECT trusted_at FROM chat_graph_trust WHERE workspace = coalesce(CAST(:workspace AS TEXT), '')
