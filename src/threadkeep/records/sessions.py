@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeGuard
 from uuid import uuid4
 
 from threadkeep.errors import InvalidInput
@@ -14,6 +14,12 @@ from threadkeep.records.json_values import Json
 
 _MOST_DAYS = 36_500
 _MOST_MESSAGES = 2**53
+_MOST_USER_ID = 512
+
+
+def is_user_id(value: object) -> TypeGuard[str]:
+    """Return True for text of 1 to 512 printable characters that are not only spaces."""
+    return isinstance(value, str) and len(value) <= _MOST_USER_ID and value.isprintable() and value.strip() != ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Final, Literal
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import ApiKeyNotFound, InvalidInput
+from threadkeep.records.sessions import is_user_id
 from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Connection
 from threadkeep.store.statements import ClockedTables
@@ -54,7 +55,6 @@ class NewKey:
 _PREFIX: Final = "tk_"
 _SECRET_BYTES: Final = 32
 _MAX_NAME: Final = 64
-_MAX_USER: Final = 512
 
 
 def digest_of(secret: bytes) -> str:
@@ -142,7 +142,7 @@ def _check(name: str, scope: KeyScope, user_id: str | None) -> None:
         raise InvalidInput(f"The name of a key must have 1 to {_MAX_NAME} printable characters.")
     if scope not in KEY_SCOPES:
         raise InvalidInput(f"The scope of a key is one of {', '.join(KEY_SCOPES)}.")
-    if user_id is not None and (not user_id.isprintable() or not user_id.strip() or len(user_id) > _MAX_USER):
-        raise InvalidInput(f"A user_id is text of 1 to {_MAX_USER} printable characters, not only spaces.")
+    if user_id is not None and not is_user_id(user_id):
+        raise InvalidInput("A user_id is text of 1 to 512 printable characters, not only spaces.")
     if user_id is not None and scope == "admin":
         raise InvalidInput("A key of one user cannot have the scope admin; take read or write.")

@@ -14,6 +14,7 @@ import jwt
 
 from threadkeep.errors import StoreError
 from threadkeep.memory import Memory
+from threadkeep.records.sessions import is_user_id
 from threadkeep.settings import Settings
 from threadkeep.store.api_keys import ApiKey, ApiKeys, digest_of
 from threadkeep.web.callers import Buckets, Caller, RateLimits
@@ -100,7 +101,6 @@ _PUBLIC_KEY_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "P
 _SHARED_KEY_ALGORITHMS: Final = ("HS256", "HS384", "HS512")
 _LEEWAY_SECONDS: Final = 10
 _KEYS_TIMEOUT_SECONDS: Final = 5
-_MAX_USER: Final = 512
 
 _INVALID = "The token is expired, not for this service, or not signed by its issuer; sign in again."
 _KEYS_AWAY = "The keys of the tokens' issuer cannot be read; try again."
@@ -141,7 +141,7 @@ class UserTokens:
         except (jwt.PyJWTError, ValueError):
             raise _refusal() from None
         user_id = claims.get(self._settings.jwt_user_claim)
-        if not isinstance(user_id, str) or not user_id.strip() or len(user_id) > _MAX_USER or not user_id.isprintable():
+        if not is_user_id(user_id):
             raise _refusal()
         return Caller(f"token of {user_id}", self._settings.jwt_scope, user_id, limits)
 
