@@ -117,6 +117,52 @@ def test_a_database_in_use_is_not_replaced(cli: CommandLine) -> None:
     assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
 
 
+def test_the_log_of_a_lost_file_goes(cli: CommandLine) -> None:
+    """A killed process leaves a WAL; SQLite would apply it to the restored file, and damage that file."""
+    cli.store("room", "hi", "hello")
+    assert cli("backup", str(cli.folder / "copy")).exit_code == 0
+    database = Path(cli.url.removeprefix("sqlite:///"))
+    _leave_log(cli, database)
+    database.unlink()
+    outcome = cli("restore", str(cli.folder / "copy"))
+    assert outcome.exit_code == 0, outcome.err
+    assert cli("doctor").exit_code == 0
+    assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
+
+
+@pytest.mark.parametrize("begin", [0, 4096])
+def test_a_damaged_file_is_replaced(cli: CommandLine, begin: int) -> None:
+    """A backup is for this: neither the header nor the pages need be readable."""
+    cli.store("room", "hi", "hello")
+    assert cli("backup", str(cli.folder / "copy")).exit_code == 0
+    database = Path(cli.url.removeprefix("sqlite:///"))
+    with database.open("rb+") as file:
+        file.seek(begin)
+        file.write(b"\xa5" * 40_000)
+    database.with_name(database.name + "-wal").write_bytes(b"\xa5" * 40_000)
+    outcome = cli("restore", str(cli.folder / "copy"), "--replace")
+    assert outcome.exit_code == 0, outcome.err
+    assert cli("doctor").exit_code == 0
+    assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
+
+
+def _leave_log(cli: CommandLine, database: Path) -> None:
+    """Store messages, and leave the files as a process does that is killed then: the newest pages are in the WAL."""
+    names = [database, *(database.with_name(database.name + ending) for ending in ("-wal", "-shm"))]
+
+    async def store(memory: Memory) -> dict[Path, bytes]:
+        for number in range(50):
+            await memory.session("later").append([Message(role="user", content=f"{number} words" * 100)])
+        return {name: name.read_bytes() for name in names}
+
+    async def main() -> dict[Path, bytes]:
+        async with open_memory(cli.url, options=MemoryOptions(background=False)) as memory:
+            return await store(memory)
+
+    for name, content in asyncio.run(main()).items():
+        name.write_bytes(content)
+
+
 def test_the_database_is_no_copy_of_itself(cli: CommandLine) -> None:
     """Also under the name of a link: a service would go on in a file that is gone."""
     cli.store("room", "hi", "hello")

@@ -19,6 +19,9 @@ type Report = Callable[[int, int], object]
 """A callback after each part that gets the number of copied pages and the total number."""
 
 _LOGS = ("-wal", "-shm")
+_BESIDE = ("-journal", *_LOGS)
+# SQLITE_CORRUPT and SQLITE_NOTADB: a file that has to be replaced cannot be read.
+_DAMAGED = (11, 26)
 _PAGES = 2048
 _BUSY_SECONDS = 10.0
 _TABLES = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'"
@@ -83,7 +86,7 @@ def restore_sqlite(
 ) -> None:
     """Replace a database that no process has open with a copy. An interrupted call leaves the old database.
 
-    If the path is a link, its target is replaced. With a `key` the database is encrypted, even if the copy
+    The old database may be damaged, or its file lost. If the path is a link, its target is replaced. With a `key` the database is encrypted, even if the copy
     is not.
 
     Raises:
@@ -100,6 +103,9 @@ def restore_sqlite(
             copy_sqlite(source, partial, report, key=key)
         if target.exists():
             _empty_log(target, key)
+        # A process that was killed left them, or the file is damaged: SQLite would apply them to the copy.
+        for ending in _BESIDE:
+            file.with_name(file.name + ending).unlink(missing_ok=True)
         partial.replace(file)
         # The engine's records belong to the old rows; it creates new ones from the table of runs.
         for ending in ("", *_LOGS):
@@ -110,7 +116,7 @@ def restore_sqlite(
 
 def _remove(partial: Path) -> None:
     """Remove an incomplete file, with the files that SQLite creates next to it."""
-    for ending in ("", "-journal", *_LOGS):
+    for ending in ("", *_BESIDE):
         partial.with_name(partial.name + ending).unlink(missing_ok=True)
 
 
@@ -180,13 +186,15 @@ def _encrypt(source: Path, target: Path, key: str) -> None:
 
 
 def _empty_log(path: Path, key: str | None) -> None:
-    """Move a database's WAL into its file, so that SQLite does not apply the WAL to the file that replaces it."""
+    """Move a database's WAL into its file, so that an interrupted call loses nothing of it; not if it is damaged."""
     with _translated(), closing(_opened(path, None if is_plain(path) else key)) as database:
-        # Wait briefly only: a process that has the file open keeps its lock until it ends.
-        database.execute("PRAGMA busy_timeout = 500").fetchall()
-        database.execute("PRAGMA journal_mode = DELETE").fetchall()
-    for ending in _LOGS:
-        path.with_name(path.name + ending).unlink(missing_ok=True)
+        try:
+            # Wait briefly only: a process that has the file open keeps its lock until it ends.
+            database.execute("PRAGMA busy_timeout = 500").fetchall()
+            database.execute("PRAGMA journal_mode = DELETE").fetchall()
+        except sqlite_errors() as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DAMAGED:
+                raise
 
 
 @contextmanager
