@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
 from tests.agent.context_laws import check_coverage
 from tests.agent.talking import ROOM, Meanwhile, ask, make_agent, numbered
-from threadkeep import ContextManifest, Memory, Message, Session, SessionMemory, rebuild
+from threadkeep import ContextManifest, Memory, MemoryOptions, Message, Session, SessionMemory, open_memory, rebuild
+from threadkeep.store.address import TranscriptLocation
 from threadkeep.testing import ScriptedModel
 
 
@@ -38,3 +40,25 @@ async def test_the_question_is_sent_and_told_once(memory: Memory, event: str) ->
     for stored in await memory.manifests.of_session(ROOM):
         check_coverage(ContextManifest.from_dict(stored.manifest), await session.tail(100))
         assert [message.text for message in await rebuild(stored)] == expected
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_an_answer_is_forgotten_with_its_question(
+    shared_url: str, memory_options: MemoryOptions, transcripts: TranscriptLocation, elsewhere: bool
+) -> None:
+    """A reset during the model call, here or in another process: the answer stays in the transcript only."""
+    options = replace(memory_options, transcripts=transcripts)
+    async with open_memory(shared_url, options=options) as memory, open_memory(shared_url, options=options) as other:
+        await memory.session(ROOM).append(numbered(6))
+        resetting = (other if elsewhere else memory).session(ROOM)
+        model = ScriptedModel(replies=["one", "late", "three", "four"])
+        await ask(make_agent(model, [SessionMemory(memory)]), "first")
+        await ask(make_agent(model, [SessionMemory(memory), Meanwhile(resetting.reset)]), "second")
+        assert (await memory.session(ROOM).window()).messages == ()
+        agent = make_agent(model, [SessionMemory(memory)])
+        for question in ("third", "fourth"):
+            await ask(agent, question)
+        assert [message.text for message in model.calls[3]] == ["third", "three", "fourth"]
+        stored = await other.session(ROOM).tail(6)
+        assert [message.content for message in stored] == ["second", "late", "third", "three", "fourth", "four"]

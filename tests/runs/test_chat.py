@@ -358,3 +358,20 @@ async def test_a_reset_waits_for_its_place_among_the_turns(sqlite_memory: Memory
     gate.open()
     await asyncio.gather(resetting, turn.answer(), later.answer())
     assert seen(model.calls[1]) == [("human", "who am I?")]
+
+
+async def test_a_reset_during_a_turn_hides_its_answer(memory: Memory, make_chat: Chats) -> None:
+    """On every database, also if another program resets the session; the run ends, and its answer is in the history."""
+    gate, session = Gate(), memory.session(ROOM)
+    chat = make_chat(memory, ScriptedModel(["one", [gate, "late"], "three"]))
+    await chat.ask(said("first"))
+    turn = asyncio.create_task(chat.ask(said("second")))
+    await gate.reached()
+    await session.reset()
+    gate.open()
+    answer = await turn
+    run = await memory.runs.run(answer.run_id)
+    assert (answer.response, run and run.status) == ("late", "done")
+    assert (await session.window()).messages == ()
+    assert (await chat.ask(said("third"))).context.messages == 1
+    assert [message.content for message in await session.tail(9)][-3:] == ["late", "third", "three"]

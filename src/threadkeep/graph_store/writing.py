@@ -93,9 +93,10 @@ class ConversationWriter:
                 raise WrongUser(turn.session_id)
             if found is not None:
                 await writing.get(self._ends(found))
-            ready = prepared if turn.answers is None else await self._answering(writing, found, turn, prepared, now)
             new = Conversation(turn.session_id, now, now, turn.user_id, chunk_size=self.layout.chunk_size)
             former = found or new
+            question_seq = 0 if turn.answers is None else await self._question_seq(writing, found, turn)
+            ready = _answering(former, question_seq, prepared, now)
             there = await self.places_of(writing, former, [str(message.id) for message in ready.messages])
             fresh, adopted = await self._without_answered(writing, former, ready, there)
             if adopted is not None and turn.told_at is not None:
@@ -107,7 +108,8 @@ class ConversationWriter:
             appended = await self.appended(writing, former, fresh, there, now)
             written = Written(appended.receipt)
             if appended.items:
-                appended = replace(appended, conversation=_next_version(former, appended.conversation))
+                grown = _with_reset(former, appended.conversation, question_seq)
+                appended = replace(appended, conversation=_next_version(former, grown))
                 written = Written(appended.receipt, former.version, appended, writing.rows)
                 writing.beside = () if beside is None or adopted is not None else beside(written)
                 await self.put(writing, former, appended.conversation, appended.items)
@@ -149,10 +151,8 @@ class ConversationWriter:
         chunks = {chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)}
         return [self.layout.chunk(conversation.session_id, chunk) for chunk in chunks]
 
-    async def _answering(
-        self, writing: Writing, found: Conversation | None, turn: Turn, prepared: Prepared, now: datetime
-    ) -> Prepared:
-        """Return the answer; it is superseded from the start if its question is.
+    async def _question_seq(self, writing: Writing, found: Conversation | None, turn: Turn) -> int:
+        """Return the `seq` of the message that a turn answers.
 
         Raises:
             QuestionGone: the question does not exist.
@@ -161,10 +161,7 @@ class ConversationWriter:
         places = {} if found is None else await self.places_of(writing, found, [question])
         if found is None or question not in places:
             raise QuestionGone(turn.session_id)
-        if not found.superseded_between(places[question], places[question]):
-            return prepared
-        rows = [{**row, "superseded_at": time_text(now)} for row in prepared.columns]
-        return replace(prepared, columns=rows)
+        return places[question]
 
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
@@ -449,6 +446,21 @@ class ConversationWriter:
         """Return the keys of the notes for messages: one for each id, and one for each answer."""
         names = [name for message in messages for name in (message.get("id"), answer_note(message)) if name]
         return [self.layout.message_id(session_id, name) for name in names]
+
+
+def _answering(conversation: Conversation, question_seq: int, prepared: Prepared, now: datetime) -> Prepared:
+    """Return an answer; it is superseded from the start if its question is."""
+    if not conversation.superseded_between(question_seq, question_seq):
+        return prepared
+    rows = [{**row, "superseded_at": time_text(now)} for row in prepared.columns]
+    return replace(prepared, columns=rows)
+
+
+def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
+    """Move a reset behind an answer that follows it directly and whose question is before it."""
+    if 0 < question_seq <= former.reset_seq == former.last_seq:
+        return replace(grown, reset_seq=grown.last_seq)
+    return grown
 
 
 def _next_version(former: Conversation, conversation: Conversation) -> Conversation:

@@ -43,7 +43,7 @@ class _Sorted:
     deleted: list[str] = field(default_factory=list)
     winner: _Winner | None = None
     losers: list[int] = field(default_factory=list)
-    question_superseded: bool = False
+    question: Message | None = None
 
 
 class TurnWriter:
@@ -51,7 +51,8 @@ class TurnWriter:
 
     A duplicate complete answer is not stored: the receipt names the first one. An answer that was delivered while the
     database was down (`Turn.told_at`) replaces one that was not delivered; otherwise it is stored as superseded. An
-    answer whose question was superseded before is stored as superseded, too.
+    answer whose question was superseded before is stored as superseded, too. An answer that is the first message after
+    a reset, and whose question is before the reset, moves the reset behind itself.
     """
 
     def __init__(self, graph_turns: GraphTurns | None = None) -> None:
@@ -68,7 +69,7 @@ class TurnWriter:
         """
         turn, found = prepared.turn, _Sorted()
         if turn.answers is not None:
-            found.question_superseded = await self._check_question(connection, turn)
+            found.question = await self._question(connection, turn)
         if not await connection.fetch(self._sql["reserve"], session_parameters(turn, [], now=prepared.now)):
             raise WrongUser(turn.session_id)
         for message, columns in zip(prepared.messages, prepared.columns, strict=True):
@@ -78,14 +79,14 @@ class TurnWriter:
         places = [*found.there.values(), *([found.winner.seq] if found.winner else [])]
         return _with(prepared.receipt(min(places), max(places) - min(places) + 1), found)
 
-    async def _check_question(self, connection: Connection, turn: Turn) -> bool:
-        """Return whether the message that the turn answers is superseded."""
+    async def _question(self, connection: Connection, turn: Turn) -> Message:
+        """Return the message that the turn answers."""
         # Lock the session first, so that a deletion either is complete or waits for this turn.
         await connection.execute(self._sql["lock_session"], {"session_id": turn.session_id})
         rows = await connection.fetch(self._sql["message_with_id"], self._key(turn, turn.answers))
         if not rows:
             raise QuestionGone(turn.session_id)
-        return marked_message_of(rows[0]).superseded_at is not None
+        return marked_message_of(rows[0])
 
     async def _sort(
         self,
@@ -106,7 +107,7 @@ class TurnWriter:
         if any(message_id == other.id for other in found.messages):
             found.there[message_id] = 0
             return
-        superseded_at = prepared.now if found.question_superseded else None
+        superseded_at = prepared.now if found.question and found.question.superseded_at else None
         mark: dict[str, object] = {"superseded_at": superseded_at, "superseded_by": None}
         if (winner := await self._winner(connection, prepared.turn, columns)) is not None:
             if prepared.turn.told_at is None:
@@ -138,6 +139,9 @@ class TurnWriter:
         first = last_seq - len(fresh) + 1
         rows = [{**row, "session_id": turn.session_id, "seq": seq} for seq, row in enumerate(fresh, start=first)]
         await connection.execute_many(self._sql["insert_marked"], rows)
+        if found.question is not None:
+            places = {"session_id": turn.session_id, "question_seq": found.question.seq, "first_seq": first}
+            await connection.execute(self._sql["reset_after_answer"], places)
         if superseded := found.losers + [seq for seq, row in enumerate(fresh, start=first) if row["superseded_at"]]:
             await self._superseding.refresh(connection, turn.session_id, superseded)
         if self._graph_turns and (noted := self._graph_turns.row(turn, found.messages, now=prepared.now)):
@@ -168,8 +172,8 @@ class GroupCommit:
     """A writer that stores the turns of a process in groups. `append` returns when the turn is durable.
 
     Most turns are new, so a group is first passed to the driver as a whole, without checking its ids. If a message
-    exists already, a turn's question does not exist, or two users use one session, nothing of the group is stored.
-    Then the group is written again in one transaction, turn by turn, with a check of each id.
+    exists already, a turn's question does not exist or is before a reset, or two users use one session, nothing of the
+    group is stored. Then the group is written again in one transaction, turn by turn, with a check of each id.
 
     A session whose row is locked by another transaction gets a task that waits for the lock. Its later turns are queued
     behind it, and turns of all other sessions are stored meanwhile.

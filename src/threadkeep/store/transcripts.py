@@ -207,6 +207,7 @@ class Transcripts(Protocol):
     - A superseded message stays with its `seq` and its id, marked. It is not in the `active` view, in `recent`, in
       searches or in `message_count`. Concurrent calls supersede different messages. An answer to a superseded question
       is stored as superseded.
+    - An answer to a question before a reset is before the reset too, unless another message follows the reset.
     """
 
     @property

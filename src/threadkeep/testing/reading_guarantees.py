@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from threadkeep.records import Message
+from threadkeep.records import Message, Turn
 from threadkeep.store.transcripts import Transcripts
 from threadkeep.testing.transcript_source import (
     TranscriptSource,
@@ -143,6 +143,20 @@ class ReadingGuarantees(TranscriptSource):
             assert (recent.reset_seq, recent.newest_user) == (4, None)
             assert len((await transcripts.newest("room:1", limit=10)).messages) == 5
             assert await transcripts.reset("room:1") == 5
+
+    async def test_answers_to_questions_before_a_reset_are_before_it(self) -> None:
+        """They are stored after it, and stay in the transcript; `recent` has what follows them."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("q1", "q1")))
+            assert await transcripts.reset("room:1") == 1
+            for text in ("a1", "b1"):
+                await transcripts.append(Turn("room:1", (assistant(text),), answers="q1"))
+            assert (await transcripts.recent("room:1", limit=10)).messages == ()
+            assert contents((await transcripts.newest("room:1", limit=10)).messages) == ["q1", "a1", "b1"]
+            await transcripts.append(turn(user("q2", "q2")))
+            await transcripts.append(Turn("room:1", (assistant("a2"),), answers="q2"))
+            recent = await transcripts.recent("room:1", limit=10)
+            assert (contents(recent.messages), recent.reset_seq) == (["a2", "q2"], 3)
 
     async def test_recent_names_the_newest_user_message_when_it_is_older(self) -> None:
         """After thirty assistant messages the newest user message is still found; after a reset it is not."""

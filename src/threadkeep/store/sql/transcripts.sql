@@ -64,11 +64,15 @@ INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT session_id, id, seq, created_at FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
 
 -- name: refuse_unanswered
--- Violate the same key with two equal rows if the message that a turn answers does not exist or is superseded.
+-- Violate the same key with two equal rows if the message that a turn answers does not exist, is superseded, or is from
+-- before the last reset.
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT :session_id, :question, 0, :created_at
 FROM (SELECT 1 UNION ALL SELECT 2) AS two_rows
-WHERE NOT EXISTS (SELECT 1 FROM chat_messages WHERE session_id = :session_id AND id = :question AND superseded_at IS NULL)
+WHERE NOT EXISTS (
+    SELECT 1 FROM chat_messages m JOIN chat_sessions s ON s.session_id = m.session_id
+    WHERE m.session_id = :session_id AND m.id = :question AND m.superseded_at IS NULL AND m.seq > s.reset_seq
+)
 
 -- name: newest
 -- The newest :limit active messages before :before, newest first; with a user only if the session is theirs. The lower
@@ -268,6 +272,11 @@ UPDATE chat_sessions SET active = :value WHERE session_id = :session_id
 UPDATE chat_sessions SET reset_seq = last_seq
 WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
 RETURNING reset_seq
+
+-- name: reset_after_answer
+-- An answer that follows a reset directly, and whose question is before it, is before it too.
+UPDATE chat_sessions SET reset_seq = last_seq
+WHERE session_id = :session_id AND reset_seq >= :question_seq AND reset_seq = :first_seq - 1
 
 -- name: delete_runs
 -- Also runs without a session that wrote in it, such as those of an agent with its own conversation, and the roots of

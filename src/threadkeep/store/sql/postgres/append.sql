@@ -5,7 +5,7 @@
 -- messages of the same session in this group. Another user's session is skipped with its messages. The condition is
 -- always true: it shortens the wait for locked rows, for this statement only. `refused` violates the key of its own
 -- table if an id belongs to a deleted message. `unanswered` violates it with two equal rows if the message that a turn
--- answers does not exist or is superseded.
+-- answers does not exist, is superseded, or is from before the last reset.
 WITH given AS (
     SELECT * FROM json_to_recordset(:messages) AS m (
         session_id TEXT, behind BIGINT, id TEXT, role TEXT, content TEXT, tokens BIGINT, status TEXT,
@@ -29,7 +29,7 @@ WITH given AS (
         last_seq = s.last_seq + excluded.last_seq,
         updated_at = CASE WHEN excluded.last_seq > 0 AND excluded.updated_at > s.updated_at THEN excluded.updated_at ELSE s.updated_at END
     WHERE excluded.user_id IS NULL OR s.user_id = excluded.user_id
-    RETURNING session_id, last_seq, deleted_seq, created_at, revision
+    RETURNING session_id, last_seq, reset_seq, deleted_seq, created_at, revision
 ), stored AS (
     INSERT INTO chat_messages (
         session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at,
@@ -54,7 +54,7 @@ WITH given AS (
         -- Only if the row is unchanged: this statement's snapshot may be older than the row for which it waited.
         SELECT TRUE AS is_there
         FROM chat_messages q JOIN chat_sessions s ON s.session_id = q.session_id
-        WHERE q.session_id = m.session_id AND q.id = m.question AND q.superseded_at IS NULL
+        WHERE q.session_id = m.session_id AND q.id = m.question AND q.superseded_at IS NULL AND q.seq > c.reset_seq
             AND s.created_at = c.created_at AND s.revision = c.revision
         LIMIT 1
     ) found ON TRUE CROSS JOIN (VALUES (1), (2)) AS two_rows
