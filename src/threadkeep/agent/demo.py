@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import accumulate, takewhile
 from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.messages.ai import UsageMetadata
@@ -113,37 +112,19 @@ class DemoModel(OfflineModel):
     def _llm_type(self) -> str:
         return "threadkeep-demo"
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
+    def _generate(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> ChatResult:
         text = answer(messages)
         message = AIMessage(content=text, usage_metadata=_usage(messages, text))
         return ChatResult(generations=[ChatGeneration(message=message)])
 
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
+    def _stream(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         text = answer(messages)
         for word in re.findall(r"\s*\S+", text):
             yield ChatGenerationChunk(message=AIMessageChunk(content=word))
         last = AIMessageChunk(content="", usage_metadata=_usage(messages, text), chunk_position="last")
         yield ChatGenerationChunk(message=last)
 
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
+    async def _astream(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
         # The default implementation of LangChain uses a thread for each word.
         for chunk in self._stream(messages):
             yield chunk
