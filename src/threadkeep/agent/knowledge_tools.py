@@ -24,12 +24,12 @@ from threadkeep.context.quotation import quoted_episode, quoted_fact, quoted_pro
 from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
 from threadkeep.history import memory as history
-from threadkeep.history.keys import channel_of
 from threadkeep.history.session import Session
+from threadkeep.history.session_events import SessionEvents
 from threadkeep.knowledge.promotion import Promotion, looks_like_secret
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
-from threadkeep.observe import ExtraNotFound, ReadFailed, WriteFailed
+from threadkeep.observe import ExtraNotFound
 from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, FactKind, Scope, ScopeKind
 
 
@@ -203,26 +203,17 @@ class _KnowledgeTools:
             about: Whom it is about: the user, the workspace (project) that is worked in, or only this session.
             kind: What kind of fact it is.
         """
-        session = self._scopes.session(runtime.config)
-        scope = self._scopes.of(session, runtime.config).usable.get(about)
-        if scope is None:
-            return self._no_scope(session, runtime, about)
-        if looks_like_secret(f"{key}: {value}"):
-            return _REFUSED
-        try:
-            async with session.timeout():
+
+        async def remember(session: Session, scope: Scope) -> str:
+            try:
                 evidence = await _evidence(session, runtime)
                 fact = await self._memory.knowledge.remember(scope, key, value, kind=kind, evidence=evidence)
-        except InvalidInput as error:
-            return f"Not remembered. {error}"
-        except SessionNotFound:
-            return "Not remembered: this conversation is not kept."
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError) as error:
-            self._notify_write_failed(session, error)
-            return _NOT_WRITTEN
-        return f"Remembered under the key {fact.key}." if fact.confirmed == 1 else "Known already, and confirmed now."
+            except SessionNotFound:
+                return "Not remembered: this conversation is not kept."
+            known = fact.confirmed > 1
+            return "Known already, and confirmed now." if known else f"Remembered under the key {fact.key}."
+
+        return await self._written(runtime, about, remember, said=f"{key}: {value}", refused="Not remembered.")
 
     async def promote(
         self,
@@ -238,25 +229,14 @@ class _KnowledgeTools:
             text: The statement, complete and understandable by itself.
             about: Whether it belongs to the workspace (project) or to the user.
         """
-        session = self._scopes.session(runtime.config)
-        scope = self._scopes.of(session, runtime.config).usable.get(about)
-        if scope is None:
-            return self._no_scope(session, runtime, about)
-        if looks_like_secret(text):
-            return _REFUSED
-        try:
-            async with session.timeout():
-                evidence = await _evidence(session, runtime)
-                promotion = Promotion(kind, text, about)
-                promoted = await self._memory.graphiti.promote(promotion, scope.owner, evidence=evidence)
-        except InvalidInput as error:
-            return f"Not stored. {error}"
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError) as error:
-            self._notify_write_failed(session, error)
-            return _NOT_WRITTEN
-        return f"Stored under the key {promoted.fact.key}."
+
+        async def promote(session: Session, scope: Scope) -> str:
+            evidence = await _evidence(session, runtime)
+            promotion = Promotion(kind, text, about)
+            promoted = await self._memory.graphiti.promote(promotion, scope.owner, evidence=evidence)
+            return f"Stored under the key {promoted.fact.key}."
+
+        return await self._written(runtime, about, promote, said=text, refused="Not stored.")
 
     async def recall(self, query: str, runtime: ToolRuntime[Any, Any]) -> str:
         """Recall what was remembered in earlier conversations about something.
@@ -281,21 +261,13 @@ class _KnowledgeTools:
             key: The key of the fact.
             about: Whom it is about: the user, the workspace, or only this session.
         """
-        session = self._scopes.session(runtime.config)
-        scope = self._scopes.of(session, runtime.config).usable.get(about)
-        if scope is None:
-            return self._no_scope(session, runtime, about)
-        try:
-            async with session.timeout():
-                gone = await self._memory.knowledge.forget(scope, key)
-        except InvalidInput as error:
-            return f"Nothing was forgotten. {error}"
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError) as error:
-            self._notify_write_failed(session, error)
-            return "The memory cannot be written just now; nothing was forgotten."
-        return "Forgotten." if gone else "Nothing is known under this key."
+
+        async def forget(_: Session, scope: Scope) -> str:
+            gone = await self._memory.knowledge.forget(scope, key)
+            return "Forgotten." if gone else "Nothing is known under this key."
+
+        failed = "The memory cannot be written just now; nothing was forgotten."
+        return await self._written(runtime, about, forget, refused="Nothing was forgotten.", failed=failed)
 
     async def recall_procedure(self, goal: str, runtime: ToolRuntime[Any, Any], available: Sequence[str] = ()) -> str:
         """Recall how something is done here, before you do it: procedures that were taught for a kind of task.
@@ -328,10 +300,37 @@ class _KnowledgeTools:
         lines = _bounded([quoted_episode(episode) for episode in found])
         return "\n".join([f"What was asked earlier. {_QUOTED}", *lines]) if lines else "No such conversation is known."
 
-    def _no_scope(self, session: Session, runtime: ToolRuntime[Any, Any], about: str) -> str:
-        usable, refused = self._scopes.of(session, runtime.config)
-        why = "".join(f" {error}" for kind, error in refused.items() if kind == about)
-        return f"This run has no memory about the {about}; it has one about: {', '.join(usable) or 'nothing'}.{why}"
+    async def _written(
+        self,
+        runtime: ToolRuntime[Any, Any],
+        about: ScopeKind,
+        work: Callable[[Session, Scope], Awaitable[str]],
+        *,
+        said: str = "",
+        refused: str,
+        failed: str = _NOT_WRITTEN,
+    ) -> str:
+        """Return the answer of a write to a scope of the run; if it is not possible, return the reason.
+
+        Nothing is written if the scope is missing, or if `said` looks like a secret.
+        """
+        session = self._scopes.session(runtime.config)
+        usable, unusable = self._scopes.of(session, runtime.config)
+        if (scope := usable.get(about)) is None:
+            why = f" {unusable[about]}" if about in unusable else ""
+            return f"This run has no memory about the {about}; it has one about: {', '.join(usable) or 'nothing'}.{why}"
+        if looks_like_secret(said):
+            return _REFUSED
+        try:
+            async with session.timeout():
+                return await work(session, scope)
+        except InvalidInput as error:
+            return f"{refused} {error}"
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError) as error:
+            events_beside(self._memory, session).write_failed(error, "error")
+            return failed
 
     def _readable(self, session: Session, runtime: ToolRuntime[Any, Any]) -> tuple[list[Scope], str]:
         """Return the usable scopes, and sentences about the others; report these."""
@@ -359,26 +358,8 @@ class _KnowledgeTools:
         except StoreClosed:
             raise
         except (StoreError, TimeoutError) as error:
-            self._memory.observers.notify(
-                ReadFailed(
-                    backend="other",
-                    channel=channel_of(session.session_id),
-                    outcome="fallback",
-                    error=type(error).__name__,
-                    session_id=session.session_id,
-                )
-            )
+            events_beside(self._memory, session).read_failed(error, "fallback")
             return None
-
-    def _notify_write_failed(self, session: Session, error: Exception) -> None:
-        self._memory.observers.notify(
-            WriteFailed(
-                backend="other",
-                channel=channel_of(session.session_id),
-                error=type(error).__name__,
-                session_id=session.session_id,
-            )
-        )
 
 
 _VERBS: Mapping[MemoryToolKind, tuple[Callable[[_KnowledgeTools], Callable[..., Coroutine[Any, Any, str]]], ...]] = {
@@ -387,6 +368,11 @@ _VERBS: Mapping[MemoryToolKind, tuple[Callable[[_KnowledgeTools], Callable[..., 
     "procedures": (lambda made: made.recall_procedure,),
     "promotions": (lambda made: made.promote,),
 }
+
+
+def events_beside(memory: history.Memory, session: Session) -> SessionEvents:
+    """Return the reporter of reads and writes of a session's agent that are not those of its transcript."""
+    return SessionEvents(memory.observers, "other", session.session_id)
 
 
 async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidence:

@@ -16,16 +16,13 @@ from langchain_core.tools import BaseTool, StructuredTool
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.counting import as_json
 from threadkeep.agent.invocation import session_for
-from threadkeep.agent.knowledge_tools import memory_tool
+from threadkeep.agent.knowledge_tools import events_beside, memory_tool
 from threadkeep.agent.turn_options import IdOf, TurnOptions
 from threadkeep.context.quotation import quoted_message, quoted_summary, quoted_text
 from threadkeep.errors import SessionNotFound, StoreClosed, StoreError
-from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
-from threadkeep.history.session import Session
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.memory.sync_memory import SyncMemory
-from threadkeep.observe import ReadFailed
 from threadkeep.records import Message, Summary
 
 _MOST_MESSAGES = 30
@@ -118,7 +115,7 @@ class _Lookups:
         except StoreClosed:
             raise
         except (StoreError, TimeoutError) as error:
-            self._notify(session, error)
+            events_beside(self._memory, session).read_failed(error, "fallback")
             return _NOT_NOW
         partly = [_PARTLY] if result.unindexed else []
         if not result.hits:
@@ -127,17 +124,6 @@ class _Lookups:
         lines = [quoted_message(hit.message, _excerpt(hit.message.content, query)) for hit in result.hits]
         header = f"What was found, best first. {_QUOTED} read_history shows whole messages."
         return "\n".join([header, *partly, *lines])
-
-    def _notify(self, session: Session, error: Exception) -> None:
-        self._memory.observers.notify(
-            ReadFailed(
-                backend="other",
-                channel=channel_of(session.session_id),
-                outcome="fallback",
-                error=type(error).__name__,
-                session_id=session.session_id,
-            )
-        )
 
 
 def read_tool_result(
