@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 
 from tests.recorded_events import RecordedEvents
-from threadkeep import Evidence, FactLearning, InvalidInput, KnownFacts, Memory, Message, Scope, SessionMemory
+from threadkeep import (
+    Evidence,
+    FactLearning,
+    InvalidInput,
+    KnownFacts,
+    Memory,
+    MemoryOptions,
+    Message,
+    Scope,
+    SessionMemory,
+    open_memory,
+)
 from threadkeep.knowledge.learning import LearningRequest, Record
 from threadkeep.knowledge.proposals import LearnerKind, Proposed
 from threadkeep.observe import FactsProposed, LearningFailed
@@ -65,6 +77,17 @@ async def test_a_fact_is_proposed_from_a_message_and_waits_for_a_person(memory: 
     [fact] = await memory.knowledge.facts(ADA)
     assert (fact.id, fact.value, fact.kind) == (accepted.fact_id, "Lisbon", "preference")
     assert (fact.evidence[0].session_id, fact.evidence[0].seq) == ("room:1", 3)
+
+
+async def test_messages_in_a_graph_store_are_read(database_url: str, memory_options: MemoryOptions) -> None:
+    """A model gets their texts, and directives are stored."""
+    async with open_memory(database_url, options=replace(memory_options, transcripts="graph_store")) as memory:
+        model = answering([], [found(3, "home_city", "Lisbon")], [])
+        learning = FactLearning(memory, model=model, directives=True)
+        await talk(memory, learning, "Hello", "I live in Lisbon", "preference (user): Keep diffs small.")
+        assert "I live in Lisbon" in model.calls[1][-1].text
+        assert [one.key for one in await proposals(memory, "open")] == ["home_city"]
+        assert [fact.value for fact in await memory.knowledge.facts(ADA)] == ["Keep diffs small."]
 
 
 async def test_off_by_default_nothing_is_read(memory: Memory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -9,7 +10,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 
-from threadkeep import InvalidInput, Memory, Message, Scope, SessionMemory
+from threadkeep import InvalidInput, Memory, MemoryOptions, Message, Scope, SessionMemory, open_memory
 from threadkeep.records.runs import NewRun
 from threadkeep.testing import ScriptedModel, SettableClock
 
@@ -40,6 +41,27 @@ async def test_the_newest_come_first_from_all_sessions_of_the_person(memory: Mem
     assert [one.seq for one in found] == [1, 1]
     assert len(await memory.episodes.latest(Scope("user", "telegram:7"))) == 3
     assert [one.asked for one in await memory.episodes.latest(Scope("session", "room:of-bob"))] == ["a secret of Bob"]
+
+
+async def test_texts_in_a_graph_store_are_read(
+    database_url: str, memory_options: MemoryOptions, clock: SettableClock
+) -> None:
+    """With the feedback in their metadata; a session that was deleted there has no episode."""
+    async with open_memory(database_url, options=replace(memory_options, transcripts="graph_store")) as memory:
+        await talk(memory, "room:1", "ada", ("Where is Oslo?", "In Norway."), ("taken back", "reply"))
+        await memory.session("room:1").take_back(2)
+        clock.advance(60)
+        answer = Message(role="assistant", content="In Peru.", metadata={"feedback": "good"})
+        await memory.session("room:2", user_id="ada").append([Message(role="user", content="Where is Lima?"), answer])
+        found = await memory.episodes.latest(ADA)
+        assert [(one.asked, one.answered, one.feedback) for one in found] == [
+            ("Where is Lima?", "In Peru.", "good"),
+            ("Where is Oslo?", "In Norway.", None),
+        ]
+        [recalled] = await memory.episodes.recall("Oslo", [ADA])
+        assert recalled.answered == "In Norway."
+        await memory.session("room:2").delete()
+        assert [one.asked for one in await memory.episodes.latest(ADA)] == ["Where is Oslo?"]
 
 
 async def test_an_open_question_is_no_episode_and_a_failed_one_says_how_it_ended(memory: Memory) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import NamedTuple
 
 from threadkeep.context.recall import IndexedTurn, RecallIndex
-from threadkeep.errors import InvalidInput
-from threadkeep.knowledge.rows import MAX_PAGE
+from threadkeep.errors import InvalidInput, SessionDamaged
+from threadkeep.knowledge.rows import MAX_PAGE, MessagesAt
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import Episode, Scope
 from threadkeep.records.runs import RUN_ENDS
 from threadkeep.store.codec import time_of
 from threadkeep.store.compact_json import expanded
-from threadkeep.store.driver import Row
+from threadkeep.store.driver import Driver, Row
 from threadkeep.store.statements import ClockedTables
 
 _MOST_SESSIONS = 50
@@ -44,6 +45,11 @@ class _EpisodeMessage(NamedTuple):
 
 class Episodes(ClockedTables, sql=("episodes.sql",)):
     """The episodes of a session or of a person with all ids, read from the transcripts of a database."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime], messages_at: MessagesAt | None = None) -> None:
+        """With `messages_at`, texts are read by it: the rows of sessions in a graph store have none."""
+        super().__init__(driver, clock=clock)
+        self._messages_at = messages_at
 
     async def latest(self, scope: Scope, *, limit: int = 5) -> list[Episode]:
         """Return the newest episodes, newest first.
@@ -86,7 +92,10 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
         asked = {"scope": scope.kind, "owner": scope.owner, "sessions": sessions, "reach": reach}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["newest_messages"], asked)
-        return sorted(_episodes(_messages(rows)), key=lambda one: (one.at, one.seq), reverse=True)
+        messages = list(_messages(rows))
+        if self._messages_at is not None:
+            messages = await _with_texts(messages, self._messages_at)
+        return sorted(_episodes(messages), key=lambda one: (one.at, one.seq), reverse=True)
 
 
 def _episodes(messages: Iterable[_EpisodeMessage]) -> Iterator[Episode]:
@@ -139,6 +148,21 @@ def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
         same = list(group)
         said, steps = _EpisodeMessage(*same[0]), [row[-1] for row in same if row[-1] is not None]
         yield said._replace(created_at=time_of(said.created_at), steps=steps)
+
+
+async def _with_texts(messages: Iterable[_EpisodeMessage], messages_at: MessagesAt) -> list[_EpisodeMessage]:
+    """Return the messages with their stored texts and metadata, without those of damaged or deleted sessions."""
+    found: list[_EpisodeMessage] = []
+    for session_id, group in groupby(messages, key=lambda message: message.session_id):
+        rows = list(group)
+        with contextlib.suppress(SessionDamaged):
+            stored = {one.seq: one for one in await messages_at(session_id, [row.seq for row in rows])}
+            found += [
+                row._replace(content=one.content, metadata=json.dumps(one.metadata))
+                for row in rows
+                if (one := stored.get(row.seq)) is not None and one.superseded_at is None
+            ]
+    return found
 
 
 def _feedback(metadata: str) -> Json:

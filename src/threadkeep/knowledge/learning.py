@@ -19,7 +19,7 @@ from threadkeep.context.quotation import quoted_message
 from threadkeep.errors import InvalidInput
 from threadkeep.knowledge.promotion import accepted_directives, looks_like_secret
 from threadkeep.knowledge.proposals import LearnerKind, Proposals, Proposed, Reading
-from threadkeep.knowledge.rows import owner_statements
+from threadkeep.knowledge.rows import MessagesAt, owner_statements
 from threadkeep.observe import FactsProposed, LearningFailed, Observer
 from threadkeep.records import Message
 from threadkeep.records.knowledge import Scope, ScopeKind
@@ -79,8 +79,12 @@ class LearningRequest:
 class Learning:
     """The queue of sessions to learn from."""
 
-    def __init__(self, driver: Driver, proposals: Proposals, *, observer: Observer) -> None:
+    def __init__(
+        self, driver: Driver, proposals: Proposals, *, observer: Observer, messages_at: MessagesAt | None = None
+    ) -> None:
+        """With `messages_at`, messages are read by it: the rows of sessions in a graph store have no texts."""
         self._driver = driver
+        self._messages_at = messages_at
         self._proposals = proposals
         self._observer = observer
         self._sql = owner_statements(driver.backend, "learning.sql")
@@ -173,6 +177,9 @@ class Learning:
             Message(role=role, content=content, seq=seq, author=author, run_id=run_id, created_at=time_of(created_at))
             for seq, role, content, author, run_id, created_at, _ in rows
         ]
+        if self._messages_at is not None:
+            stored = await self._messages_at(request.session_id, [row[0] for row in rows])
+            messages = [message for message in stored if message.superseded_at is None]
         return messages, int(rows[0][6]) if rows else 0
 
     async def _known_keys(self, scopes: Mapping[ScopeKind, Scope]) -> list[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
-from threadkeep.records import dump_json
+from threadkeep.records import Message, dump_json
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import Fact, Procedure, Scope
 from threadkeep.store.codec import clean_json, clean_text, time_of, time_text
@@ -18,6 +18,9 @@ from threadkeep.store.driver import Backend, Connection, Row
 from threadkeep.store.statements import load_statements
 
 MAX_PAGE = 1000
+
+type MessagesAt = Callable[[str, Collection[int]], Awaitable[Sequence[Message]]]
+"""A reader of a session's messages by their `seq`, for sessions whose rows have no texts."""
 
 # The cursor of the first page of a list.
 _LAST_TIME = "9999-12-31T23:59:59.999999+00:00"

@@ -41,11 +41,13 @@ class Memory(history.Memory):
 
     def __init__(self, parts: MemoryParts) -> None:
         super().__init__(parts)
+        # The rows of sessions in a graph store have no texts.
+        messages_at = self._backend.transcripts.at if self.in_graph_store else None
         self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=parts.clock)
         self.procedures = Procedures(parts.driver, clock=parts.clock)
         self.persons = Persons(parts.driver, clock=parts.clock)
         self.eraser = Eraser(self, TableErasing(parts.driver, clock=parts.clock))
-        self.episodes = Episodes(parts.driver, clock=parts.clock)
+        self.episodes = Episodes(parts.driver, clock=parts.clock, messages_at=messages_at)
         self.graphiti = Graphiti(
             parts.driver, parts.graphiti, self.knowledge, observer=parts.observers, clock=parts.clock
         )
@@ -59,7 +61,7 @@ class Memory(history.Memory):
             proposals=self.proposals,
         )
         self.api_keys = ApiKeys(parts.driver, clock=parts.clock)
-        self.learning = Learning(parts.driver, self.proposals, observer=parts.observers)
+        self.learning = Learning(parts.driver, self.proposals, observer=parts.observers, messages_at=messages_at)
 
     async def erase(
         self, *, session_id: str | None = None, user_id: str | None = None, dry_run: bool = False, vacuum: bool = False
