@@ -392,8 +392,13 @@ for question in ("Which size?", "Which colour?"):
 """
 
 
+@pytest.mark.parametrize("message_id", [None, "elsewhere:1"])
 async def test_the_answer_of_a_run_that_asked_reaches_the_person(
-    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+    shared_url: str,
+    tmp_path: Path,
+    telegram: FakeTelegram,
+    monkeypatch: pytest.MonkeyPatch,
+    message_id: str | None,
 ) -> None:
     """The question at once, and the answer when somebody has answered the question."""
     (tmp_path / "form_asking.py").write_text(ASKING)
@@ -404,7 +409,7 @@ async def test_the_answer_of_a_run_that_asked_reaches_the_person(
         assert await desk.answered() == ["Ship it?"]
         runs = await desk.app.runs.service()
         [waiting], _ = await runs.list(RunQuery(status="waiting"))
-        await runs.resume(waiting.run_id, "yes")
+        await runs.resume_once(waiting.run_id, "yes", message_id=message_id)
         assert await desk.answered(2) == ["Ship it?", "You said yes."]
 
 

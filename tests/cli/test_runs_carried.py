@@ -126,8 +126,9 @@ def test_a_run_that_asks_is_answered(desk: CommandLine) -> None:
     assert (asking.exit_code, "Your name?" in asking.out) == (0, True)
     found = re.search(r"threadkeep runs resume (\S+) VALUE --wait", asking.err)
     assert found, asking.err
-    answered = desk("runs", "resume", found[1], "Ann Lee", "--wait")
-    assert (answered.exit_code, answered.out) == (0, "You are Ann Lee.\n")
+    for _ in range(2):
+        answered = desk("runs", "resume", found[1], "Ann Lee", "--message-id", "m2", "--wait")
+        assert (answered.exit_code, answered.out) == (0, "You are Ann Lee.\n")
     assert desk("runs", "resume", found[1], "Ann", "--wait").exit_code == 2
 
 

@@ -117,6 +117,25 @@ async def test_a_message_answers_one_question_once(every_desk: RunDesk) -> None:
         assert (await service.submit(replace(request, text="Ann", message_id="m2"))).run_id == run_id
 
 
+async def test_a_repeat_of_a_request_answers_no_further_question(every_desk: RunDesk) -> None:
+    """It changes nothing, at once or later, whatever it says; an id of another message is refused."""
+    async with every_desk.open(asking_twice()) as service:
+        request = RunRequest(workflow="form", text="register me", session_id="room", message_id="m1")
+        run_id = (await carried_out(service, request)).run.run_id
+        await asyncio.gather(*(service.resume_once(run_id, "Ann", message_id="m2") for _ in range(3)))
+        asked = await service.result(run_id)
+        assert (asked.interrupts[0]["value"], asked.run.newest_message_id) == ({"ask": "age"}, "m1")
+        await service.resume_once(run_id, 99, message_id="m2")
+        assert (await service.result(run_id)).status == "waiting"
+        with pytest.raises(InvalidInput):
+            await service.resume_once(run_id, 30, message_id="m1")
+        for _ in range(2):
+            await service.resume_once(run_id, 30, message_id="m3")
+            assert (await service.result(run_id)).text == "Ann is 30"
+        with pytest.raises(InvalidInput):
+            await service.resume_once(run_id, 30, message_id="m4")
+
+
 async def test_several_questions_at_once(desk: RunDesk) -> None:
     """They are answered together, each by its id."""
 

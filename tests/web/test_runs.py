@@ -30,6 +30,20 @@ name: parent
 nodes:
   ask: {kind: subworkflow, workflow: bot, next: end}
 """
+ASKING = """
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+
+def ask(state):
+    return {"messages": [AIMessage(f"{interrupt('Your name?')} is {interrupt('Your age?')}.")]}
+
+
+graph = StateGraph(MessagesState)
+graph.add_node("ask", ask)
+graph.add_edge(START, "ask")
+"""
 RUNS = "/api/v1/workflows/bot/runs"
 
 
@@ -180,6 +194,28 @@ async def test_a_run_is_stopped_and_tried_again(tmp_path: Path) -> None:
         assert again.json()["budget"] == {"max_tokens": 500, "max_cost": None}
         check_problem(await client.post(f"/api/v1/runs/{run_id}/retry", json={}), 422, "invalid-request")
         check_problem(await client.post(f"/api/v1/runs/{run_id}/resume", json={"value": 1}), 422, "invalid-request")
+
+
+async def test_an_answer_with_a_message_id_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeat returns the run as it is: it does not answer the next question."""
+    (tmp_path / "form_of_two.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = settings_for(tmp_path, workflows=["form=form_of_two:graph"])
+    async with opened_app(ScriptedModel(), settings) as app, client_of(app) as client:
+        form = "/api/v1/workflows/form/runs"
+        asking = (await client.post(form, json={"session_id": "room", "message_id": "m1"})).json()
+        path = f"/api/v1/runs/{asking['run_id']}/resume"
+        answers = [await client.post(path, json={"value": "Ann", "message_id": "m2"}) for _ in range(2)]
+        assert [one.status_code for one in answers] == [200, 200]
+        assert [one.json()["questions"][0]["value"] for one in answers] == ["Your age?"] * 2
+        later = {"value": "30", "message_id": "m3", "mode": "background"}
+        assert (await client.post(path, json=later)).status_code == 202
+        done = await client.post(path, json={**later, "mode": "wait"})
+        assert (done.status_code, done.json()["text"]) == (200, "Ann is 30.")
+        check_problem(await client.post(path, json={**later, "message_id": "m4"}), 422, "invalid-request")
+        check_problem(await client.post(path, json={**later, "message_id": "m1"}), 422, "invalid-request")
+        alone = (await client.post(form, json={"sessionless": True})).json()
+        check_problem(await client.post(f"/api/v1/runs/{alone['run_id']}/resume", json=later), 422, "invalid-request")
 
 
 async def test_a_parent_and_its_child_are_a_tree(tmp_path: Path) -> None:

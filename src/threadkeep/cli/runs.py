@@ -218,13 +218,17 @@ async def run_workflow(
 async def resume_run(
     run_id: RunIdArgument,
     value: Annotated[str, typer.Argument(metavar="VALUE", help="The answer: JSON, or else plain text.")],
+    *,
+    message_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="The id of the answer; a repeated id answers nothing again.")
+    ] = None,
     user: RunUser = None,
     wait: Wait = False,
 ) -> None:
     """Answer the question of a waiting run. For several questions, pass a JSON object by their ids."""
 
     async def answer(service: RunService, mode: Mode) -> None:
-        await service.resume(run_id, json_or_text(value), user_id=user, mode=mode)
+        await service.resume_once(run_id, json_or_text(value), user_id=user, mode=mode, message_id=message_id)
 
     await _change(run_id, user, answer, wait=wait)
 

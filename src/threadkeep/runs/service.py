@@ -134,6 +134,37 @@ class RunService:
             InvalidInput: the run does not wait for an answer.
         """
         run = await self._top_of_waiting(await self._following.run(run_id, user_id))
+        await self._resume(run, value, mode, message_id)
+
+    async def resume_once(
+        self,
+        run_id: str,
+        value: Json,
+        *,
+        user_id: str | None = None,
+        mode: Mode = "wait",
+        message_id: str | None = None,
+    ) -> None:
+        """Answer a waiting run by a request that may be repeated: a repeat of its `message_id` changes nothing.
+
+        The id is unique in the session. A channel that asked the question sends the run's answer.
+
+        Raises:
+            RunNotFound: there is none that the user may see.
+            InvalidInput: the run does not wait for an answer, or it has a `message_id` but no session.
+        """
+        run = await self._top_of_waiting(await self._following.run(run_id, user_id))
+        if message_id is not None and run.session_id is None:
+            raise InvalidInput("A sessionless run has no message ids; leave message_id out.")
+        try:
+            await self._resume(run, value, mode, message_id, is_reply=False)
+        except InvalidInput:
+            if message_id is None or not await self._runs.is_resumed_by(message_id, run):
+                raise
+
+    async def _resume(
+        self, run: Run, value: Json, mode: Mode, message_id: str | None, *, is_reply: bool = True
+    ) -> None:
         asked = RunResult.of(run).interrupts
         ids = {one.get("id") for one in asked}
         if len(asked) > 1 and not (isinstance(value, dict) and value and set(value) <= ids):
@@ -141,9 +172,9 @@ class RunService:
         if run.status != "waiting" or not (
             await self._runs.resume(run.run_id, value)
             if message_id is None
-            else await self._runs.resume_by(message_id, run, value)
+            else await self._runs.resume_by(message_id, run, value, is_reply=is_reply)
         ):
-            now = await self._following.run(run.run_id, user_id)  # another answer may have come first
+            now = await self._following.run(run.run_id, None)  # another answer may have come first
             raise InvalidInput(f"Run {run.run_id!r} does not wait for an answer: it is {now.status}.")
         await self._intake.go_on(run.run_id, here=mode == "wait")
 

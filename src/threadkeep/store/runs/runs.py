@@ -242,10 +242,11 @@ class Runs:
         """Resume a waiting run with an answer, at the end of its order; return False if it does not wait."""
         return await self._arrive_again("resume", {"run_id": run_id, "resume_value": json_text(value)})
 
-    async def resume_by(self, message_id: str, run: Run, value: Json) -> bool:
-        """Resume a waiting run with a message of its session, to which the run's answer is a reply from now on.
+    async def resume_by(self, message_id: str, run: Run, value: Json, *, is_reply: bool = True) -> bool:
+        """Resume a waiting run with a message of its session.
 
-        Return False if the run does not wait, or if the message is known already, because it counts only once.
+        With `is_reply`, the run's answer is a reply to this message from now on; otherwise a channel that asked sends
+        it. Return False if the run does not wait, or if the message is known already, because it counts only once.
         """
         asked = run.interrupt if isinstance(run.interrupt, Mapping) else {}
         interrupt = json_text({**asked, REPLY: message_id})
@@ -257,10 +258,20 @@ class Runs:
                 return False  # it asks another question by now
             if not await connection.fetch(self._sql["take_reply"], parameters):
                 return False
-            await connection.execute(self._sql["note_reply"], {**parameters, "interrupt": interrupt})
             await connection.execute(self._sql["resume"], parameters)
             await connection.execute(self._sql["arrive_again"], parameters)
+            if is_reply:
+                await connection.execute(self._sql["note_reply"], {**parameters, "interrupt": interrupt})
+            else:
+                await connection.execute(self._sql["owe_again"], {**parameters, "now": time_text(self._clock())})
         return True
+
+    async def is_resumed_by(self, message_id: str, run: Run) -> bool:
+        """Return whether a message has answered a question of the run."""
+        if message_id in [given.message_id for given in run.inputs]:
+            return False
+        key = {"run_id": run.run_id, "session_id": run.session_id, "message_id": message_id}
+        return bool(await self._driver.fetch(self._sql["has_reply"], key))
 
     async def retry(self, run_id: str, *, budget: RunBudget | None = None) -> bool:
         """Queue an unsuccessful run again with a new set of attempts; return False if it is in another state.

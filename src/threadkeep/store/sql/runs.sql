@@ -147,6 +147,9 @@ WHERE r.run_id = :run_id AND r.status = 'waiting'
 ON CONFLICT (session_id, message_id) DO NOTHING
 RETURNING run_id
 
+-- name: has_reply
+SELECT 1 FROM chat_run_messages WHERE session_id = :session_id AND message_id = :message_id AND run_id = :run_id
+
 -- name: note_reply
 UPDATE chat_runs SET interrupt = :interrupt WHERE run_id = :run_id
 

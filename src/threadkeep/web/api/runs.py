@@ -87,6 +87,9 @@ class ResumeBody(BaseModel, extra="forbid", json_schema_extra=example(value="yes
     """The answer to a run's question."""
 
     value: JsonValue = Field(description="The answer; for several questions, a map from their ids.")
+    message_id: GivenId | None = Field(
+        None, description="The caller's id of the answer, new in the session; a repeated id answers nothing again."
+    )
     mode: WaitMode = Field("wait", description="Wait for the end, or get 202 at once.")
 
 
@@ -312,9 +315,9 @@ async def cancel_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> Ca
 async def resume_run(
     run_id: RunId, body: ResumeBody, app: AppInUse, response: Response, user_id: UserId = None
 ) -> RunBody:
-    """Resume a run that waits for a person's answer."""
+    """Resume a run that waits for a person's answer. With a `message_id`, repeating the request is safe."""
     runs = await app.runs.service()
-    await runs.resume(run_id, body.value, user_id=user_id, mode=body.mode)
+    await runs.resume_once(run_id, body.value, user_id=user_id, mode=body.mode, message_id=body.message_id)
     return await _told(runs, run_id, user_id, response, mode=body.mode)
 
 
