@@ -170,6 +170,28 @@ async def test_a_tool_that_answers_directly_has_its_result_kept(small_memory: Me
     assert told.count("a tea is 3 euros") == 1
 
 
+@pytest.mark.parametrize("checkpointed", [True, False])
+async def test_all_direct_results_of_a_message_are_kept(small_memory: Memory, checkpointed: bool) -> None:
+    """In the order of the calls, in one answer, which a repeat of the message gets as well."""
+
+    @tool(return_direct=True)
+    def price(thing: str) -> str:
+        """Say what a thing costs."""
+        return f"a {thing} is 3 euros"
+
+    calls = [{"name": "price", "args": {"thing": thing}, "id": thing} for thing in ("tea", "cake")]
+    model = ScriptedModel([AIMessage("", tool_calls=calls), "yes"])
+    saver = InMemorySaver() if checkpointed else None
+    agent = make_agent(model, [SessionMemory(small_memory)], [price], checkpointer=saver)
+    await ask(agent, "tea and cake?", message_id="m1")
+    both = "a tea is 3 euros\n\na cake is 3 euros"
+    assert await kept(small_memory) == [("user", "tea and cake?"), ("assistant", both)]
+    assert await ask(agent, "tea and cake?", message_id="m1") == both
+    await ask(agent, "really?")
+    between = ["", *both.split("\n\n")] if checkpointed else [both]
+    assert [str(message.text) for message in model.calls[1]] == ["tea and cake?", *between, "really?"]
+
+
 class Counting(AgentMiddleware):
     """A middleware that sees what the model is sent, and adds to nothing."""
 

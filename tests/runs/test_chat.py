@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.tools import tool
 
 from tests.agent.talking import add, adding, kept, kept_with_status, numbered, seen
 from tests.recorded_events import RecordedEvents
@@ -198,6 +199,21 @@ async def test_the_loop_of_tools_is_the_turns_own_matter(sqlite_memory: Memory, 
     assert (told.response, told.context.messages) == ("3", 3)
     assert told.usage.input_tokens > 3
     assert await kept(sqlite_memory, ROOM) == [("user", "1 + 2?"), ("assistant", "3")]
+
+
+async def test_all_direct_results_of_tools_are_the_answer(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """The caller gets the stored text, and a repeat of the message gets it as well."""
+
+    @tool(return_direct=True)
+    def price(thing: str) -> str:
+        """Say what a thing costs."""
+        return f"a {thing} is 3 euros"
+
+    calls = [{"name": "price", "args": {"thing": thing}, "id": thing} for thing in ("tea", "cake")]
+    chat = make_chat(sqlite_memory, ScriptedModel([AIMessage("", tool_calls=calls)]), tools=[price])
+    told = [(await chat.ask(said("tea and cake?", "m1"))).response for _ in range(2)]
+    assert told == ["a tea is 3 euros\n\na cake is 3 euros"] * 2
+    assert await kept(sqlite_memory, ROOM) == [("user", "tea and cake?"), ("assistant", told[0])]
 
 
 @pytest.mark.parametrize("streamed", [True, False])

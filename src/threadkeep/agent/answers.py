@@ -65,15 +65,19 @@ def _structured(text: str, wanted: object) -> object:
 
 
 def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMessage | None:
-    """Return the last assistant message after the question, a tool's direct result, or the structured response as JSON.
+    """Return the last assistant message after the question, tools' direct results, or the structured response as JSON.
 
     The answer has the id of the message in the state.
     """
+    direct: list[ToolMessage] = []
     for message in reversed(state["messages"]):
+        if isinstance(message, ToolMessage) and message.tool_call_id in direct_calls:
+            direct.insert(0, message)
+            continue
+        if direct:
+            return answer_of(direct)
         if message.type == "human":
             return None
-        if isinstance(message, ToolMessage) and message.tool_call_id in direct_calls:
-            return AIMessage(text_of(message), id=message.id)
         if isinstance(message, AIMessage):
             structured = state.get("structured_response")
             # The structured response of an earlier turn may still be in the state.
@@ -83,7 +87,12 @@ def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMes
             if not text_of(message).strip():
                 return AIMessage(data, id=message.id)
             return message.model_copy(update={"additional_kwargs": {**message.additional_kwargs, STRUCTURED: data}})
-    return None
+    return answer_of(direct) if direct else None
+
+
+def answer_of(results: Sequence[ToolMessage]) -> AIMessage:
+    """Return the results of tools that end a run as one answer, with the id of the last one."""
+    return AIMessage("\n\n".join(filter(None, map(text_of, results))), id=results[-1].id)
 
 
 def is_limit_notice(answer: AIMessage, said_ids: Collection[str | None]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from langchain.agents import create_agent
@@ -17,6 +18,7 @@ from langgraph.config import get_stream_writer
 from pydantic import Field, InstanceOf, PrivateAttr
 from pydantic.json_schema import SkipJsonSchema
 
+from threadkeep.agent.answers import answer_of
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.knowledge_tools import MemoryToolKind, knowledge_tools
 from threadkeep.agent.lookup_tools import history_tools
@@ -249,10 +251,12 @@ def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
 
 
 def _final(loop: Sequence[BaseMessage]) -> AIMessage:
-    """Return an agent's last message as the answer: a message without tool calls, or the direct answer of a tool."""
-    last = next((message for message in reversed(loop) if isinstance(message, AIMessage | ToolMessage)), None)
-    if last is None:
+    """Return an agent's last message as the answer: a message without tool calls, or the direct answers of tools."""
+    said = [message for message in loop if isinstance(message, AIMessage | ToolMessage)]
+    if not said:
         return AIMessage("")
-    if isinstance(last, AIMessage) and not last.tool_calls:
-        return last
-    return AIMessage(text_of(last), id=last.id)
+    last = said[-1]
+    if isinstance(last, ToolMessage):
+        results = takewhile(lambda message: isinstance(message, ToolMessage), reversed(said))
+        return answer_of([message for message in results if isinstance(message, ToolMessage)][::-1])
+    return AIMessage(text_of(last), id=last.id) if last.tool_calls else last
