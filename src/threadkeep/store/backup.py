@@ -88,8 +88,8 @@ def restore_sqlite(
 ) -> None:
     """Replace a database that no process has open with a copy. An interrupted call leaves the old database.
 
-    The old database may be damaged, or its file lost. If the path is a link, its target is replaced. With a `key` the database is encrypted, even if the copy
-    is not.
+    The old database may be damaged, or its file lost. If the path is a link, its target is replaced. With a `key` the
+    database is encrypted, even if the copy is not.
 
     Raises:
         StoreUnavailable: another process has the database open, or a file cannot be written.
