@@ -155,6 +155,20 @@ async def test_a_model_that_fails_delays_and_loses_nothing(memory: Memory) -> No
     assert [one.key for one in await proposals(memory)] == ["home_city", "pet"]
 
 
+async def test_other_brackets_and_odd_entries_of_an_answer_do_not_matter(memory: Memory) -> None:
+    """Models think aloud, and write entries that are no facts; the others count."""
+    thought = '<think>Message [1] says ["tea".</think> [1] [] Here: '
+    odd: list[Any] = [
+        {**found(1, "odd", "x"), "message": True},
+        None,
+        [],
+        {**found(1, "sure", "tea"), "confidence": 10**400},
+    ]
+    answer = f"{thought}{json.dumps([*odd, found(1, 'drink', 'tea')])} as [you] asked."
+    await talk(memory, FactLearning(memory, model=answering(answer, "[]", "None: []")), "I like tea", "Yes", "No")
+    assert sorted((one.key, one.confidence) for one in await proposals(memory)) == [("drink", 0.9), ("sure", 1.0)]
+
+
 class _Noting:
     """Notes what it may learn from, and fails until it is told to work."""
 

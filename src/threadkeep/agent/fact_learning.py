@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, get_args
@@ -39,7 +38,7 @@ Answer with a JSON list and nothing else. Each entry has "message" (the number o
 of the given), "key" (a short name such as home_city; one of the known keys if it is about the same), "value" (the \
 fact in a few words), "kind" (one of the given), and "confidence" from 0 to 1. Answer [] if there is no such fact."""
 
-_LIST = re.compile(r"\[.*\]", re.DOTALL)
+_DECODER = json.JSONDecoder()
 
 
 class FactLearning:
@@ -128,11 +127,30 @@ class ModelLearner:
         asked = [SystemMessage(self._instructions), HumanMessage(_request(record))]
         async with asyncio.timeout(self._timeout_seconds):
             answer = await self._model.ainvoke(asked, {"run_name": "threadkeep-learning", "tags": ["threadkeep"]})
-        found = _LIST.search(text_of(answer))
-        if found is None:
-            raise ValueError("the answer has no JSON list")
-        values = json.loads(found[0])
-        return [one for value in values if (one := _proposed(value, record)) is not None]
+        return [one for value in _listed(text_of(answer)) if (one := _proposed(value, record)) is not None]
+
+
+def _listed(text: str) -> list[Any]:
+    """Return the first JSON list of objects in a text, or a list without them; text around it may have brackets too.
+
+    Raises:
+        ValueError: there is no list.
+    """
+    found: list[Any] | None = None
+    start = text.find("[")
+    while start >= 0:
+        try:
+            values, end = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            found = values
+            if any(isinstance(value, Mapping) for value in values):
+                break
+        start = text.find("[", end)
+    if found is None:
+        raise ValueError("the answer has no JSON list")
+    return found
 
 
 def _request(record: Record) -> str:
@@ -151,12 +169,13 @@ def _proposed(value: Any, record: Record) -> Proposed | None:
         return None
     seq, about, kind = value.get("message"), value.get("about"), value.get("kind")
     scope = next((scope for name, scope in record.scopes.items() if name == about), None)
-    message = record.learnable.get(seq) if isinstance(seq, int) else None
+    message = record.learnable.get(seq) if type(seq) is int else None
     if scope is None or message is None or seq is None:
         return None
     known: FactKind | None = next((name for name in get_args(FactKind.__value__) if name == kind), None)
     sure = value.get("confidence")
-    confidence = min(max(float(sure), 0.0), 1.0) if isinstance(sure, int | float) else 0.5
+    # NaN counts as 0.
+    confidence = float(min(max(0, sure), 1)) if isinstance(sure, int | float) else 0.5
     try:
         fact = NewFact(value["key"], value.get("value"), known, confidence)
     except InvalidInput:
