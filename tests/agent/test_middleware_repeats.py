@@ -48,6 +48,18 @@ async def test_another_agent_gives_the_same_answer_to_the_same_message(memory: M
     assert model.calls == []
 
 
+async def test_an_unanswered_message_from_before_the_window_is_answered(memory: Memory) -> None:
+    """On every database: it comes again when the window of the other turns begins after it."""
+    model = ScriptedModel([ConnectionError(), *(f"answer {number}" for number in range(9))])
+    agent = make_agent(model, [SessionMemory(memory, max_messages=4)])
+    with pytest.raises(ConnectionError):
+        await ask(agent, "first", message_id="m0")
+    for number in range(8):
+        await ask(agent, f"question {number}")
+    assert await ask(agent, "first", message_id="m0") == "answer 8"
+    assert seen(model.calls[-1]) == [("human", "first")]
+
+
 async def test_a_message_that_was_deleted_and_comes_again_is_answered_and_not_kept(memory: Memory) -> None:
     """On every database: who asks gets an answer; what was deleted does not come back, and neither does half of it."""
     agent = make_agent(ScriptedModel(["hello", "what else?", "hello again"]), [SessionMemory(memory)])

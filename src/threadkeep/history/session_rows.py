@@ -55,7 +55,8 @@ class SessionRows:
         self, begin: int, before: int, most: int | None, counter: TokenCounter
     ) -> tuple[tuple[Message, ...], int] | None:
         """Return the messages with `seq` from `begin` to below `before`, and their tokens; None if too many."""
-        start, end = _index(self.messages, begin), _index(self.messages, before)
+        start = _index(self.messages, begin)
+        end = max(start, _index(self.messages, before))
         if most is not None and end - start > most:
             return None
         sums = self.derived.get("sums")
