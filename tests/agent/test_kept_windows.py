@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from random import Random
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 
-from tests.agent.talking import ROOM
-from threadkeep import ContextPlan, Memory, MemoryOptions, Message, TurnOptions, open_memory
+from tests.agent.talking import ROOM, config_of, input_of, make_agent
+from threadkeep import ContextPlan, Memory, MemoryOptions, Message, SessionMemory, TurnOptions, open_memory, rebuild
 from threadkeep.agent.context_view import ContextLook, look_ahead
 from threadkeep.records import Role, Status
+from threadkeep.testing import ScriptedModel
 
 _OPTIONS = (
     TurnOptions(),
@@ -74,6 +77,21 @@ class Conversation:
             await self._session.reset()
         elif self._random.random() < 0.5:
             await self._session.take_back(self._random.choice((1, 2)))
+
+
+async def test_an_older_question_is_asked_the_same_in_each_process(two: tuple[Memory, Memory]) -> None:
+    """It failed and comes again, with a checkpointer, when the kept window has later turns."""
+    calls = []
+    for memory, thread in zip(two, ("kept", "fresh"), strict=True):
+        model = ScriptedModel(["zero", ConnectionError(), "two", "three", "one"])
+        agent = make_agent(model, [SessionMemory(memory)], checkpointer=InMemorySaver())
+        for message_id in ("m0", "m1", "m2", "m3", "m1"):
+            with contextlib.suppress(ConnectionError):
+                await agent.ainvoke(input_of(message_id, message_id), config_of(thread))
+        calls.append([(message.type, message.text) for message in model.calls[-1]])
+        rebuilt = [await rebuild(manifest) for manifest in await memory.manifests.of_session(thread)]
+        assert calls[-1] in [[(message.type, message.text) for message in messages] for messages in rebuilt]
+    assert calls[0] == calls[1]
 
 
 @pytest.mark.parametrize("seed", range(4))

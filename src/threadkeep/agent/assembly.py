@@ -370,11 +370,11 @@ class Assembler:
     def _source(self, call: Call, piece: Piece) -> Source:
         """Return the source of a message's text."""
         message = piece.message
+        if piece.section in _PINNED or piece.mark:
+            return "text"
         if piece.section == "input":
             stored = call.question_as_stored and is_plain(message) and message.id == piece.id
             return "transcript" if stored else "text"
-        if piece.section in _PINNED or piece.mark:
-            return "text"
         if (read := self._rows.get(id(message))) is not None:
             return "text" if read.seq in self._recollection.folded else "transcript"
         row = self._rows_by_id.get(piece.id)

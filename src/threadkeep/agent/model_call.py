@@ -79,8 +79,8 @@ class KeptWindow:
 
     def extend(self, rows: Sequence[Message]) -> bool:
         """Add new rows of a session's window; return False if they do not begin with the rows that are already here."""
-        shared = min(len(rows), len(self.rows))
-        if shared and (rows[0] is not self.rows[0] or rows[shared - 1] is not self.rows[shared - 1]):
+        count = len(self.rows)
+        if len(rows) < count or (count and (rows[0] is not self.rows[0] or rows[count - 1] is not self.rows[-1])):
             return False
         for row in rows[len(self.rows) :]:
             self._add(row)
