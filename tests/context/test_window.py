@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.tokens import TokenCounter, chars4, estimate
-from threadkeep.context.window import Cut, Exclusion, Extent, Limits, WindowChooser, choose, with_superseded
+from threadkeep.context.window import Cut, Exclusion, Extent, Limits, Window, WindowChooser, with_superseded
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Message, Role
 
@@ -26,6 +28,15 @@ def assistant(seq: int, content: str = "hi there", tokens: int | None = None) ->
 def dialogue(count: int, *, tokens: int | None = None) -> list[Message]:
     """Messages 1 … count, newest first, user and assistant in turn."""
     return [(user if seq % 2 else assistant)(seq, f"message {seq}", tokens) for seq in range(count, 0, -1)]
+
+
+def choose(
+    rows: Sequence[Message], limits: Limits, *, newest_user: Message | None = None, extent: Extent | None = None
+) -> Window:
+    """The window over rows that were read newest first."""
+    chooser = WindowChooser(limits, newest_user=newest_user)
+    chooser.add(rows)
+    return chooser.window(extent)
 
 
 def odd_counter(text: str) -> int:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.context.test_window import choose
 from tests.history.retaining import DAY
 from threadkeep import Memory, Message
-from threadkeep.context.window import Extent, Limits, choose
+from threadkeep.context.window import Extent, Limits
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.all_sessions import AllRetention
 from threadkeep.history.retention import Amount

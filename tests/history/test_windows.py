@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.context.test_window import choose
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, Message, Session
 from threadkeep.context.cut import CUT_MARK
-from threadkeep.context.window import Cut, Exclusion, Extent, Limits, Window, choose
+from threadkeep.context.window import Cut, Exclusion, Extent, Limits, Window
 from threadkeep.errors import InvalidInput
 from threadkeep.observe import HistoryTruncated
 from threadkeep.records import Role

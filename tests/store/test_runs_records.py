@@ -159,7 +159,7 @@ async def test_a_version_of_a_workflow_never_changes(memory: Memory, clock: Sett
     kept = await workflows.version("support", "v1")
     assert kept is not None
     assert (kept.definition, kept.first_used_at) == ({"nodes": [{"id": "a"}]}, clock())
-    assert [version.version for version in await workflows.versions("support")] == ["v1", "v2"]
+    assert await workflows.version("support", "v2") is not None
 
 
 async def test_a_user_goes_on_with_one_session(memory: Memory) -> None:

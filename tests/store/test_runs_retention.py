@@ -233,7 +233,8 @@ async def test_versions_that_no_run_has_go(memory: Memory, clock: SettableClock)
     clock.advance(31 * DAY)
     assert await workflows.unused(clock()) == [("support", "v0")]
     assert await memory.run_retention.prune() == PrunedRuns(1, 1, 1, versions=2)
-    assert [one.version for one in await workflows.versions("support")] == ["v2"]
+    kept = [version for version in ("v0", "v1", "v2") if await workflows.version("support", version) is not None]
+    assert kept == ["v2"]
     assert await workflows.version("lone", "v1") is not None
     await workflows.keep("support", "v3", {})
     await memory.runs.order.add(replace(asked("r2"), version="v2"))

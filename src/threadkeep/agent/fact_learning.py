@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import Any, get_args
 
 from langchain_core.language_models import BaseChatModel
@@ -23,7 +22,7 @@ from threadkeep.memory.on_loop import OnLoop
 from threadkeep.observe import LearningFailed
 from threadkeep.records.knowledge import FACT_KINDS, FactKind, NewFact, ScopeKind
 
-INSTRUCTIONS = """\
+_INSTRUCTIONS = """\
 You look for facts that a person says about themselves or their work, and that will matter in later conversations.
 
 The record stands between <record> and </record>. It is data in JSON, one object a line: "message" is the number of a \
@@ -38,6 +37,7 @@ Answer with a JSON list and nothing else. Each entry has "message" (the number o
 of the given), "key" (a short name such as home_city; one of the known keys if it is about the same), "value" (the \
 fact in a few words), "kind" (one of the given), and "confidence" from 0 to 1. Answer [] if there is no such fact."""
 
+_MODEL_SECONDS = 60.0
 _DECODER = json.JSONDecoder()
 
 
@@ -108,14 +108,9 @@ class ModelLearner:
 
     kind: LearnerKind = "model"
 
-    def __init__(
-        self, model: BaseChatModel, *, instructions: str = INSTRUCTIONS, timeout_seconds: float = 60.0
-    ) -> None:
+    def __init__(self, model: BaseChatModel) -> None:
         self._model = model
-        self._instructions = instructions
-        self._timeout_seconds = timeout_seconds
-        kind = facts_of(model).name or model._llm_type  # noqa: SLF001 - the name of its kind, if it has no other
-        self.name = kind if instructions == INSTRUCTIONS else f"{kind}+{sha256(instructions.encode()).hexdigest()[:8]}"
+        self.name = facts_of(model).name or model._llm_type  # noqa: SLF001 - the name of its kind, if it has no other
 
     async def learn(self, record: Record) -> list[Proposed]:
         """Return the facts that the model found.
@@ -124,8 +119,8 @@ class ModelLearner:
             TimeoutError: it took too long.
             ValueError: its answer is not a JSON list.
         """
-        asked = [SystemMessage(self._instructions), HumanMessage(_request(record))]
-        async with asyncio.timeout(self._timeout_seconds):
+        asked = [SystemMessage(_INSTRUCTIONS), HumanMessage(_request(record))]
+        async with asyncio.timeout(_MODEL_SECONDS):
             answer = await self._model.ainvoke(asked, {"run_name": "threadkeep-learning", "tags": ["threadkeep"]})
         return [one for value in _listed(text_of(answer)) if (one := _proposed(value, record)) is not None]
 

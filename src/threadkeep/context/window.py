@@ -130,23 +130,6 @@ class Extent:
     available: int | None = None
 
 
-def choose(
-    rows: Sequence[Message], limits: Limits, *, newest_user: Message | None = None, extent: Extent | None = None
-) -> Window:
-    """Return the window over rows that were read newest first.
-
-    Args:
-        rows: the newest user and assistant rows, newest first, all with their `seq`; `limits.max_messages` rows are
-            enough.
-        limits: the limits and the counter.
-        newest_user: the session's newest user message if it is not among the rows.
-        extent: the extent of the session; by default everything from position 1.
-    """
-    chooser = WindowChooser(limits, newest_user=newest_user)
-    chooser.add(rows)
-    return chooser.window(extent)
-
-
 def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
     """Return the window of all messages of a session, oldest first, if they are known to fit."""
     manifest = WindowManifest(

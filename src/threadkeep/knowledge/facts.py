@@ -25,13 +25,12 @@ from threadkeep.knowledge.rows import (
     owner_columns,
     owner_statements,
     page_parameters,
-    scope_of,
+    seen_row,
 )
 from threadkeep.observe import Observer
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import (
     MAX_KEY_CHARACTERS,
-    MAX_OWNER_CHARACTERS,
     SCOPE_KINDS,
     Evidence,
     Fact,
@@ -415,15 +414,8 @@ class Knowledge:
         return [row for rows in pages for row in rows]
 
     async def _find(self, connection: Connection, fact_id: str, user_id: str | None) -> Fact:
-        check_name("fact's id", fact_id, MAX_OWNER_CHARACTERS)
-        rows = await connection.fetch(self._sql["fact"], {"fact_id": fact_id})
-        if not rows:
-            raise KnowledgeNotFound("fact", fact_id)
-        try:
-            await check_sees(connection, self._sql, scope_of(rows[0]), user_id)
-        except KnowledgeNotFound:
-            raise KnowledgeNotFound("fact", fact_id) from None
-        return (await self._with_evidence(connection, [fact_of(rows[0])]))[0]
+        row = await seen_row(connection, self._sql, "fact", fact_id, user_id)
+        return (await self._with_evidence(connection, [fact_of(row)]))[0]
 
     async def _lock(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
         """Return the valid fact of a key, locked until the transaction ends."""

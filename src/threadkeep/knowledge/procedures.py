@@ -16,11 +16,11 @@ from threadkeep.knowledge.rows import (
     page_parameters,
     procedure_of,
     procedure_row,
-    scope_of,
+    seen_row,
 )
-from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, SCOPE_KINDS, Procedure, ProcedureQuery, Scope, check_name
+from threadkeep.records.knowledge import SCOPE_KINDS, Procedure, ProcedureQuery, Scope
 from threadkeep.store.codec import clean_text, time_of, time_text
-from threadkeep.store.driver import Connection, Driver
+from threadkeep.store.driver import Driver
 from threadkeep.store.tables import like_pattern
 
 
@@ -57,7 +57,7 @@ class Procedures:
             KnowledgeNotFound: the procedure does not exist, or the user may not see it.
         """
         async with self._driver.reading() as connection:
-            return await self._find(connection, procedure_id, user_id)
+            return procedure_of(await seen_row(connection, self._sql, "procedure", procedure_id, user_id))
 
     async def all(
         self, scope: Scope | None = None, *, text: str | None = None, active: bool | None = None, limit: int = 100
@@ -132,24 +132,13 @@ class Procedures:
         async with self._driver.writing() as connection:
             for procedure_id in dict.fromkeys(procedure_ids):
                 try:
-                    await self._find(connection, procedure_id, user_id)
+                    await seen_row(connection, self._sql, "procedure", procedure_id, user_id)
                 except KnowledgeNotFound:
                     missing.append(procedure_id)
                 else:
                     row = {"procedure_id": procedure_id}
                     gone += await connection.execute(self._sql["forget_procedure"], row)
         return gone, missing
-
-    async def _find(self, connection: Connection, procedure_id: str, user_id: str | None) -> Procedure:
-        check_name("procedure's id", procedure_id, MAX_OWNER_CHARACTERS)
-        rows = await connection.fetch(self._sql["procedure"], {"procedure_id": procedure_id})
-        if not rows:
-            raise KnowledgeNotFound("procedure", procedure_id)
-        try:
-            await check_sees(connection, self._sql, scope_of(rows[0]), user_id)
-        except KnowledgeNotFound:
-            raise KnowledgeNotFound("procedure", procedure_id) from None
-        return procedure_of(rows[0])
 
 
 def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str]) -> list[Procedure]:

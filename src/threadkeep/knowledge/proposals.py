@@ -10,21 +10,20 @@ from typing import Literal
 
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.errors import InvalidInput, KnowledgeNotFound
+from threadkeep.errors import InvalidInput
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.graphiti.service import Graphiti
 from threadkeep.knowledge.promotion import Promotion, kind_of
 from threadkeep.knowledge.rows import (
     canonical,
-    check_sees,
     known_owner,
     owner_columns,
     owner_statements,
     page_parameters,
+    seen_row,
 )
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import (
-    MAX_OWNER_CHARACTERS,
     Evidence,
     FactKind,
     NewFact,
@@ -233,16 +232,7 @@ class Proposals:
         return found
 
     async def _find(self, connection: Connection, proposal_id: str, user_id: str | None) -> Proposal:
-        check_name("proposal's id", proposal_id, MAX_OWNER_CHARACTERS)
-        rows = await connection.fetch(self._sql["proposal"], {"proposal_id": proposal_id})
-        if not rows:
-            raise KnowledgeNotFound("proposal", proposal_id)
-        found = _proposal(rows[0])
-        try:
-            await check_sees(connection, self._sql, found.scope, user_id)
-        except KnowledgeNotFound:
-            raise KnowledgeNotFound("proposal", proposal_id) from None
-        return found
+        return _proposal(await seen_row(connection, self._sql, "proposal", proposal_id, user_id))
 
 
 def _proposal(row: Row) -> Proposal:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from typing import Literal
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
 from threadkeep.records import Message, dump_json
 from threadkeep.records.json_values import Json
-from threadkeep.records.knowledge import Fact, Procedure, Scope
+from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Fact, Procedure, Scope, check_name
 from threadkeep.store.codec import clean_json, clean_text, time_of, time_text
 from threadkeep.store.driver import Backend, Connection, Row
 from threadkeep.store.statements import load_statements
@@ -71,9 +72,28 @@ async def check_sees(connection: Connection, sql: Mapping[str, str], scope: Scop
         raise KnowledgeNotFound("scope", f"{scope.kind}:{scope.owner}")
 
 
-def scope_of(row: Row) -> Scope:
-    """Return the scope of a row that begins with an id, a scope and an owner."""
-    return Scope(row[1], row[2])
+async def seen_row(
+    connection: Connection,
+    sql: Mapping[str, str],
+    kind: Literal["fact", "procedure", "proposal"],
+    row_id: str,
+    user_id: str | None,
+) -> Row:
+    """Return the row with an id, which begins with the id, a scope and its owner.
+
+    Raises:
+        InvalidInput: the id is not a valid id.
+        KnowledgeNotFound: there is no such row, or the user may not see its scope.
+    """
+    check_name(f"{kind}'s id", row_id, MAX_OWNER_CHARACTERS)
+    rows = await connection.fetch(sql[kind], {f"{kind}_id": row_id})
+    if not rows:
+        raise KnowledgeNotFound(kind, row_id)
+    try:
+        await check_sees(connection, sql, Scope(rows[0][1], rows[0][2]), user_id)
+    except KnowledgeNotFound:
+        raise KnowledgeNotFound(kind, row_id) from None
+    return rows[0]
 
 
 def page_parameters(limit: int, cursor: tuple[datetime, str] | None, id_name: str) -> dict[str, object]:

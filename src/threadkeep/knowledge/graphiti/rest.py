@@ -58,18 +58,10 @@ class RestClient:
 
     newest_first = True
 
-    def __init__(
-        self,
-        endpoint: str,
-        *,
-        api_key: str | None = None,
-        timeout_seconds: float = 10.0,
-        transport: httpx2.AsyncBaseTransport | None = None,
-    ) -> None:
+    def __init__(self, endpoint: str, *, api_key: str | None = None, timeout_seconds: float = 10.0) -> None:
         self._endpoint = endpoint
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._seconds = timeout_seconds
-        self._transport = transport
         # Created only once, because this reads all certificates that the machine trusts.
         self._verify: SSLContext | None = None
         self._http: httpx2.AsyncClient | None = None
@@ -224,7 +216,6 @@ class RestClient:
             verify=self._verify or False,  # there is none for http
             timeout=None,
             limits=httpx2.Limits(keepalive_expiry=_KEPT_ALIVE_SECONDS),
-            transport=self._transport,
         )
 
 

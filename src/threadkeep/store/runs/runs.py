@@ -58,11 +58,6 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         rows = await self._driver.fetch(self._sql["workflow"], {"name": name, "version": version})
         return _version_of(rows[0]) if rows else None
 
-    async def versions(self, name: str, *, limit: int = 50) -> list[WorkflowVersion]:
-        """Return the versions of a workflow with which runs began, the newest first."""
-        rows = await self._driver.fetch(self._sql["workflow_versions"], {"name": name, "limit": limit})
-        return [_version_of(row) for row in rows]
-
     async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
         """Return names and versions that are old and without runs, except the newest version of each workflow."""
         rows = await self._driver.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})

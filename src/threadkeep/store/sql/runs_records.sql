@@ -129,12 +129,6 @@ ON CONFLICT (name, version) DO NOTHING
 -- name: workflow
 SELECT name, version, definition, first_used_at FROM chat_workflows WHERE name = :name AND version = :version
 
--- name: workflow_versions
-SELECT name, version, definition, first_used_at FROM chat_workflows
-WHERE name = :name
-ORDER BY first_used_at DESC, version
-LIMIT :limit
-
 -- name: unused_workflows
 -- Versions without runs, except the newest of each workflow.
 SELECT w.name, w.version FROM chat_workflows w
