@@ -34,30 +34,17 @@ class ThreadedSaver(BaseCheckpointSaver[Any]):
         """Return the newest checkpoint of a thread, or the named one."""
         return self._waited_for(self.aget_tuple(config))
 
-    def list(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> Iterator[CheckpointTuple]:
+    def list(self, config: RunnableConfig | None, **options: Any) -> Iterator[CheckpointTuple]:
         """Yield checkpoints, the newest first."""
 
         async def found() -> tuple[CheckpointTuple, ...]:
-            return tuple([one async for one in self.alist(config, filter=filter, before=before, limit=limit)])
+            return tuple([one async for one in self.alist(config, **options)])
 
         yield from self._waited_for(found())
 
-    def put(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
+    def put(self, *args: Any, **kwargs: Any) -> RunnableConfig:
         """Save a checkpoint."""
-        return self._waited_for(self.aput(config, checkpoint, metadata, new_versions))
+        return self._waited_for(self.aput(*args, **kwargs))
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -69,11 +56,9 @@ class ThreadedSaver(BaseCheckpointSaver[Any]):
         """Delete the checkpoints of a thread."""
         self._waited_for(self.adelete_thread(thread_id))
 
-    def get_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
+    def get_delta_channel_history(self, **asked: Any) -> Mapping[str, DeltaChannelHistory]:
         """Return the history of delta channels."""
-        return self._waited_for(self.aget_delta_channel_history(config=config, channels=channels))
+        return self._waited_for(self.aget_delta_channel_history(**asked))
 
     def _waited_for[T](self, work: Coroutine[Any, Any, T]) -> T:
         if running_loop() is self._loop:
@@ -139,18 +124,11 @@ class ProgressSaver(ThreadedSaver):
             await progress.keep()
         return await self.saver.aget_tuple(config)
 
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
+    async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """Yield checkpoints, the newest first."""
         if config is not None:
             await self.keep(_thread_of(config))
-        async for found in self.saver.alist(config, filter=filter, before=before, limit=limit):
+        async for found in self.saver.alist(config, **options):
             yield found
 
     async def aget_delta_channel_history(

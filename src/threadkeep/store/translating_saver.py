@@ -7,14 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import (
-    BaseCheckpointSaver,
-    ChannelVersions,
-    Checkpoint,
-    CheckpointMetadata,
-    CheckpointTuple,
-    DeltaChannelHistory,
-)
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, DeltaChannelHistory
 
 
 class TranslatingSaver(BaseCheckpointSaver[str]):
@@ -30,23 +23,15 @@ class TranslatingSaver(BaseCheckpointSaver[str]):
         with type(self).translated():
             return await super().aget_tuple(config)
 
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
+    async def aget_delta_channel_history(self, **asked: Any) -> Mapping[str, DeltaChannelHistory]:
         """Return the writes from which channels without a full checkpoint are rebuilt."""
         with type(self).translated():
-            return await super().aget_delta_channel_history(config=config, channels=channels)
+            return await super().aget_delta_channel_history(**asked)
 
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
+    async def aput(self, *args: Any, **kwargs: Any) -> RunnableConfig:
         """Save a checkpoint."""
         with type(self).translated():
-            return await super().aput(config, checkpoint, metadata, new_versions)
+            return await super().aput(*args, **kwargs)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
