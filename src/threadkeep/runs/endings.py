@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
@@ -17,7 +18,7 @@ from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, Threadk
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.observe import Observer, RunFinished, RunTrouble, TurnFinished, TurnStatus
-from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, STATUS, Run, RunQuery
+from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, STATUS, Run, RunQuery, TokenUsage
 from threadkeep.runs.engine.engine import Stop
 from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.progress import RunProgress
@@ -26,7 +27,7 @@ from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone, sessions_known, sessions_reached
 from threadkeep.runs.streams import Outcome, RunStream
 from threadkeep.runs.tracing import RunTracer
-from threadkeep.runs.usage import Account, RunLedger
+from threadkeep.runs.usage import RunLedger
 from threadkeep.store.runs import Runs
 from threadkeep.store.runs.runs import RunEnding
 from threadkeep.workflows.nodes import RecordQuestionNode
@@ -101,7 +102,9 @@ def report_run(observer: Observer, run: Run, outcome: Outcome, *, milliseconds: 
     )
 
 
-def report_turn(observer: Observer, run: Run, outcome: Outcome, ledger: Account | None, *, milliseconds: float) -> None:
+def report_turn(
+    observer: Observer, run: Run, outcome: Outcome, usages: Sequence[TokenUsage], *, milliseconds: float
+) -> None:
     """Report the end of a turn if the run was a turn of a session; a turn that waits for a person has not ended."""
     if run.session_id is None or run.parent_run_id is not None or outcome.status == "waiting":
         return
@@ -115,10 +118,10 @@ def report_turn(observer: Observer, run: Run, outcome: Outcome, ledger: Account 
             channel=channel_of(run.session_id, default="http" if run.trigger == "http" else "other"),
             status=status,
             milliseconds=milliseconds,
-            input_tokens=ledger.input_tokens if ledger is not None else 0,
-            output_tokens=ledger.output_tokens if ledger is not None else 0,
-            cache_read_tokens=ledger.cache_read_tokens if ledger is not None else 0,
-            estimated=ledger is not None and ledger.estimated,
+            input_tokens=sum([usage.input_tokens for usage in usages]),
+            output_tokens=sum([usage.output_tokens for usage in usages]),
+            cache_read_tokens=sum([usage.cache_read_tokens for usage in usages]),
+            estimated=any(usage.estimated for usage in usages),
             workflow=run.workflow,
             run_id=run.run_id,
             session_id=run.session_id,

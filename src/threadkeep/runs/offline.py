@@ -74,7 +74,7 @@ class OfflineRuns:
             outcome = await execution.run_to_end()
         finally:
             milliseconds = (time.perf_counter() - started) * 1000
-            report_turn(self._memory.observers, run, outcome, ledger, milliseconds=milliseconds)
+            report_turn(self._memory.observers, run, outcome, ledger.usages, milliseconds=milliseconds)
         return outcome, ledger
 
     def _run(self, request: RunRequest, run_id: str, session_id: str, options: RunOptions) -> Run:
@@ -104,8 +104,6 @@ class OfflineLedger:
     """The usage of a run that is not recorded, checked against the run's own budget."""
 
     def __init__(self, run: Run) -> None:
-        self.input_tokens = self.output_tokens = self.cache_read_tokens = 0
-        self.estimated = False
         self.spent: BudgetSpent | None = None
         self.usages: list[TokenUsage] = []
         self._run = run
@@ -126,10 +124,6 @@ class OfflineLedger:
 
     async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
         """Add the usage of a call."""
-        self.input_tokens += usage.input_tokens
-        self.output_tokens += usage.output_tokens
-        self.cache_read_tokens += usage.cache_read_tokens
-        self.estimated = self.estimated or usage.estimated
         self.usages.append(usage)
 
 

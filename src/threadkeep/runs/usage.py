@@ -37,8 +37,6 @@ class RunLedger:
     ) -> None:
         """Create a ledger; `limited` are the runs with a budget, and `flush_tree` stores the usage of their tree."""
         self.spent: BudgetSpent | None = None
-        self.input_tokens = self.output_tokens = self.cache_read_tokens = 0
-        self.estimated = False
         self.usages: list[TokenUsage] = []
         self.has_children = False
         self._trace = trace
@@ -71,10 +69,6 @@ class RunLedger:
 
     async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
         """Add the usage of a call, and the id of the message that the model has returned."""
-        self.input_tokens += usage.input_tokens
-        self.output_tokens += usage.output_tokens
-        self.cache_read_tokens += usage.cache_read_tokens
-        self.estimated = self.estimated or usage.estimated
         self.usages.append(usage)
         self._tracer.use(usage)
         self._tracer.note(
@@ -120,12 +114,8 @@ class Ledger(Protocol):
 
 
 class Account(Ledger, Protocol):
-    """The ledger of one execution of a run: its own usage, and the budget that it used up."""
+    """The ledger of one execution of a run: the budget that it used up."""
 
-    input_tokens: int
-    output_tokens: int
-    cache_read_tokens: int
-    estimated: bool
     spent: BudgetSpent | None
 
     async def crossed(self) -> BudgetSpent | None:

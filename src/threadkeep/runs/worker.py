@@ -196,7 +196,8 @@ class Worker:
             milliseconds = (time.perf_counter() - started) * 1000
             report_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
             if not self.dependencies.in_flight.has_answered(run):
-                report_turn(self._memory.observers, run, outcome, active.ledger, milliseconds=milliseconds)
+                usages = active.ledger.usages if active.ledger is not None else ()
+                report_turn(self._memory.observers, run, outcome, usages, milliseconds=milliseconds)
             await self._clear_up(run, outcome, unstored=unstored, has_following=active.has_following)
         return outcome
 
@@ -337,7 +338,7 @@ class Worker:
         """Set a run aside because it was acquired or failed too often."""
         outcome = await self._endings.set_aside(run, self.engine.name, self.dependencies)
         report_run(self._memory.observers, run, outcome, milliseconds=0.0)
-        report_turn(self._memory.observers, run, outcome, None, milliseconds=0.0)
+        report_turn(self._memory.observers, run, outcome, (), milliseconds=0.0)
         await self._clear_up(run, outcome)
 
     async def _clear_up(
