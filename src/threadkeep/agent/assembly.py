@@ -154,7 +154,7 @@ class Assembler:
             begin_seq=self._new_begin(draft),
             texts=texts,
             marks=draft.chosen.opened + sum([draft.pieces[index].mark for index in draft.chosen.kept]),
-            texts_only=not [one for one in others if count_message(one, _no_text)],
+            texts_only=not [one for one in others if count_message(one, lambda _: 0)],
         )
 
     @cached_property
@@ -427,7 +427,3 @@ def _system_text(content: str, message_id: str | None) -> tuple[str, str]:
     """Return the digest and the JSON of a system message, which is usually the same in all calls."""
     body = dump_message(SystemMessage(content, id=message_id))
     return digest_of(body), body
-
-
-def _no_text(_: str) -> int:
-    return 0

@@ -195,7 +195,7 @@ def exclusions(
         row = rows.get(message_id)
         if row is not None and row.seq is not None:
             places.setdefault(row.seq, reason)
-    earlier = tuple(_without_summary(gap) if _unsummarised(gap, draft) else gap for gap in earlier)
+    earlier = tuple(replace(gap, reason="over_budget") if _unsummarised(gap, draft) else gap for gap in earlier)
     return (*earlier, *_ranges(places)), others
 
 
@@ -284,11 +284,6 @@ def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
     if gap.reason != "summarised":
         return False
     return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)
-
-
-def _without_summary(gap: Exclusion) -> Exclusion:
-    """Return the exclusion of messages that have a summary which does not fit."""
-    return replace(gap, reason="over_budget")
 
 
 def _ranges(places: Mapping[int, ExclusionReason]) -> list[Exclusion]:

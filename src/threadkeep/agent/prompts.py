@@ -132,9 +132,9 @@ class PromptTemplate:
         """Check the placeholders."""
         named = self._named()
         for name in sorted(named - {*_NEEDED, *_OPTIONAL}):
+            known = ", ".join(f"{{{{{one}}}}}" for one in (*_NEEDED, *_OPTIONAL))
             raise InvalidInput(
-                f"The prompt template has {{{{{name}}}}}, and there is no such value: placeholders are "
-                f"{_listed((*_NEEDED, *_OPTIONAL))}."
+                f"The prompt template has {{{{{name}}}}}, and there is no such value: placeholders are {known}."
             )
         for name, harm in _NEEDED.items():
             if name not in named:
@@ -178,7 +178,3 @@ def _label(message: BaseMessage) -> str:
     if isinstance(message, ToolMessage):
         return "tool"
     return role_of(message) or (message.role if isinstance(message, ChatMessage) else message.type)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"{{{{{name}}}}}" for name in names)

@@ -166,10 +166,7 @@ class OpenTurn:
         stored = await self._find(edited)
         if stored is not None and stored.role == "user":  # an answer cannot be edited by a person
             with contextlib.suppress(MessageNotFound, MessageSuperseded, StoreUnavailable):
-                await self._memory.finish(self._edit_stored, edited, question)
-
-    async def _edit_stored(self, edited: str, question: Message) -> None:
-        await self.session.edit(edited, question.content, new_id=question.id)
+                await self._memory.finish(self.session.edit, edited, question.content, new_id=question.id)
 
     async def _store_question(self, question: Sequence[Message], changed: Sequence[Message]) -> None:
         receipt = self._hold.stored(question) if self._hold is not None and not changed else None

@@ -230,7 +230,8 @@ class TelegramChannel:
         if command and self.username and "@" in text.split(maxsplit=1)[0]:
             return None  # a command for another bot
         takes_all = self.options.group_messages == "all" or not self.username
-        return text if takes_all or asked_by_name or command or self._answers_bot(message) else None
+        answers_bot = id_in(object_in(message, "reply_to_message", "from"), "id") == self.options.bot_id
+        return text if takes_all or asked_by_name or command or answers_bot else None
 
     def _own_names(self, entities: Sequence[Json], units: bytes, *, in_group: bool) -> Iterator[tuple[int, int]]:
         """Yield the UTF-16 byte ranges of the bot's name: a mention and the space after it, or `@bot` of a command."""
@@ -250,9 +251,6 @@ class TelegramChannel:
                 or (kind == "text_mention" and id_in(object_in(fields, "user"), "id") == self.options.bot_id)
             ):
                 yield start, end + 2 if units[end : end + 2] == b" \0" else end
-
-    def _answers_bot(self, message: Mapping[str, Json]) -> bool:
-        return id_in(object_in(message, "reply_to_message", "from"), "id") == self.options.bot_id
 
 
 def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:

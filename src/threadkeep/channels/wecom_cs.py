@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Literal
 
 from langchain_core.utils.uuid import uuid7
@@ -275,7 +275,7 @@ class DeskFetching:
         since = self._memory.clock() - _UNKNOWN_AGE
         found: list[Update] = []
         for update in updates:
-            if not isinstance(update, IncomingMessage) or _sent_after(update, since):
+            if not isinstance(update, IncomingMessage) or update.sent_at is None or update.sent_at >= since:
                 found.append(update)
             else:
                 found.append(replace(update, wants_answer=False))
@@ -302,7 +302,3 @@ def _event(event: Mapping[str, Json], session_id: str | None, customer: str) -> 
             return Ignored("incomplete")
         case _:
             return Ignored("kind")
-
-
-def _sent_after(message: IncomingMessage, since: datetime) -> bool:
-    return message.sent_at is None or message.sent_at >= since

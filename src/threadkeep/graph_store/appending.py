@@ -155,7 +155,8 @@ def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, A
     return [
         dict(turn)
         for turn in turns
-        if turn["seq"] > conversation.deleted_seq and _superseded(conversation, turn) == turn["superseded"]
+        if turn["seq"] > conversation.deleted_seq
+        and size_of(conversation.superseded_between(turn["seq"], turn["upto"])) == turn["superseded"]
     ]
 
 
@@ -179,7 +180,3 @@ def mark_of(conversation: Conversation, seq: int) -> dict[str, int]:
     """Return a mark that later shows whether the question or an answer of a turn was superseded."""
     upto = conversation.last_seq
     return {"upto": upto, "superseded": size_of(conversation.superseded_between(seq, upto))}
-
-
-def _superseded(conversation: Conversation, turn: Mapping[str, Any]) -> int:
-    return size_of(conversation.superseded_between(turn["seq"], turn["upto"]))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import NamedTuple
 
 from threadkeep.errors import InvalidInput
+from threadkeep.records import Message
 from threadkeep.store.codec import time_text
 from threadkeep.store.statements import ClockedTables
 
@@ -67,13 +68,7 @@ def stretches(first_seq: int, last_seq: int, size: int, *, newest_first: bool = 
 
 def ranges_of(places: Iterable[int]) -> Ranges:
     """Return `seq` values as ranges."""
-    found: list[tuple[int, int]] = []
-    for seq in sorted(set(places)):
-        if found and found[-1][1] == seq - 1:
-            found[-1] = (found[-1][0], seq)
-        else:
-            found.append((seq, seq))
-    return tuple(found)
+    return joined(tuple([(seq, seq) for seq in places]), ())
 
 
 def joined(first: Ranges, second: Ranges) -> Ranges:
@@ -108,28 +103,7 @@ def places_down(high: int, low: int, without: Ranges) -> Iterator[int]:
 type Namespace = tuple[str, ...]
 
 # The other fields of a message in a chunk: a text field of such a name would be overwritten.
-_TAKEN = frozenset(
-    {
-        "seq",
-        "role",
-        "id",
-        "tokens",
-        "status",
-        "confidence",
-        "escalated",
-        "run_id",
-        "metadata",
-        "original",
-        "sent_at",
-        "created_at",
-        "author",
-        "answers",
-        "ordinal",
-        "told_at",
-        "superseded_at",
-        "superseded_by",
-    }
-)
+_TAKEN = {one.name for one in fields(Message)} - {"content"} | {"told_at"}
 _RESERVED_ROOT = "langgraph"
 
 STEPS = "steps-sha256:"

@@ -102,7 +102,7 @@ class PersonExport:
             StoreUnavailable: the database does not answer; continue after the last position.
         """
         wanted = await self._eraser.wanted(None, user_id)
-        whose = _digest_of(wanted.ids)
+        whose = hashlib.sha256(json.dumps(sorted(wanted.ids)).encode()).hexdigest()[:16]
         begun, key = self._position(after, whose)
         person = Person(wanted, tuple(sorted(await self._eraser.rows.sessions(wanted))))
         names = list(self._sections)
@@ -300,10 +300,6 @@ def _scopes(person: Person) -> Sequence[Scope]:
 
 def _call(stored: StoredManifest) -> Mapping[str, object]:
     return {"session_id": stored.session_id, "run_id": stored.run_id, "call": stored.call, **stored.manifest}
-
-
-def _digest_of(ids: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(sorted(ids)).encode()).hexdigest()[:16]
 
 
 def _written(section: str, whose: str, key: _Key) -> str:

@@ -112,12 +112,12 @@ class LogObserver:
         if not self._target.isEnabledFor(level):
             return
         values = {field.name: getattr(event, field.name) for field in fields(event)}
-        known = {name: _readable(value) for name, value in values.items() if value is not None}
+        known = {
+            name: round(value, _DECIMALS) if isinstance(value, float) else value
+            for name, value in values.items()
+            if value is not None
+        }
         self._logger.log(level, _snake_case(type(event).__name__), **known)
-
-
-def _readable(value: object) -> object:
-    return round(value, _DECIMALS) if isinstance(value, float) else value
 
 
 class _Handler(logging.StreamHandler[TextIO]):

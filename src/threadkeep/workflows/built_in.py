@@ -148,20 +148,12 @@ _VERSION = "1"
 def session_workflows() -> list[Workflow]:
     """Return the workflows that reset or delete a session in order with its turns; they are always registered."""
     return [
-        _workflow(RESET, "Hides all earlier messages of the session from the model.", _reset),
-        _workflow(DELETE, "Deletes the session with all its messages.", _delete),
+        _workflow(RESET, "Hides all earlier messages of the session from the model.", Session.reset),
+        _workflow(DELETE, "Deletes the session with all its messages.", Session.delete),
     ]
 
 
-async def _reset(session: Session) -> None:
-    await session.reset()
-
-
-async def _delete(session: Session) -> None:
-    await session.delete()
-
-
-def _workflow(name: str, description: str, change: Callable[[Session], Awaitable[None]]) -> Workflow:
+def _workflow(name: str, description: str, change: Callable[[Session], Awaitable[object]]) -> Workflow:
     async def act(state: WorkflowState, runtime: Runtime[RunContext]) -> WorkflowState:
         context = runtime.context
         if context.session_id is not None:

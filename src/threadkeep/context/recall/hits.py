@@ -176,13 +176,10 @@ class Hits:
         self._found = [False] * len(terms)
         self._add_terms(postings, terms)
         self._add_others(postings, terms)
-        total = self._total(terms)
+        total = sum(weight for (weight, _), found in zip(terms, self._found, strict=True) if found) or 1.0
         self.coverage.weigh([weight / total for weight, _ in terms])
         self.scale = 1 / total
         self.shares = list(map(self.coverage.__getitem__, self.masks.values()))
-
-    def _total(self, terms: Sequence[tuple[float, str]]) -> float:
-        return sum(weight for (weight, _), found in zip(terms, self._found, strict=True) if found) or 1.0
 
     def _add_terms(self, postings: Postings, terms: Sequence[tuple[float, str]]) -> None:
         left, masks, scores = _OWN_PLACES, self.masks, self.scores

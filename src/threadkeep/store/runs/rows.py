@@ -331,7 +331,8 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
         """Return runs that may still have checkpoints: done or deleted, or ended without a result before `moment`."""
-        return await self._ids("with_checkpoints", {"before": time_text(moment), "limit": limit})
+        asked = {"before": time_text(moment), "limit": limit}
+        return [run_id for (run_id,) in await self._driver.fetch(self._sql["with_checkpoints"], asked)]
 
     async def checkpoints_expected(self, run_id: str) -> None:
         """Record that a run may have checkpoints."""
@@ -343,9 +344,6 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
             await connection.execute_many(
                 self._sql["checkpoints_removed"], [{"run_id": run_id} for run_id in sorted(run_ids)]
             )
-
-    async def _ids(self, statement: str, parameters: Parameters) -> list[str]:
-        return [run_id for (run_id,) in await self._driver.fetch(self._sql[statement], parameters)]
 
     async def _fetch(self, statement: str, parameters: Parameters) -> list[Run]:
         async with self._driver.reading() as connection:
