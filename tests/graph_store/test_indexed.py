@@ -10,16 +10,21 @@ import pytest
 from langgraph.store.memory import InMemoryStore
 
 from tests.databases import execute, query
-from tests.graph_store.opening import open_store
+from tests.graph_store.opening import graph_transcripts, open_store
 from tests.recorded_events import RecordedEvents
 from tests.store.summarising import summary
 from threadkeep import InvalidInput, InvalidSettings, Memory, MemoryOptions, Message, StoreError, open_memory
+from threadkeep.graph_store.layout import RECALL_INDEX
+from threadkeep.graph_store.recall_indexes import RecallIndexItems
+from threadkeep.graph_store.shapes import answer_note
+from threadkeep.graph_store.transcripts import ConversationContexts
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.history.retention import RetentionOptions
 from threadkeep.observe import WriteFailed
-from threadkeep.records import Retention, RetentionLimits
+from threadkeep.records import Retention, RetentionLimits, Turn
 from threadkeep.store.address import parse_address
 from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.store.contexts import IndexedState, Steps
 from threadkeep.testing import SettableClock
 
 HISTORY = ("agent_chat_history",)
@@ -268,3 +273,33 @@ class Breaking(InMemoryStore):
         if self.broken:
             raise RuntimeError(f"failed: {ops}")
         return list(await super().abatch(ops))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["steps", "index", "answer"])
+async def test_an_id_that_looks_like_a_key_of_ours_is_an_id(shared_url: str, kind: str) -> None:
+    """A message may have it, and neither it nor the item of that key is lost or overwritten."""
+    async with graph_transcripts(shared_url) as transcripts:
+        items, writer = transcripts.items, transcripts.writer
+        answer = Message("assistant", "hello", id="a", answers="q")
+        await transcripts.append(Turn(ROOM, (Message("user", "hi", id="q"), answer)))
+        contexts, indexes = ConversationContexts(items, writer), RecallIndexItems(items, writer)
+        info = await transcripts.session(ROOM)
+        assert info is not None
+        await indexes.save(ROOM, "1", b"index", 2, IndexedState.of(info))
+        await contexts.keep_steps(ROOM, Steps(1, "[]"), question_id="q", author="chef")
+        note = answer_note({"answers": "q"})
+        keys = {"steps": writer.layout.steps(ROOM, "chef").key, "index": RECALL_INDEX, "answer": note}
+        odd = Message("user", "odd", id=keys[kind])
+        for duplicates in ((), (odd.id,)):
+            assert (await transcripts.append(Turn(ROOM, (odd,)))).duplicates == duplicates
+        assert await indexes.of_session(ROOM, "1", 3) == b"index"
+        assert await contexts.steps(ROOM, "chef", since=0) == [Steps(1, "[]")]
+        late = replace(answer, id="b", content="late")
+        assert (await transcripts.append(Turn(ROOM, (late,), answers="q"))).adopted == "a"
+        await transcripts.empty(ROOM, [2])
+        assert await indexes.of_session(ROOM, "1", 3) is None
+        assert await contexts.steps(ROOM, "chef", since=0) == []
+        found = await transcripts.find(ROOM, str(odd.id))
+        assert found is not None
+        assert (found.seq, found.content) == (3, "odd")
+        assert (await transcripts.append(Turn(ROOM, (odd,)))).duplicates == (odd.id,)

@@ -10,7 +10,7 @@ from typing import Any
 
 from threadkeep.graph_store.items import Value
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_of, joined, ranges_of, size_of
-from threadkeep.graph_store.shapes import Conversation, answer_note, chunk_value, message_value
+from threadkeep.graph_store.shapes import Conversation, chunk_value, message_value, notes_of
 from threadkeep.records import Message, Receipt
 from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Prepared, shorten
 
@@ -74,13 +74,9 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
     grown = _grown(conversation, list(fresh.values()), place.now)
     values = [message_value(seq, row, layout.value_field) for seq, (_, row) in enumerate(fresh.values(), start=first)]
     items: dict[ItemKey, Value] = {
-        layout.message_id(conversation.session_id, message_id): {"seq": seq}
-        for seq, message_id in enumerate(fresh, start=first)
-    }
-    items |= {
-        layout.message_id(conversation.session_id, note): {"seq": value["seq"]}
+        layout.note(conversation.session_id, name): {"seq": value["seq"]}
         for value in values
-        if (note := answer_note(value)) is not None
+        for name in notes_of(value)
     }
     # Messages with these `seq` values are left from a turn that was never completed.
     before = [] if place.last_chunk is None else list(place.last_chunk["messages"])

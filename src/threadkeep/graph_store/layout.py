@@ -110,6 +110,8 @@ STEPS = "steps-sha256:"
 """The prefix of the keys of steps."""
 RECALL_INDEX = "recall-index:"
 """The key of the index for recall."""
+ANSWER = "answer-sha256:"
+"""The prefix of the keys of notes of answers."""
 
 
 class ItemKey(NamedTuple):
@@ -191,9 +193,17 @@ class GraphLayout:
         """Return the key of a conversation's index for recall, in the namespace of the message ids."""
         return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
-    def message_id(self, session_id: str, message_id: str) -> ItemKey:
-        """Return the key of the note with the `seq` of a message id."""
-        return ItemKey(self.message_ids(session_id), message_id)
+    def note(self, session_id: str, name: str) -> ItemKey:
+        """Return the key of a note with a `seq`: that of an id (`id_note`) or of an answer."""
+        return ItemKey(self.message_ids(session_id), name)
+
+
+def id_note(message_id: str) -> str:
+    """Return the name of the note of a message id, which is no other item's: an id that looks like one gets a mark.
+
+    The mark is not printable, as every character of an id is.
+    """
+    return f"\t{message_id}" if message_id.startswith((STEPS, RECALL_INDEX, ANSWER)) else message_id
 
 
 def namespace_label(session_id: str) -> str:

@@ -10,7 +10,16 @@ from functools import partial
 from threadkeep.errors import SessionDamaged, StoreUnavailable
 from threadkeep.graph_store.items import Items, Readable, ReadItems, TableItems, Value, Writing
 from threadkeep.graph_store.known import KnownChunks
-from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace, chunk_key, chunk_of, places_down, stretches
+from threadkeep.graph_store.layout import (
+    GraphLayout,
+    ItemKey,
+    Namespace,
+    chunk_key,
+    chunk_of,
+    id_note,
+    places_down,
+    stretches,
+)
 from threadkeep.graph_store.shapes import (
     METADATA,
     Conversation,
@@ -90,7 +99,7 @@ class HeldChunks:
             successor = successors.get(one.get("id"))
             marked.append({**one, **mark, **({"superseded_by": successor} if successor else {})})
             if (note := answer_note(one)) is not None:
-                self.items[self.layout.message_id(session_id, note)] = None
+                self.items[self.layout.note(session_id, note)] = None
         self.items[self.layout.chunk(session_id, chunk)] = {**value, "messages": marked}
         return messages
 
@@ -236,7 +245,7 @@ class ConversationReader:
 
     async def places_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
         """Return the `seq` values of messages from their notes; search the transcript if a note is damaged."""
-        keys = [self._layout.message_id(conversation.session_id, message_id) for message_id in message_ids]
+        keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
         places = {message_id: noted_seq(note) for message_id, note in notes if note is not None}
         if None in places.values():

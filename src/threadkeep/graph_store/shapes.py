@@ -19,12 +19,14 @@ from typing import Any
 from threadkeep.errors import InvalidMessage, SessionDamaged
 from threadkeep.graph_store.items import Stored, Value
 from threadkeep.graph_store.layout import (
+    ANSWER,
     CHUNK_SIZE,
     Ranges,
     chunk_key,
     chunk_of,
     clipped,
     first_of,
+    id_note,
     size_of,
 )
 from threadkeep.records import Json, Message, SessionInfo, dump_json
@@ -310,7 +312,13 @@ def answer_note(value: Mapping[str, object]) -> str | None:
     if value.get("answers") is None or value.get("status", "complete") != "complete" or value.get("superseded_at"):
         return None
     key = dump_json([value["answers"], value.get("author") or "", value.get("ordinal") or 1])
-    return f"answer-sha256:{sha256(key.encode()).hexdigest()}"
+    return f"{ANSWER}{sha256(key.encode()).hexdigest()}"
+
+
+def notes_of(message: Value) -> list[str]:
+    """Return the names of the notes of a message: of its id, and of a complete answer."""
+    names = (id_note(message["id"]) if message.get("id") else None, answer_note(message))
+    return [name for name in names if name is not None]
 
 
 def message_in(value: Value, value_field: str) -> Message:

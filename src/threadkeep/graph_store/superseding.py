@@ -21,7 +21,7 @@ from threadkeep.graph_store.layout import (
     stretches,
 )
 from threadkeep.graph_store.reading import ConversationReader, HeldChunks, Overlay
-from threadkeep.graph_store.shapes import Conversation, answer_note, message_in
+from threadkeep.graph_store.shapes import Conversation, message_in, notes_of
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, Receipt
 from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Prepared, shorten, time_of, time_text
@@ -296,9 +296,4 @@ def _renumbered(value: Value, seq: int) -> Value:
 
 def _noted(layout: GraphLayout, session_id: str, values: Iterable[Value]) -> dict[ItemKey, Value | None]:
     """Return the notes for messages: of their ids, and of answers."""
-    return {
-        layout.message_id(session_id, name): {"seq": value["seq"]}
-        for value in values
-        for name in (value.get("id"), answer_note(value))
-        if name
-    }
+    return {layout.note(session_id, name): {"seq": value["seq"]} for value in values for name in notes_of(value)}

@@ -13,7 +13,7 @@ from typing import Final
 from threadkeep.errors import QuestionGone, SessionDamaged, StoreError, StoreUnavailable, WrongUser
 from threadkeep.graph_store.appending import Appended, Place, Written, append, receipt_of, steps_left
 from threadkeep.graph_store.items import ConversationChanged, Items, ReadOnce, Value, Writing
-from threadkeep.graph_store.layout import STEPS, GraphLayout, ItemKey, chunk_of, stretches
+from threadkeep.graph_store.layout import STEPS, GraphLayout, ItemKey, chunk_of, id_note, stretches
 from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import (
     Conversation,
@@ -21,6 +21,7 @@ from threadkeep.graph_store.shapes import (
     metadata_value,
     missing_chunk,
     noted_seq,
+    notes_of,
 )
 from threadkeep.records import Receipt, Turn, dump_json
 from threadkeep.store.codec import Prepared, clean_json, clean_text, time_text
@@ -139,11 +140,11 @@ class ConversationWriter:
 
     def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
         """Return the keys of the notes that an append needs, and of the first chunk if no other one is known."""
-        names = [str(message.id) for message in prepared.messages]
+        names = [id_note(str(message.id)) for message in prepared.messages]
         names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
-        names += [] if turn.answers is None else [turn.answers]
+        names += [] if turn.answers is None else [id_note(turn.answers)]
         first = [] if self.reader.known.chunk(turn.session_id) else [self.layout.chunk(turn.session_id, 0)]
-        return [*(self.layout.message_id(turn.session_id, name) for name in names), *first]
+        return [*(self.layout.note(turn.session_id, name) for name in names), *first]
 
     def _ends(self, conversation: Conversation) -> list[ItemKey]:
         """Return the keys of the newest chunk, and of that of the next message."""
@@ -195,7 +196,7 @@ class ConversationWriter:
         A note may be left from a turn that was never completed: `name_of` returns the name that a message has. If a
         note is damaged, all messages are searched.
         """
-        keys = [self.layout.message_id(conversation.session_id, name) for name in names]
+        keys = [self.layout.note(conversation.session_id, name) for name in names]
         notes = zip(names, await writing.get(keys), strict=True)
         places = {name: noted_seq(note) for name, note in notes if note is not None}
         low, high, size = conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size
@@ -243,8 +244,9 @@ class ConversationWriter:
         """Return the `seq` of the existing messages with these ids."""
         if conversation.version < 0:
             return {}
-        found = await self._noted(writing, conversation, message_ids, lambda message: message.get("id"))
-        return {message_id: message["seq"] for message_id, message in found.items()}
+        names = [id_note(message_id) for message_id in message_ids]
+        found = await self._noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
+        return {message["id"]: message["seq"] for message in found.values()}
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
         """Change fields of a conversation; do nothing if it does not exist."""
@@ -444,8 +446,7 @@ class ConversationWriter:
 
     def _notes(self, session_id: str, messages: Sequence[Value]) -> list[ItemKey]:
         """Return the keys of the notes for messages: one for each id, and one for each answer."""
-        names = [name for message in messages for name in (message.get("id"), answer_note(message)) if name]
-        return [self.layout.message_id(session_id, name) for name in names]
+        return [self.layout.note(session_id, name) for message in messages for name in notes_of(message)]
 
 
 def _answering(conversation: Conversation, question_seq: int, prepared: Prepared, now: datetime) -> Prepared:
