@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain.agents.middleware import HumanInTheLoopMiddleware, SummarizationMiddleware
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -105,6 +105,37 @@ async def test_another_process_resumes_a_run(
         assert await kept(memory) == [*TURN[:3], ("assistant", "the news"), TURN[3]]
         messages = await memory.session(ROOM).tail(10)
         assert messages[2].run_id == messages[4].run_id != messages[0].run_id
+
+
+@pytest.mark.filterwarnings("ignore:SummarizationMiddleware and SessionMemory")
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+async def test_another_process_finds_a_question_that_was_summarised(
+    memory_options: MemoryOptions, shared_url: str, first: bool
+) -> None:
+    """`SummarizationMiddleware` has removed it from the state: the model gets it, and the answer is its answer."""
+    saver = InMemorySaver()
+
+    def agent_of(memory: Memory, replies: Sequence[AIMessage | str]) -> tuple[Agent, ScriptedModel]:
+        summarizing = SummarizationMiddleware(
+            ScriptedModel(["summary"] * 9), trigger=("messages", 4), keep=("messages", 2)
+        )
+        others = [summarizing, SessionMemory(memory)]
+        model = ScriptedModel(replies)
+        return make_agent(model, others if first else others[::-1], [add, ask_person], checkpointer=saver), model
+
+    async with open_memory(shared_url, options=memory_options) as memory:
+        agent, _ = agent_of(memory, ["hello", adding("c1"), adding("c2"), ASKING])
+        await ask(agent, "hi")
+        state = await agent.ainvoke(input_of("do it", "m1"), config_of())
+        assert "do it" not in [message.text for message in state["messages"]]
+    async with open_memory(shared_url, options=memory_options) as memory:
+        agent, model = agent_of(memory, [adding("c3"), "done"])
+        await agent.ainvoke(Command(resume="yes"), config_of())
+        assert [[str(message.text) for message in call].count("do it") for call in model.calls] == [1, 1]
+        assert await kept(memory) == TURN
+        messages = await memory.session(ROOM).tail(2)
+        assert (messages[1].answers, messages[1].run_id) == ("m1", messages[0].run_id)
+        assert await ask(agent, "do it", message_id="m1") == "done"
 
 
 @pytest.mark.parametrize("same_process", [True, False])

@@ -24,11 +24,13 @@ from threadkeep.agent.questions import (
     SentHistory,
     callers_question,
     compare_history,
+    is_summary,
     question_asked,
     question_before,
     questions_back,
     sent_by_caller,
     steps_begin,
+    unanswered_question,
 )
 from threadkeep.agent.root_runs import RootRun
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
@@ -233,7 +235,8 @@ class Participation:
 
         A human message after an interrupt is a further question. A human message that a tool added, such as an image,
         is not a question: it follows the tool's result, and the session does not have it. A question with an answer in
-        progress was stored before; if the session does not have it, it was deleted.
+        progress was stored before; if the session does not have it, it was deleted. If only a summary is left of it in
+        the state, it is read from the session.
         """
         question = question_before(messages)
         for block in questions_back(messages):
@@ -242,6 +245,8 @@ class Participation:
             if not of_tool or await self._open(block, caller).is_stored(block[-1]):
                 question = block
                 break
+        if not question and any(map(is_summary, messages)):
+            question = self._question = await unanswered_question(self.session, caller.run_id)
         self.root.begin(question)
         turn = self._open(question, caller)
         after = next((place for place, message in enumerate(messages) if message is question[-1]), 0) if question else 0

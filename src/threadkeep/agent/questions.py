@@ -27,7 +27,12 @@ from threadkeep.records import Message, Role
 
 def is_question(message: BaseMessage) -> bool:
     """Return True if a message is from a person, and not a summary of `SummarizationMiddleware`."""
-    return isinstance(message, HumanMessage) and message.additional_kwargs.get("lc_source") != "summarization"
+    return isinstance(message, HumanMessage) and not is_summary(message)
+
+
+def is_summary(message: BaseMessage) -> bool:
+    """Return True if a message is a summary of `SummarizationMiddleware`."""
+    return message.additional_kwargs.get("lc_source") == "summarization"
 
 
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -74,6 +79,24 @@ def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]
 
 _MORE_ROWS: Final = 50
 """The rows read beyond the number of messages, for failed and superseded rows and for answers that a client lost."""
+
+
+async def unanswered_question(session: Session, run_id: str | None) -> list[BaseMessage]:
+    """Return the question of a run, or else the newest question without an answer, from the newest rows of a session.
+
+    If the database does not answer in time, the question is unknown.
+    """
+    try:
+        async with session.timeout():
+            rows = (await session.page(limit=LONGEST_PAGE)).messages
+    except StoreClosed:
+        raise
+    except (StoreError, TimeoutError):
+        return []
+    answered = {row.run_id for row in rows if _is_answer(row)}
+    asked = [row.run_id for row in rows if row.role == "user" and row.run_id is not None]
+    found = run_id if run_id in asked else next((one for one in reversed(asked) if one not in answered), None)
+    return [to_langchain(row) for row in rows if row.role == "user" and found is not None and row.run_id == found]
 
 
 @dataclass(frozen=True)
