@@ -249,4 +249,6 @@ def test_backups_are_encrypted_and_a_plain_one_is_encrypted_by_a_restore(
     assert (outcome := cli("doctor")).exit_code == 0, outcome.out
     assert CANARY.encode() not in Path(cli.url.removeprefix("sqlite:///")).read_bytes()
     monkeypatch.setenv("THREADKEEP_DATABASE_KEY", OTHER)
-    assert cli("restore", str(encrypted), "--replace").exit_code == 2
+    for command in (("restore", str(encrypted), "--replace"), ("backup", str(cli.folder / "other.copy"))):
+        refused = cli(*command)
+        assert (refused.exit_code in (1, 2), "key" in refused.err.lower()) == (True, True)

@@ -27,6 +27,10 @@ _PAGES = 2048
 _BUSY_SECONDS = 10.0
 _TABLES = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'"
 _NOT_INTACT = "The file is not an intact copy of a Threadkeep database; name a file that `threadkeep backup` wrote."
+_OTHER_KEY = (
+    "The file is encrypted with another key, or is not an intact copy of a Threadkeep database; "
+    "check THREADKEEP_DATABASE_KEY, and name a file that `threadkeep backup` wrote."
+)
 # A row of `threadkeep_migrations` in the output of pg_restore.
 _MIGRATION = re.compile(r"^(\d+)\t\d{4}_\w+\.sql\t", re.MULTILINE)
 _VERSION = "SELECT coalesce(max(version), 0) FROM threadkeep_migrations"
@@ -73,7 +77,7 @@ def backup_version(file: Path, key: str | None = None) -> int:
     except sqlite_errors():
         known, sound, version = 0, "", 0
     if not known or sound != "ok":
-        raise InvalidInput(_NOT_INTACT)
+        raise InvalidInput(_NOT_INTACT if is_plain(file) else _OTHER_KEY)
     return version
 
 
@@ -224,4 +228,6 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except sqlite_errors(OSError) as error:
-        raise StoreUnavailable(f"The database cannot be copied ({error}); check its file, and the disk.") from error
+        raise StoreUnavailable(
+            f"The database cannot be copied ({error}); check its file, its key, and the disk."
+        ) from error
