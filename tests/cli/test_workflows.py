@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import CommandLine
+from tests.limits import HANG_SECONDS
 
 FLOW = """\
 schema: 1
@@ -79,6 +80,15 @@ def test_workflows_are_drawn(cli: CommandLine, flow: Path, tmp_path: Path) -> No
     assert cli("workflows", "graph", "bot", "--format", "gif").exit_code == 2
     wrong = cli("workflows", "graph", "bot", "--output", str(tmp_path / "bot.gif"))
     assert (wrong.exit_code, (tmp_path / "bot.gif").exists()) == (2, False)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_picture_is_drawn_without_complaints(cli: CommandLine, flow: Path) -> None:
+    """The package that draws reports objects that are not collected at the end of the process."""
+    with cli.start("workflows", "graph", str(flow), "--format", "svg") as process:
+        picture, complaints = process.communicate(timeout=HANG_SECONDS)
+    assert (process.returncode, picture[:4], complaints) == (0, "<svg", "")
 
 
 def test_a_png_goes_through_a_pipe(cli: CommandLine, flow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
