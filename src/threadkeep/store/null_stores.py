@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 from threadkeep.errors import SessionNotFound
 from threadkeep.observe import Backend
-from threadkeep.records import Message, Page, Receipt, SearchHit, SessionInfo, Turn, View
+from threadkeep.records import Page, Receipt, SearchHit, Turn
 from threadkeep.store.contexts import Contexts, ContextState, Steps
-from threadkeep.store.driver import Statement
-from threadkeep.store.transcripts import (
-    END,
-    Branching,
-    Recent,
-    SessionChanges,
-    SessionQuery,
-    Superseded,
-    Superseding,
-)
+from threadkeep.store.transcripts import Branching, Recent, Superseded
 
 
 class NullContexts(Contexts):
@@ -27,45 +17,36 @@ class NullContexts(Contexts):
     def __init__(self) -> None:
         """Do nothing; there is no database."""
 
-    async def state(self, session_id: str, profile: str, *, user_id: str | None = None) -> ContextState:
+    async def state(self, *_: Any, **__: Any) -> ContextState:
         """Return an empty state."""
         return ContextState()
 
-    async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
+    async def move_anchor(self, *_: Any, **__: Any) -> None:
         """Do nothing."""
 
-    def anchor_statement(
-        self, session_id: str, profile: str, seq: int, *, revision: int | None = None
-    ) -> Statement | None:
+    def anchor_statement(self, *_: Any, **__: Any) -> None:
         """Return None."""
-        return None
 
-    async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
+    async def steps(self, *_: Any, **__: Any) -> list[Steps]:
         """Return no steps."""
         return []
 
-    async def keep_steps(
-        self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
-    ) -> None:
+    async def keep_steps(self, *_: Any, **__: Any) -> None:
         """Do nothing."""
 
 
 class NullSearch:
     """A search that finds nothing."""
 
-    async def catch_up(
-        self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
-    ) -> bool:
+    async def catch_up(self, *_: Any, **__: Any) -> bool:
         """Return True; there is nothing to index."""
         return True
 
-    async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
+    async def unindexed(self, *_: Any, **__: Any) -> int:
         """Return 0."""
         return 0
 
-    async def search(
-        self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
-    ) -> list[SearchHit]:
+    async def search(self, *_: Any, **__: Any) -> list[SearchHit]:
         """Return no messages."""
         return []
 
@@ -80,71 +61,33 @@ class NullTranscripts:
         ids = tuple(str(message.id) for message in turn.messages)
         return Receipt(first_seq=1, last_seq=len(ids), ids=ids)
 
-    async def newest(
-        self,
-        session_id: str,
-        *,
-        limit: int,
-        before: int = END,
-        user_id: str | None = None,
-        view: View = "active",
-    ) -> Page:
+    async def newest(self, *_: Any, **__: Any) -> Page:
         """Return no messages."""
         return Page((), None)
 
-    async def recent(
-        self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
-    ) -> Recent:
+    async def recent(self, *_: Any, **__: Any) -> Recent:
         """Return no messages."""
         return Recent(())
 
-    async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return None."""
-        return None
+    async def find(self, *_: Any, **__: Any) -> None:
+        """Return None; there are no messages and no sessions."""
 
-    async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
-        """Return no messages."""
+    tell = session = change = reset = find
+
+    async def with_ids(self, *_: Any, **__: Any) -> list[Any]:
+        """Return no messages, ranges or sessions."""
         return []
 
-    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
-        """Return no messages."""
-        return []
+    at = answers_to = superseded = sessions = with_ids
 
-    async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return no answers."""
-        return []
-
-    async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Return None."""
-        return None
-
-    async def supersede(self, superseding: Superseding) -> Superseded:
+    async def supersede(self, *_: Any, **__: Any) -> Superseded:
         """Do nothing; there are no messages."""
         return Superseded()
-
-    async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
-        """Return no ranges."""
-        return []
 
     async def branch(self, branching: Branching) -> None:
         """Raise `SessionNotFound`; there are no sessions."""
         raise SessionNotFound(branching.session_id)
 
-    async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return None."""
-        return None
-
-    async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return no sessions."""
-        return []
-
-    async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Do nothing."""
-
-    async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Return None; there is nothing to reset."""
-        return None
-
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, *_: Any, **__: Any) -> bool:
         """Return False; there is nothing to delete."""
         return False
