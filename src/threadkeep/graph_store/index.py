@@ -215,24 +215,15 @@ def _session_row(conversation: Conversation, upto: int) -> dict[str, object]:
     complete = upto == conversation.last_seq
     superseded = size_of(conversation.superseded_between(conversation.deleted_seq + 1, upto))
     return {
-        "session_id": conversation.session_id,
-        "user_id": conversation.user_id,
-        "title": conversation.title,
-        "last_message": conversation.last_message,
+        **vars(conversation),
         "message_count": upto - conversation.deleted_seq - superseded,
         "last_seq": upto,
         "last_user_seq": min(conversation.last_user_seq, upto),
         "reset_seq": min(conversation.reset_seq, upto),
-        "deleted_seq": conversation.deleted_seq,
-        "active": conversation.active,
         "tags": dump_json(list(conversation.tags)),
-        "metadata": conversation.metadata,
         "created_at": time_text(conversation.created_at),
         "updated_at": time_text(conversation.updated_at),
         "graph_version": conversation.version if complete else -1,
-        "revision": conversation.revision,
-        "parent_session_id": conversation.parent_session_id,
-        "parent_seq": conversation.parent_seq,
     }
 
 

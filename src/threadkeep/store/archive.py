@@ -220,17 +220,12 @@ def _counting(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
 
 def _session_row(info: SessionInfo) -> dict[str, object]:
     return {
-        "session_id": info.session_id,
-        "user_id": info.user_id,
+        **vars(info),
         "title": None if info.title is None else clean_text(info.title),
-        "deleted_seq": info.deleted_seq,
         "reset_seq": min(info.reset_seq, info.deleted_seq),
         "retention": None if info.retention is None else dump_json(info.retention.to_dict()),
-        "active": info.active,
         "tags": json_text(list(info.tags)),
         "metadata": json_text(dict(info.metadata)),
         "created_at": time_text(info.created_at),
         "updated_at": time_text(info.updated_at),
-        "parent_session_id": info.parent_session_id,
-        "parent_seq": info.parent_seq,
     }

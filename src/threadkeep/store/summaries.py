@@ -192,14 +192,8 @@ def summary_of(row: Row) -> Summary:
 def summary_row(summary: Summary, *, now: datetime) -> dict[str, object]:
     """Return the parameters of `insert_summary`."""
     return {
-        "session_id": summary.session_id,
-        "id": summary.id,
-        "first_seq": summary.first_seq,
-        "last_seq": summary.last_seq,
-        "level": summary.level,
+        **vars(summary),
         "text": clean_text(summary.text),
         "model": clean_text(summary.model),
-        "prompt_version": summary.prompt_version,
-        "tokens": summary.tokens,
         "created_at": time_text(summary.created_at or now),
     }

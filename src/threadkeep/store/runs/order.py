@@ -239,20 +239,12 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     def _parameters(self, new: NewRun, position: _Position) -> dict[str, object]:
         now = time_text(self._clock())
         return {
-            "run_id": new.run_id,
-            "session_id": new.session_id,
-            "message_id": new.message_id,
-            "workflow": new.workflow,
+            **vars(new),
             "status": "cancelled" if position.late else "queued",
             "error": _PARENT_CANCELLED if position.late else None,
             "ended_at": now if position.late else None,
-            "version": new.version,
-            "user_id": new.user_id,
-            "parent_run_id": new.parent_run_id,
             "root_run_id": position.root_run_id,
             "depth": position.depth,
-            "node_id": new.node_id,
-            "trigger": new.trigger,
             "in_order": position.in_order,
             "input": compact_inputs([RunInput(new.input, new.message_id)]),
             "budget": json_text(new.budget.to_dict()) if new.budget.to_dict() else None,

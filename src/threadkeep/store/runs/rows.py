@@ -274,14 +274,9 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         """Return runs, the newest first, and the cursor of the next page (None at the end)."""
         created_at, run_id = query.cursor or (None, _LAST_ID)
         parameters = {
-            "session_id": query.session_id,
-            "user_id": query.user_id,
-            "workflow": query.workflow,
-            "status": query.status,
-            "parent_run_id": query.parent_run_id,
+            **vars(query),
             "root_run_id": None if query.parent_run_id else query.root_run_id,
             "since": query.since and time_text(query.since),
-            "set_aside": query.set_aside,
             "created_at": time_text(created_at) if created_at else _LAST_TIME,
             "run_id": run_id,
             "limit": query.limit + 1,
