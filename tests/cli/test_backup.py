@@ -126,6 +126,17 @@ def test_a_database_in_use_is_not_replaced(cli: CommandLine) -> None:
     assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
 
 
+def test_a_folder_that_is_not_there_yet_is_made(cli: CommandLine) -> None:
+    """On a new machine; only its owner may read it."""
+    cli.store("room", "hi", "hello")
+    assert cli("backup", str(cli.folder / "copy")).exit_code == 0
+    database = cli.folder / "new" / "folder" / "threadkeep.db"
+    outcome = cli("restore", str(cli.folder / "copy"), "--database", f"sqlite:///{database}")
+    assert outcome.exit_code == 0, outcome.err
+    assert stat.S_IMODE(database.parent.stat().st_mode) == 0o700
+    assert asyncio.run(_contents(f"sqlite:///{database}")) == ["hi", "hello"]
+
+
 def test_the_log_of_a_lost_file_goes(cli: CommandLine) -> None:
     """A killed process leaves a WAL; SQLite would apply it to the restored file, and damage that file."""
     cli.store("room", "hi", "hello")

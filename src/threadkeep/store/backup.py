@@ -13,7 +13,7 @@ from shutil import which
 
 from threadkeep.errors import InvalidInput, StoreUnavailable
 from threadkeep.store.condition import lock_holders
-from threadkeep.store.private_files import is_read_only, make_private_database
+from threadkeep.store.private_files import is_read_only, make_private_database, make_private_folder
 from threadkeep.store.sqlite_connection import connect, export_plain, read_only_uri, sqlite_errors
 
 type Report = Callable[[int, int], object]
@@ -103,6 +103,8 @@ def restore_sqlite(
     file = target.resolve()
     partial = file.with_name(file.name + ".restored")
     try:
+        with _translated():
+            make_private_folder(file.parent)
         if key is not None and is_plain(source):
             _encrypt(source, partial, key)
         else:
