@@ -88,9 +88,13 @@ def test_a_bot_that_waits_for_a_webhook_without_one_is_told(cli: CommandLine, te
     assert "channels webhook support https://" in cli("channels", "test", "support").err
 
 
-def test_without_a_file_there_are_no_bots(cli: CommandLine) -> None:
-    """Which is said, with the variable."""
-    refused = cli("channels", "list")
+@pytest.mark.parametrize("command", ["list", "status"])
+def test_without_a_file_there_are_no_bots(cli: CommandLine, command: str) -> None:
+    """Which is said, with the variable; as in other lists, that is no failure."""
+    listed = cli("channels", command)
+    assert (listed.exit_code, listed.out, "THREADKEEP_CHANNELS" in listed.err) == (0, "", True)
+    assert cli("channels", command, "--json").json == {"channels": []}
+    refused = cli("channels", "test", "support")
     assert (refused.exit_code, "THREADKEEP_CHANNELS" in refused.err) == (1, True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -18,12 +18,13 @@ from threadkeep.records import Json
 from threadkeep.records.messages import OUTBOX_STATUSES, OutboxStatus
 
 if TYPE_CHECKING:
-    from threadkeep.channels.configuration import AnyBot, ChannelsFile
+    from threadkeep.channels.configuration import AnyBot
     from threadkeep.channels.contract import ChannelClient
     from threadkeep.store.outbox import Outgoing
 
 _OPEN: tuple[OutboxStatus, ...] = ("waiting", "ready", "failed")
 _PAGE = 1000
+_NO_BOTS = "There are no bots; add one with: threadkeep channels add, or set THREADKEEP_CHANNELS to a file."
 _NOT_SHOWN = ("content", "address", "run_id", "partial")
 _NUMBERS = ("max_characters", "messages_per_minute")
 
@@ -41,7 +42,7 @@ Number = Annotated[
 @commands.command("list")
 async def list_channels() -> None:
     """List the bots with their numbers of waiting and failed answers."""
-    file = _file()
+    bots = _bots()
     async with opened_memory() as memory:
         counts = await memory.channels.outbox.counts()
     rows = [
@@ -52,39 +53,28 @@ async def list_channels() -> None:
             "workflow": bot.workflow,
             **{status: counts.get((bot.name, status), 0) for status in _OPEN},
         }
-        for bot in file.channels
+        for bot in bots
     ]
-    if terminal.as_json:
-        terminal.json({"channels": rows})
-    else:
-        head = ["name", "kind", "receive", "workflow", *_OPEN]
-        terminal.table(head, [tuple(str(row[name]) for name in head) for row in rows], right=[*_OPEN])
+    head = ["name", "kind", "receive", "workflow", *_OPEN]
+    columns = {name: _cell(name) for name in head}
+    terminal.listing({"channels": rows}, rows, columns, nothing=_NO_BOTS, right=_OPEN)
 
 
 @commands.command("status")
 async def show_status() -> None:
     """Show when each bot last received a message, and the age of its oldest open answer."""
-    file = _file()
+    bots = _bots()
     async with opened_memory() as memory:
         counts = await memory.channels.outbox.counts()
         times = await memory.channels.outbox.times()
     rows: list[dict[str, object]] = []
-    for bot in file.channels:
+    for bot in bots:
         oldest, heard = times.get(bot.name, (None, None))
         open_answers: dict[str, object] = {str(status): counts.get((bot.name, status), 0) for status in _OPEN}
         rows.append({"name": bot.name, "kind": bot.kind, **open_answers, "oldest_open": oldest, "last_heard": heard})
-    if terminal.as_json:
-        terminal.json({"channels": rows})
-        return
-    head = ["name", "kind", *_OPEN, "oldest open", "last heard"]
-    shown = [
-        (
-            *(str(row[name]) for name in ("name", "kind", *_OPEN)),
-            *(_since(row[name]) for name in ("oldest_open", "last_heard")),
-        )
-        for row in rows
-    ]
-    terminal.table(head, shown, right=[*_OPEN])
+    columns = {name: _cell(name) for name in ("name", "kind", *_OPEN)}
+    columns |= {"oldest open": _cell("oldest_open", _since), "last heard": _cell("last_heard", _since)}
+    terminal.listing({"channels": rows}, rows, columns, nothing=_NO_BOTS, right=_OPEN)
 
 
 @commands.command("add")
@@ -208,17 +198,22 @@ async def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
     terminal.result({"dropped": number}, f"Answer {number} is dropped.")
 
 
-def _file() -> ChannelsFile:
+def _cell(name: str, text: Callable[[object], str] = str) -> Callable[[Mapping[str, object]], str]:
+    return lambda row: text(row[name])
+
+
+def _bots() -> Sequence[AnyBot]:
+    """Return the bots of the file; none if there is no file."""
     from threadkeep.channels.configuration import read_channels
 
-    settings = command_settings()
-    if settings.channels is None:
-        raise NotDone("There are no bots; add one with: threadkeep channels add, or set THREADKEEP_CHANNELS to a file.")
-    return read_channels(settings.channels, os.environ)
+    path = command_settings().channels
+    return () if path is None else read_channels(path, os.environ).channels
 
 
 def _bot(name: str) -> AnyBot:
-    bots = {bot.name: bot for bot in _file().channels}
+    bots = {bot.name: bot for bot in _bots()}
+    if not bots:
+        raise NotDone(_NO_BOTS)
     if name not in bots:
         raise NotDone(f"There is no channel {name!r}; existing channels: {', '.join(bots) or 'none'}.")
     return bots[name]
