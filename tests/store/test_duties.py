@@ -54,6 +54,19 @@ async def test_what_is_done_is_not_begun_before_it_is_due(duties: Duties, clock:
         await duties.done("tidy", "b")
 
 
+@pytest.mark.parametrize("end", ["killed", "released", "done"])
+async def test_a_clock_that_was_ahead_blocks_nothing(duties: Duties, clock: SettableClock, end: str) -> None:
+    """A bot would not receive, and rules of retention would not apply, until the time that the clock has shown."""
+    clock.advance(400 * 24 * HOUR)
+    assert await duties.claim("receive", "a", seconds=60, every_seconds=HOUR)
+    if end != "killed":
+        await (duties.done if end == "done" else duties.release)("receive", "a")
+    clock.advance(-400 * 24 * HOUR)
+    assert await duties.claim("receive", "b", seconds=60, every_seconds=HOUR)
+    clock.advance(-HOUR / 2)
+    assert not await duties.claim("receive", "c", seconds=60, every_seconds=HOUR)
+
+
 async def test_what_was_given_back_may_be_begun_at_once(duties: Duties) -> None:
     """It was not done. Only who has a duty can end it."""
     assert await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)

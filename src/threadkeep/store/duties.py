@@ -13,6 +13,10 @@ from threadkeep.store.outbox import Outbox
 from threadkeep.store.statements import ClockedTables
 
 
+# Clocks of processes do not differ more than this, unless one is wrong.
+_CLOCK_DIFFERENCE = timedelta(hours=1)
+
+
 class Duties(ClockedTables, sql=("duties.sql",)):
     """The table `chat_duties`: the owner of each duty, and when it was last done by the owner's clock.
 
@@ -24,7 +28,7 @@ class Duties(ClockedTables, sql=("duties.sql",)):
         """Claim a duty for a time, or extend the claim.
 
         Return False if another process has it, or if it was done within the last `every_seconds`. A claim that is not
-        renewed in time may be taken by another process.
+        renewed in time may be taken by another process, and so may one that was made by a clock far ahead.
         """
         now = self._clock()
         parameters = {
@@ -33,6 +37,7 @@ class Duties(ClockedTables, sql=("duties.sql",)):
             "now": time_text(now),
             "until": time_text(now + timedelta(seconds=seconds)),
             "due": time_text(now - timedelta(seconds=every_seconds)),
+            "beyond": time_text(now + timedelta(seconds=seconds) + _CLOCK_DIFFERENCE),
         }
         async with self._driver.reading() as connection:
             # Check first, because a claim that would fail must not take a lock.
