@@ -79,8 +79,8 @@ class Conversation:
             await self._session.take_back(self._random.choice((1, 2)))
 
 
-async def test_an_older_question_is_asked_the_same_in_each_process(two: tuple[Memory, Memory]) -> None:
-    """It failed and comes again, with a checkpointer, when the kept window has later turns."""
+async def test_an_older_question_is_asked_without_later_turns(two: tuple[Memory, Memory]) -> None:
+    """It failed and comes again, with a checkpointer, whose state has later turns, as the kept window has."""
     calls = []
     for memory, thread in zip(two, ("kept", "fresh"), strict=True):
         model = ScriptedModel(["zero", ConnectionError(), "two", "three", "one"])
@@ -89,6 +89,7 @@ async def test_an_older_question_is_asked_the_same_in_each_process(two: tuple[Me
             with contextlib.suppress(ConnectionError):
                 await agent.ainvoke(input_of(message_id, message_id), config_of(thread))
         calls.append([(message.type, message.text) for message in model.calls[-1]])
+        assert [text for _, text in calls[-1]] == ["m0", "zero", "m1"]
         rebuilt = [await rebuild(manifest) for manifest in await memory.manifests.of_session(thread)]
         assert calls[-1] in [[(message.type, message.text) for message in messages] for messages in rebuilt]
     assert calls[0] == calls[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from threadkeep.agent.extras import Extra, ExtraRequest, find_all
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.model_call import Assembled, Call, Draft
 from threadkeep.agent.provider_messages import first_since, superseded_places
-from threadkeep.agent.questions import digest_for, in_order, known_messages
+from threadkeep.agent.questions import digest_for, in_order, is_question, known_messages
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.context.compression import WindowRoom
@@ -79,6 +80,7 @@ class TurnContext:
         self._steps = TurnSteps(memory, session, options)
         self._hold = run_hold.get()
         self._begun: BegunTurn | None = None
+        self._later_ids: set[str | None] = set()
 
     async def store_question(self, messages: Sequence[Message]) -> Receipt | None:
         """Store the question and read the past in one transaction; return None if that is not possible now."""
@@ -128,6 +130,10 @@ class TurnContext:
             BudgetTooSmall: the system message, the newest user message and the newest step do not fit.
         """
         self.keep()
+        if self._assembler is None:
+            self._later_ids = await self._of_later_turns(messages, run_id)
+        if self._later_ids:
+            messages = [message for message in messages if message.id not in self._later_ids]
         measure = await self._measuring.of(use)
         self._use, self._budget = use, self._budget or measure.budget
         self._steps.gather(messages[self._end(messages) :], author, ordinal)
@@ -292,6 +298,19 @@ class TurnContext:
         digest = await digest_for(self._memory, rows)
         known = known_messages(messages[:start], rows, digest, by_place=bool(self.sent_rows))
         return [*in_order(messages[:start], known.rows), *messages[start:]]
+
+    async def _of_later_turns(self, messages: Sequence[BaseMessage], run_id: str) -> set[str | None]:
+        """Return the ids of the messages of later turns, which a checkpointer's state has after a repeated question."""
+        end = self._end(messages)
+        for place, message in enumerate(messages[end:], start=end):
+            if not is_question(message) or self.question_seq is None:
+                continue
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with self._session.timeout():
+                    stored = await self._session.find(id_of(message) or "")
+                if stored is not None and (stored.seq or 0) > self.question_seq and stored.run_id != run_id:
+                    return {one.id for one in messages[place:]} - {None}
+        return set()
 
     def _without_superseded(
         self, messages: Sequence[BaseMessage]
