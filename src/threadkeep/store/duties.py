@@ -8,10 +8,9 @@ from datetime import datetime, timedelta
 from typing import Self
 
 from threadkeep.store.codec import time_text
-from threadkeep.store.driver import Driver, Parameters, Statement
+from threadkeep.store.driver import Driver, Statement
 from threadkeep.store.outbox import Outbox
 from threadkeep.store.statements import ClockedTables
-
 
 # Clocks of processes do not differ more than this, unless one is wrong.
 _CLOCK_DIFFERENCE = timedelta(hours=1)
@@ -112,10 +111,6 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
     async def forget(self, scope: str, name: str, value: str) -> None:
         """Delete a value, unless another one has replaced it."""
         await self._execute("forget", {"scope": scope, "name": name, "value": value})
-
-    async def _execute(self, statement: str, parameters: Parameters) -> int:
-        async with self._driver.writing() as connection:
-            return await connection.execute(self._sql[statement], parameters)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Literal
 from threadkeep.records import Json
 from threadkeep.records.messages import OutboxStatus
 from threadkeep.store.codec import clean_text, json_text, time_of, time_text
-from threadkeep.store.driver import Connection, Parameters, Row
+from threadkeep.store.driver import Connection, Row
 from threadkeep.store.runs.rows import json_of
 from threadkeep.store.statements import ClockedTables
 
@@ -324,10 +324,6 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
 
     async def _change(self, statement: str, number: int, owner: str, **values: object) -> bool:
         return await self._execute(statement, {"number": number, "owner": owner, **values}) > 0
-
-    async def _execute(self, statement: str, parameters: Parameters) -> int:
-        async with self._driver.writing() as connection:
-            return await connection.execute(self._sql[statement], parameters)
 
     def _now(self) -> str:
         return time_text(self._clock())

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from typing import ClassVar
 
-from threadkeep.store.driver import Driver
+from threadkeep.store.driver import Driver, Parameters
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
@@ -77,6 +77,11 @@ class Tables:
         self._driver = driver
         self.backend = driver.backend
         self._sql = load_statements(*(path.format(backend=driver.backend) for path in self._files))
+
+    async def _execute(self, statement: str, parameters: Parameters) -> int:
+        """Execute a statement as one write transaction, and return the number of changed rows."""
+        async with self._driver.writing() as connection:
+            return await connection.execute(self._sql[statement], parameters)
 
 
 class ClockedTables(Tables):

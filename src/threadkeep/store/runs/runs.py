@@ -16,7 +16,7 @@ from threadkeep.store.runs.conversations import ActiveSessions, RunLocks, RunPla
 from threadkeep.store.runs.order import DISOWNED, RunOrder
 from threadkeep.store.runs.rows import RunRecords, fetch_run, json_of, lacks_text, run_of, short_inputs, short_result
 from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
-from threadkeep.store.statements import ClockedTables, load_statements
+from threadkeep.store.statements import ClockedTables
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _version_of(row: Row) -> WorkflowVersion:
     return WorkflowVersion(name, version, json_of(definition), time_of(first_used_at))
 
 
-class Runs:
+class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     """The table of runs, and the tables that depend on it.
 
     Guarantees: of the runs of a conversation that have an arrival, at most one is running, and they begin in the order
@@ -94,15 +94,9 @@ class Runs:
     """
 
     def __init__(
-        self,
-        driver: Driver,
-        *,
-        clock: Callable[[], datetime],
-        trace_limits: TraceLimits | None = None,
+        self, driver: Driver, *, clock: Callable[[], datetime], trace_limits: TraceLimits | None = None
     ) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = load_statements("runs.sql", f"{driver.backend}/runs.sql")
+        super().__init__(driver, clock=clock)
         self._locks = RunLocks(driver.backend)
         self.order = RunOrder(driver, clock=clock)
         self.places = RunPlaces(driver)
@@ -141,7 +135,7 @@ class Runs:
 
     async def begin_with(self, run_id: str, owner: str, version: str) -> bool:
         """Set the version of a run that has done nothing yet; return False if the owner has lost it."""
-        return await self._change("begin_with", {"run_id": run_id, "owner": owner, "version": version}) > 0
+        return await self._execute("begin_with", {"run_id": run_id, "owner": owner, "version": version}) > 0
 
     async def finish(
         self,
@@ -217,21 +211,21 @@ class Runs:
 
         It does not check the owner: the caller must know that no process executes the run.
         """
-        return await self._change("set_aside", {"run_id": run_id, "error": error, "now": time_text(self._clock())}) > 0
+        return await self._execute("set_aside", {"run_id": run_id, "error": error, "now": time_text(self._clock())}) > 0
 
     async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
         """Let a run wait for a person's answer to `interrupt`; other runs of its session continue meanwhile.
 
         Return False if the owner has lost it, or it is to be stopped.
         """
-        return await self._change("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
+        return await self._execute("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
 
     async def give_back(self, run_id: str, owner: str) -> bool:
         """Release a run to another process; it stays the first of its session.
 
         Return False if the owner has lost it, or it is to be stopped.
         """
-        return await self._change("give_back", {"run_id": run_id, "owner": owner}) > 0
+        return await self._execute("give_back", {"run_id": run_id, "owner": owner}) > 0
 
     async def resume(self, run_id: str, value: Json) -> bool:
         """Resume a waiting run with an answer, at the end of its order; return False if it does not wait."""
@@ -322,7 +316,3 @@ class Runs:
             "rolled_back": ROLLED_BACK,
             "now": time_text(self._clock()),
         }
-
-    async def _change(self, statement: str, parameters: Parameters) -> int:
-        async with self._driver.writing() as connection:
-            return await connection.execute(self._sql[statement], parameters)
