@@ -71,6 +71,25 @@ async def test_an_answer_waits_for_its_run(memory: Memory) -> None:
     assert message.run_id == "run-m1"
 
 
+async def test_a_clock_that_was_ahead_delays_no_answer(memory: Memory, clock: SettableClock) -> None:
+    """Nor the later ones of the session; pauses between attempts are kept afterwards."""
+    outbox = memory.channels.outbox
+    clock.advance(400 * 86_400)
+    await add(outbox, "m1", content="hello")
+    await add(outbox, "m2", content="hello", session="telegram:1:8")
+    assert (await taken(outbox, "killed")).message_id == "m1"
+    clock.advance(-400 * 86_400)
+    for number in await outbox.due("support", limit=10):
+        message = await outbox.claim(number, "b", seconds=60)
+        assert message is not None
+        assert message.created_at == clock()
+        assert await outbox.postpone(number, "b", clock() + timedelta(seconds=30), "Timeout")
+    assert await claimed(outbox, "c") is None
+    clock.advance(31)
+    assert (await taken(outbox, "c")).message_id == "m1"
+    assert (await taken(outbox, "c")).message_id == "m2"
+
+
 async def test_an_answer_to_a_message_that_joined_another_turn_is_ready_with_it(memory: Memory) -> None:
     """There is one run for both."""
     outbox = memory.channels.outbox

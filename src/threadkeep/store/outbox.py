@@ -16,6 +16,8 @@ from threadkeep.store.statements import ClockedTables
 
 type Address = Mapping[str, Json]
 
+# Clocks of processes do not differ more than this, unless one is wrong; longer than any claim of a message.
+_WRONG_CLOCK_SECONDS = 3_600.0
 _USER = "user_id"
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
@@ -215,13 +217,16 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
 
     async def due(self, channel: str, *, limit: int) -> list[int]:
         """Return the numbers of a channel's messages that may be sent now, longest wait first."""
-        parameters = {"channel": channel, "now": self._now(), "limit": limit}
+        beyond = self._later(_WRONG_CLOCK_SECONDS)
+        parameters = {"channel": channel, "now": self._now(), "beyond": beyond, "limit": limit}
         rows = await self._driver.fetch(self._sql["due"], parameters)
         return [number for (number,) in rows]
 
     async def claim(self, number: int, owner: str, *, seconds: float) -> Outgoing | None:
         """Claim a message for a time; return None if it may not be sent now, or another process has it."""
-        parameters = {"number": number, "owner": owner, "now": self._now(), "until": self._later(seconds)}
+        beyond = self._later(seconds + _WRONG_CLOCK_SECONDS)
+        named = {"number": number, "owner": owner}
+        parameters = {**named, "now": self._now(), "until": self._later(seconds), "beyond": beyond}
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["claim"], parameters)
             if not rows:

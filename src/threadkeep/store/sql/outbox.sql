@@ -92,9 +92,12 @@ UPDATE chat_outbox SET status = 'nothing', error = 'NoRun', address = NULL, ende
 -- include: unasked
 
 -- name: due
--- The first message of each session, if no process is sending it.
+-- The first message of each session, if no process is sending it. Times after :beyond were stored by a clock that was
+-- wrong.
 SELECT number FROM chat_outbox
-WHERE channel = :channel AND status = 'ready' AND next_try_at <= :now AND (owner IS NULL OR owned_until < :now) AND NOT EXISTS (
+WHERE channel = :channel AND status = 'ready' AND (next_try_at <= :now OR created_at > :beyond)
+    AND (owner IS NULL OR owned_until < :now OR owned_until > :beyond)
+    AND NOT EXISTS (
     SELECT 1 FROM chat_outbox b
     WHERE b.session_id = chat_outbox.session_id AND b.status = 'ready' AND b.number < chat_outbox.number
 )
@@ -104,8 +107,10 @@ LIMIT :limit
 -- name: claim
 -- A message with an expired claim is uncertain: its owner may have sent a part without recording it.
 UPDATE chat_outbox SET
-    uncertain = uncertain OR owner IS NOT NULL, owner = :owner, owned_until = :until, tries = tries + 1
-WHERE number = :number AND status = 'ready' AND next_try_at <= :now AND (owner IS NULL OR owned_until < :now)
+    uncertain = uncertain OR owner IS NOT NULL, owner = :owner, owned_until = :until, tries = tries + 1,
+    created_at = CASE WHEN created_at > :beyond THEN :now ELSE created_at END
+WHERE number = :number AND status = 'ready' AND (next_try_at <= :now OR created_at > :beyond)
+    AND (owner IS NULL OR owned_until < :now OR owned_until > :beyond)
     AND NOT EXISTS (
         SELECT 1 FROM chat_outbox b
         WHERE b.session_id = chat_outbox.session_id AND b.status = 'ready' AND b.number < chat_outbox.number
