@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -163,6 +164,27 @@ async def test_an_anchored_window_keeps_them_while_their_share_has_room(memory: 
     for call in model.calls[::2]:
         assert count_tokens([one for one in call if one.type == "tool"]) <= 1_400
     await check_records(memory, model)
+
+
+async def test_after_twenty_turns_all_but_the_newest_go_at_once(memory: Memory) -> None:
+    """Not one more with each turn, which would change each call near its beginning."""
+    replies: list[str | AIMessage] = [reply for n in range(23) for reply in (finding(f"c{n}"), f"answer {n}")]
+    model = ScriptedModel(replies)
+    agent = make_agent(model, [SessionMemory(memory, max_tokens=30_000)], TOOLS)
+    for n in range(23):
+        await ask(agent, f"question {n}")
+    counts = [sum(message.type == "tool" for message in call) for call in model.calls[::2]]
+    assert counts == [*range(21), 1, 2]
+
+
+async def test_turns_without_tools_do_not_push_them_out(memory: Memory) -> None:
+    """Every call begins with the call before."""
+    model = ScriptedModel([finding(), "There are three.", *(f"answer {n}" for n in range(21))])
+    agent = make_agent(model, [SessionMemory(memory, max_tokens=30_000)], TOOLS)
+    for n in range(22):
+        await ask(agent, f"question {n}")
+    for before, after in itertools.pairwise(map(talk_of, model.calls)):
+        assert after[: len(before)] == before
 
 
 async def test_an_agent_without_tools_is_not_shown_calls(memory: Memory) -> None:

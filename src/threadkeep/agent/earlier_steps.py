@@ -28,7 +28,10 @@ KEPT_TOKENS: Final = 16_000
 """The maximum number of tokens stored for the steps of one turn; beyond it they are cut as in a call."""
 
 _MOST_TURNS: Final = 20
-"""The maximum number of turns with stored steps, as long as the steps fit."""
+"""The maximum number of turns with stored steps, as long as the steps fit.
+
+Then only those of the newest turns are kept, so that calls begin alike until the maximum is reached again.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class TurnSteps:
         self._others: int | None = None
         self._own: list[BaseMessage] = []
         self._author, self._ordinal = "", 1
-        self._left = 0
+        self._left, self._shown_turns = 0, 0
         self._counter: TokenCounter = estimate
 
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
@@ -111,7 +114,7 @@ class TurnSteps:
 
     def _has_room(self, body: str) -> bool:
         """Return True if this turn's steps fit beside the earlier ones, so that the next call begins like this one."""
-        if self._options.plan.window == "sliding":
+        if self._options.plan.window == "sliding" or self._shown_turns >= _MOST_TURNS:
             return False
         return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
 
@@ -126,7 +129,7 @@ class TurnSteps:
             measure: the token counter and the budget of the call.
         """
         sliding = self._options.plan.window == "sliding"
-        since = first_of_turns(messages, self._options.tool_memory if sliding else _MOST_TURNS)
+        since = first_of_turns(messages, self._options.tool_memory if sliding else len(messages))
         if not self._options.tool_memory or since is None or any(isinstance(one, ToolMessage) for one in before):
             return EarlierSteps()
         try:
@@ -139,6 +142,7 @@ class TurnSteps:
         room = self._options.plan.most("earlier_steps", min(measure.budget, measure.shared or measure.budget))
         shown = shown_steps(rows, messages, room, measure.counter)
         self._left, self._counter = room - shown.tokens, measure.counter
+        self._shown_turns = len(shown.messages)
         return shown
 
 
