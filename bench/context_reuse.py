@@ -20,6 +20,8 @@ from threadkeep.agent.quoted_sections import SECTION_KEY
 from threadkeep.testing import ScriptedModel
 
 MAX_TOKENS = 4_000
+_LARGE_WINDOW = 32_000
+_LARGE = f"Threadkeep, anchored, with older turns, {_LARGE_WINDOW:,} tokens"
 type Kind = Literal["plain", "tools"]
 KINDS: tuple[Kind, ...] = ("plain", "tools")
 
@@ -70,6 +72,7 @@ def _ours(memory: Memory) -> dict[str, Middleware]:
         "Threadkeep, anchored": SessionMemory(memory, max_messages=None),
         "Threadkeep, anchored, the newest 20": SessionMemory(memory),
         "Threadkeep, anchored, with older turns": SessionMemory(memory, max_messages=None, sources=older),
+        _LARGE: SessionMemory(memory, max_messages=None, context_window=_LARGE_WINDOW, sources=older),
         "Threadkeep, anchored, with summaries": SessionMemory(memory, max_messages=None, compression=compression),
         "Threadkeep, sliding": SessionMemory(memory, max_messages=None, window="sliding"),
     }
@@ -90,7 +93,8 @@ async def measure(turns: int, tell: Tell) -> list[Reuse]:
         for ours, contenders in ((True, _ours(memory)), (False, _theirs())):
             for title, middleware in contenders.items():
                 tell(f"prefix reuse: {title}")
-                calls = {kind: await _calls_of(memory, middleware, kind, turns, ours=ours) for kind in KINDS}
+                count = 2 * turns if title == _LARGE else turns  # it takes longer to fill
+                calls = {kind: await _calls_of(memory, middleware, kind, count, ours=ours) for kind in KINDS}
                 found.append(
                     Reuse(
                         title,

@@ -4,8 +4,9 @@
 questions through `RecalledTurns` and the context of a model call: blocks of quotes and whole calls, each by its
 tokens. The first speaker of a conversation is its user, the second its assistant; both have their names as authors.
 `--each N` asks every Nth question, `--left-out` ranks each conversation with weights that are fitted to the others,
-`--start N` measures the first question after a start in a session of N turns, or in M sessions of a user with
-`--sessions M`; with `--graph-store` the transcripts are in a LangGraph store.
+`--model NAME` counts as in calls of this model, which is exact for OpenAI's models with the extra `tokens`. `--start N`
+measures the first question after a start in a session of N turns, or in M sessions of a user with `--sessions M`; with
+`--graph-store` the transcripts are in a LangGraph store.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.turn_context import TurnContext
 from threadkeep.agent.turn_options import TurnOptions
+from threadkeep.context.tokens import TokenCounter, counter_for
 from threadkeep.history.older_turns import RecallScope, Search
 
 QUOTES = (1_000, 2_000, 4_000)
@@ -71,21 +73,23 @@ async def store(memory: Memory, chat: Chat, user_id: str | None = None) -> dict[
     return {place: turn.id for place, turn in enumerate(chat.turns, 1)}
 
 
-async def measure(memory: Memory, chat: Chat, found: Found, *, each: int = 1) -> None:
-    """Store a conversation and ask its questions."""
+async def measure(
+    memory: Memory, chat: Chat, found: Found, *, each: int = 1, counter: TokenCounter | None = None
+) -> None:
+    """Store a conversation and ask its questions; a counter of None is the memory's."""
     ids = await store(memory, chat)
     session = memory.session(chat.id)
     source = RecalledTurns(memory)
     for _ in range(10):  # a query waits a moment for the index, not for all of it
-        await _quoted(memory, session, source, "the index is built", 1_000)
+        await _quoted(memory, session, source, "the index is built", 1_000, counter)
     for asked in chat.asked[::each]:
         started = time.process_time()
         for room in QUOTES:
-            seqs, tokens = await _quoted(memory, session, source, asked.text, room)
+            seqs, tokens = await _quoted(memory, session, source, asked.text, room, counter)
             _add(found, f"quotes of {room:,}", asked, ids, seqs, tokens)
         found.seconds.append((time.process_time() - started) / len(QUOTES))
         for budget in CALLS:
-            options = TurnOptions(max_tokens=budget, sources=(source,))
+            options = TurnOptions(max_tokens=budget, sources=(source,), counter=counter)
             context = TurnContext(memory, session, options, [HumanMessage(asked.text, id="question")])
             sent = await context.build([HumanMessage(asked.text, id="question")], None, ModelUse(), "run")
             quoted = {turn.seq for entry in sent.entries for turn in entry.turns}
@@ -96,11 +100,11 @@ async def measure(memory: Memory, chat: Chat, found: Found, *, each: int = 1) ->
 
 
 async def _quoted(
-    memory: Memory, session: Session, source: RecalledTurns, text: str, room: int
+    memory: Memory, session: Session, source: RecalledTurns, text: str, room: int, counter: TokenCounter | None
 ) -> tuple[Collection[int], int]:
     request = ExtraRequest(
         session=session, question=[HumanMessage(text)], earlier=(), known_ids=(), question_seq=None,
-        counter=memory.counter, now=memory.clock(),
+        counter=counter or memory.counter, now=memory.clock(),
     )  # fmt: skip
     extra = await source.find(request, room)
     return ({turn.seq for turn in extra.entry.turns}, extra.entry.tokens) if extra else ((), 0)
@@ -110,7 +114,9 @@ def _add(found: Found, name: str, asked: Asked, ids: dict[int, str], seqs: Colle
     found.add(name, asked.evidence, [ids[seq] for seq in seqs if seq in ids], tokens / max(1, len(seqs)))
 
 
-async def report(title: str, given: Sequence[Chat], each: int, *, left_out: bool = False) -> None:
+async def report(
+    title: str, given: Sequence[Chat], each: int, *, left_out: bool = False, counter: TokenCounter | None = None
+) -> None:
     """Measure these conversations and print a line for each kind of measure."""
     found = Found()
     weights = fit_recall.fitted_without(given) if left_out else []
@@ -118,7 +124,7 @@ async def report(title: str, given: Sequence[Chat], each: int, *, left_out: bool
         for number, chat in enumerate(given):
             if left_out:
                 fit_recall.use(weights[number])
-            await measure(memory, chat, found, each=each)
+            await measure(memory, chat, found, each=each, counter=counter)
     print(f"{title}: evidence in %, n={max(map(len, found.recalls.values()))}")
     for name, recalls in sorted(found.recalls.items()):
         tokens = statistics.fmean(found.tokens[name])
@@ -160,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--left-out", action="store_true", help="rank each conversation with weights that are fitted to the others"
     )
+    parser.add_argument("--model", help="count as in calls of this model; by default estimate, as for unknown models")
     parser.add_argument("--start", type=int, help="measure only the first question in a session of so many turns")
     parser.add_argument("--sessions", type=int, default=1, help="divide these turns into sessions of one user")
     parser.add_argument(
@@ -171,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = MemoryOptions(transcripts="graph_store" if given.graph_store else "tables")
         asyncio.run(report_start(chats, given.start, given.sessions, options))
         return 0
-    asyncio.run(report("Conversations between people", chats, given.each, left_out=given.left_out))
+    counter = counter_for(given.model) if given.model else None
+    asyncio.run(report("Conversations between people", chats, given.each, left_out=given.left_out, counter=counter))
     return 0
 
 

@@ -28,8 +28,10 @@ from threadkeep.observe import ExtraSection
 _PATIENCE_SECONDS = 3.0
 _DAY_TOKENS = 11
 """The tokens of the line above the turns of a day."""
-_UNUSED = 0.08
-"""The part of a room from which on more turns are tried, because the sums of stored tokens are off by that much."""
+_OTHER_COUNTS = 16
+"""If a model has a counter of its own, a sixteenth more is searched: the stored counts may be higher by that much."""
+_UNUSED, _MARGIN = 0.04, 0.01
+"""The part of a room that may be left unused, and the part that is left free when turns are selected a second time."""
 
 
 class RecalledTurns:
@@ -76,7 +78,9 @@ class RecalledTurns:
             asker=request.asker,
         )
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            found = await self._memory.call(lambda memory: memory.older_turns.find(search, room, self._embedder))
+            found = await self._memory.call(
+                lambda memory: memory.older_turns.find(search, _room_of(memory, request, room), self._embedder)
+            )
         return _block(_without_copies(found, request), request, room)
 
 
@@ -101,6 +105,12 @@ def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | N
     Without a model it is the built-in one, or None if the extra `meaning` is not installed.
     """
     return installed_word_vectors() if embeddings is None else _LangChainEmbedder(embeddings, name)
+
+
+def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
+    """Return the tokens to search for, by the counter of stored messages."""
+    alike = request.counter in (memory.counter, memory.remembered_counts.remembering(memory.counter))
+    return room if alike else room + room // _OTHER_COUNTS
 
 
 def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
@@ -129,7 +139,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
     tokens = block.entry.tokens
     if tokens > room or (tokens < (1 - _UNUSED) * room and len(places) < len(found)):
         # The request is counted in another way than the stored messages were.
-        places = _fitting(quoted, sizes, budget * room / max(tokens, 1))
+        places = _fitting(quoted, sizes, budget * (1 - _MARGIN) * room / max(tokens, 1))
         other = _block_of(found, quoted, places, request)
         block = other if other.entry.tokens <= room or tokens > room else block
     while places and block.entry.tokens > room:
