@@ -17,6 +17,7 @@ from langgraph.runtime import Runtime
 from tests.limits import HANG_SECONDS
 from tests.runs.desk import LEAVING, QUICK, RunDesk, asking_twice, carried_out, kinds
 from threadkeep import Memory
+from threadkeep.errors import InvalidInput
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
@@ -151,6 +152,19 @@ async def test_a_child_that_asks_a_person(every_desk: RunDesk) -> None:
         assert (await service.result(result.run.run_id)).text == "Ann is 30"
         assert [run.status for run in await service.tree(child.run_id)] == ["done", "done"]
     assert len(every_desk.model.calls) == 1
+
+
+async def test_a_repeated_answer_to_a_child_changes_nothing(every_desk: RunDesk) -> None:
+    """Also when the child and its parent are done: the message is one of the parent's session."""
+    every_desk.model = ScriptedModel(["draft"])
+    async with every_desk.open(asking_twice(), (PARENT % "").replace("helper", "form")) as service:
+        above, child = await tree_of(service, (await carried_out(service, ASKED)).run.run_id)
+        for value, message_id in (("Ann", "m2"), ("Ann", "m2"), (30, "m3"), (30, "m3"), ("Ann", "m2")):
+            await service.resume_once(child.run_id, value, message_id=message_id)
+            await service.result(above.run_id)
+        assert (await service.result(above.run_id)).text == "Ann is 30"
+        with pytest.raises(InvalidInput):
+            await service.resume_once(child.run_id, 30, message_id="m4")
 
 
 async def test_who_goes_on_with_the_parent_goes_on_with_the_child(every_desk: RunDesk) -> None:

@@ -127,7 +127,7 @@ async def test_a_repeat_of_a_request_answers_no_further_question(every_desk: Run
         assert (asked.interrupts[0]["value"], asked.run.newest_message_id) == ({"ask": "age"}, "m1")
         await service.resume_once(run_id, 99, message_id="m2")
         assert (await service.result(run_id)).status == "waiting"
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInput, match="'m1' is known"):
             await service.resume_once(run_id, 30, message_id="m1")
         for _ in range(2):
             await service.resume_once(run_id, 30, message_id="m3")

@@ -153,18 +153,22 @@ class RunService:
             RunNotFound: there is none that the user may see.
             InvalidInput: the run does not wait for an answer, or it has a `message_id` but no session.
         """
-        run = await self._top_of_waiting(await self._following.run(run_id, user_id))
-        if message_id is not None and run.session_id is None:
-            raise InvalidInput("A sessionless run has no message ids; leave message_id out.")
+        if message_id is None:
+            return await self.resume(run_id, value, user_id=user_id, mode=mode)
+        run = await self._following.run(run_id, user_id)
+        # The message is one of the session of the run at the top, which waits with its children.
+        top = await self._following.run(run.root_run_id, None)
         try:
-            await self._resume(run, value, mode, message_id, is_reply=False)
+            await self._resume(top, value, mode, message_id, is_reply=False)
         except InvalidInput:
-            if message_id is None or not await self._runs.is_resumed_by(message_id, run):
+            if not await self._runs.is_resumed_by(message_id, top):
                 raise
 
     async def _resume(
         self, run: Run, value: Json, mode: Mode, message_id: str | None, *, is_reply: bool = True
     ) -> None:
+        if message_id is not None and run.session_id is None:
+            raise InvalidInput("A sessionless run has no message ids; leave message_id out.")
         asked = RunResult.of(run).interrupts
         ids = {one.get("id") for one in asked}
         if len(asked) > 1 and not (isinstance(value, dict) and value and set(value) <= ids):
@@ -175,6 +179,10 @@ class RunService:
             else await self._runs.resume_by(message_id, run, value, is_reply=is_reply)
         ):
             now = await self._following.run(run.run_id, None)  # another answer may have come first
+            if message_id is not None and now.status == "waiting":
+                raise InvalidInput(
+                    f"The message_id {message_id!r} is known, or the question has changed; use a new id."
+                )
             raise InvalidInput(f"Run {run.run_id!r} does not wait for an answer: it is {now.status}.")
         await self._intake.go_on(run.run_id, here=mode == "wait")
 
