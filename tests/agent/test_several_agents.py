@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import operator
 from typing import Annotated, Any, TypedDict
@@ -90,6 +91,20 @@ async def test_the_words_of_an_agent_without_memory_are_in_the_call_only(memory:
     await graph.ainvoke(input_of("q"), config_of())
     assert texts(model.calls[0]) == ["q", "notes"]
     assert await said(memory) == [(None, "q"), ("n1", "article")]
+
+
+async def test_what_a_repeated_run_has_said_is_in_the_calls_of_its_agents(memory: Memory) -> None:
+    """On every database: also if a checkpointer's state has later turns between it and the question."""
+    plain = create_agent(ScriptedModel([f"notes {number}" for number in range(5)]), [])
+    first = ScriptedModel(["a0", ConnectionError(), "a2", "a3", "a1"])
+    second = ScriptedModel(["b0", "b2", "b3", "b1"])
+    agents = [create_agent(model, [], middleware=[SessionMemory(memory)]) for model in (first, second)]
+    graph = in_line(plain, *agents, saver=InMemorySaver())
+    for message_id in ("m0", "m1", "m2", "m3", "m1"):
+        with contextlib.suppress(ConnectionError):
+            await graph.ainvoke(input_of(message_id, message_id), config_of())
+    assert texts(first.calls[-1])[-3:] == ["m1", "notes 1", "notes 4"]
+    assert texts(second.calls[-1])[-4:] == ["m1", "notes 1", "notes 4", "a1"]
 
 
 async def test_a_question_of_the_program_before_the_callers_loses_no_turn(memory: Memory) -> None:

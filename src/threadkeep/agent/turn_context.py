@@ -300,17 +300,26 @@ class TurnContext:
         return [*in_order(messages[:start], known.rows), *messages[start:]]
 
     async def _of_later_turns(self, messages: Sequence[BaseMessage], run_id: str) -> set[str | None]:
-        """Return the ids of the messages of later turns, which a checkpointer's state has after a repeated question."""
-        end = self._end(messages)
-        for place, message in enumerate(messages[end:], start=end):
-            if not is_question(message) or self.question_seq is None:
-                continue
-            with contextlib.suppress(StoreError, TimeoutError):
-                async with self._session.timeout():
-                    stored = await self._session.find(id_of(message) or "")
-                if stored is not None and (stored.seq or 0) > self.question_seq and stored.run_id != run_id:
-                    return {one.id for one in messages[place:]} - {None}
+        """Return the ids of the messages of later turns, which a checkpointer's state has after a repeated question.
+
+        The messages after the last one that another run has stored are from this run.
+        """
+        after = messages[self._end(messages) :]
+        with contextlib.suppress(StoreError, TimeoutError):
+            while after and not (is_question(after[0]) and await self._is_later(after[0], run_id)):
+                after = after[1:]
+            while after and not await self._is_later(after[-1], run_id):
+                after = after[:-1]
+            return {one.id for one in after} - {None}
         return set()
+
+    async def _is_later(self, message: BaseMessage, run_id: str) -> bool:
+        """Return whether another run has stored a message after the question."""
+        if self.question_seq is None:
+            return False
+        async with self._session.timeout():
+            stored = await self._session.find(id_of(message) or "")
+        return stored is not None and (stored.seq or 0) > self.question_seq and stored.run_id != run_id
 
     def _without_superseded(
         self, messages: Sequence[BaseMessage]
