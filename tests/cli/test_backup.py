@@ -223,6 +223,9 @@ def test_a_copy_of_another_schema_replaces_nothing_on_postgresql(postgres_cli: C
     execute(cli.url, "INSERT INTO threadkeep_migrations VALUES (23, '0023_token_factors_by_script.sql', 'now')")
     refused = cli("restore", copy, "--replace")
     assert (refused.exit_code, "Name an empty database" in refused.err) == (2, True)
+    (postgres_cli.folder / "newer").write_bytes(b"PGDMP\x01\x7f\0\4\x08\1" + bytes(400))
+    refused = cli("restore", str(postgres_cli.folder / "newer"), "--replace")
+    assert "unsupported version (1.127)" in refused.err, refused.err
     (postgres_cli.folder / "words").write_bytes(b"words")
     refused = cli("restore", str(postgres_cli.folder / "words"), "--replace")
     assert (refused.exit_code, "not an intact copy" in refused.err) == (2, True)

@@ -148,13 +148,13 @@ def dump_version(file: Path) -> int:
 
     Raises:
         InvalidInput: the file is not an intact copy of a Threadkeep database.
-        StoreUnavailable: there is no `pg_restore`.
+        StoreUnavailable: there is no `pg_restore`, or it cannot read the copy, such as that of a newer `pg_dump`.
     """
-    _check_tool("pg_restore")
+    with file.open("rb") as opened:
+        is_dump = opened.read(5) == b"PGDMP"
     command = ["pg_restore", "--data-only", "--table=threadkeep_migrations", "--file=-", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - without a shell
-    versions = [int(version) for version in _MIGRATION.findall(done.stdout)]
-    if done.returncode or not versions:
+    versions = [int(version) for version in _MIGRATION.findall(_run(command))] if is_dump else []
+    if not versions:
         raise InvalidInput(_NOT_INTACT)
     return max(versions)
 
@@ -171,9 +171,12 @@ def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
     _run([*command, f"--dbname={name}", str(source)], dsn)
 
 
-def _run(command: Sequence[str], dsn: str) -> None:
-    """Run a tool of PostgreSQL. The password is in its environment, not in its arguments."""
-    _check_tool(command[0])
+def _run(command: Sequence[str], dsn: str = "") -> str:
+    """Return the output of a tool of PostgreSQL. The password is in its environment, not in its arguments."""
+    if which(command[0]) is None:
+        raise StoreUnavailable(
+            f"There is no {command[0]} on this machine; install PostgreSQL's client tools in the server's version."
+        )
     done = subprocess.run(  # noqa: S603 - our own command, without a shell
         command, env={**os.environ, **_environment(dsn)}, capture_output=True, text=True, check=False
     )
@@ -181,13 +184,7 @@ def _run(command: Sequence[str], dsn: str) -> None:
         # Its first line names the problem; later lines may quote rows.
         reason = done.stderr.strip().partition("\n")[0]
         raise StoreUnavailable(f"{command[0]} failed ({reason}); nothing was changed.")
-
-
-def _check_tool(name: str) -> None:
-    if which(name) is None:
-        raise StoreUnavailable(
-            f"There is no {name} on this machine; install PostgreSQL's client tools in the server's version."
-        )
+    return done.stdout
 
 
 def _environment(dsn: str) -> Mapping[str, str]:
