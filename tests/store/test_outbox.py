@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+import pytest
+
 from tests.children import run_together
 from tests.store.running import asked
 from threadkeep import Memory, MemoryOptions, Message, open_memory
@@ -71,14 +73,15 @@ async def test_an_answer_waits_for_its_run(memory: Memory) -> None:
     assert message.run_id == "run-m1"
 
 
-async def test_a_clock_that_was_ahead_delays_no_answer(memory: Memory, clock: SettableClock) -> None:
+@pytest.mark.parametrize("ahead", [400 * 86_400, 3_630])
+async def test_a_clock_that_was_ahead_delays_no_answer(memory: Memory, clock: SettableClock, ahead: int) -> None:
     """Nor the later ones of the session; pauses between attempts are kept afterwards."""
     outbox = memory.channels.outbox
-    clock.advance(400 * 86_400)
+    clock.advance(ahead)
     await add(outbox, "m1", content="hello")
     await add(outbox, "m2", content="hello", session="telegram:1:8")
     assert (await taken(outbox, "killed")).message_id == "m1"
-    clock.advance(-400 * 86_400)
+    clock.advance(-ahead)
     for number in await outbox.due("support", limit=10):
         message = await outbox.claim(number, "b", seconds=60)
         assert message is not None

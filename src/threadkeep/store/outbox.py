@@ -224,9 +224,8 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
 
     async def claim(self, number: int, owner: str, *, seconds: float) -> Outgoing | None:
         """Claim a message for a time; return None if it may not be sent now, or another process has it."""
-        beyond = self._later(seconds + _WRONG_CLOCK_SECONDS)
-        named = {"number": number, "owner": owner}
-        parameters = {**named, "now": self._now(), "until": self._later(seconds), "beyond": beyond}
+        times = {"now": self._now(), "until": self._later(seconds), "beyond": self._later(_WRONG_CLOCK_SECONDS)}
+        parameters = {"number": number, "owner": owner, **times}
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["claim"], parameters)
             if not rows:
