@@ -215,7 +215,7 @@ def _bot(name: str) -> AnyBot:
     if not bots:
         raise NotDone(_NO_BOTS)
     if name not in bots:
-        raise NotDone(f"There is no channel {name!r}; existing channels: {', '.join(bots) or 'none'}.")
+        raise NotDone(f"There is no channel {name!r}; existing channels: {', '.join(bots)}.")
     return bots[name]
 
 

@@ -9,11 +9,8 @@ from typing import Self
 
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Driver, Statement
-from threadkeep.store.outbox import Outbox
+from threadkeep.store.outbox import WRONG_CLOCK_SECONDS, Outbox
 from threadkeep.store.statements import ClockedTables
-
-# Clocks of processes do not differ more than this, unless one is wrong.
-_CLOCK_DIFFERENCE = timedelta(hours=1)
 
 
 class Duties(ClockedTables, sql=("duties.sql",)):
@@ -36,7 +33,7 @@ class Duties(ClockedTables, sql=("duties.sql",)):
             "now": time_text(now),
             "until": time_text(now + timedelta(seconds=seconds)),
             "due": time_text(now - timedelta(seconds=every_seconds)),
-            "beyond": time_text(now + timedelta(seconds=seconds) + _CLOCK_DIFFERENCE),
+            "beyond": time_text(now + timedelta(seconds=seconds + WRONG_CLOCK_SECONDS)),
         }
         async with self._driver.reading() as connection:
             # Check first, because a claim that would fail must not take a lock.

@@ -16,8 +16,8 @@ from threadkeep.store.statements import ClockedTables
 
 type Address = Mapping[str, Json]
 
-# Clocks of processes do not differ more than this, unless one is wrong; longer than any claim of a message.
-_WRONG_CLOCK_SECONDS = 3_600.0
+WRONG_CLOCK_SECONDS = 3_600.0
+"""Seconds by which clocks of processes differ only if one is wrong. No claim of a message is longer."""
 _USER = "user_id"
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
@@ -217,14 +217,14 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
 
     async def due(self, channel: str, *, limit: int) -> list[int]:
         """Return the numbers of a channel's messages that may be sent now, longest wait first."""
-        beyond = self._later(_WRONG_CLOCK_SECONDS)
+        beyond = self._later(WRONG_CLOCK_SECONDS)
         parameters = {"channel": channel, "now": self._now(), "beyond": beyond, "limit": limit}
         rows = await self._driver.fetch(self._sql["due"], parameters)
         return [number for (number,) in rows]
 
     async def claim(self, number: int, owner: str, *, seconds: float) -> Outgoing | None:
         """Claim a message for a time; return None if it may not be sent now, or another process has it."""
-        times = {"now": self._now(), "until": self._later(seconds), "beyond": self._later(_WRONG_CLOCK_SECONDS)}
+        times = {"now": self._now(), "until": self._later(seconds), "beyond": self._later(WRONG_CLOCK_SECONDS)}
         parameters = {"number": number, "owner": owner, **times}
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["claim"], parameters)
