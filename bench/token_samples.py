@@ -37,6 +37,7 @@ class Text:
     text: str
 
 
+@cache
 def rows(half: Half) -> dict[str, list[str]]:
     """Return the samples of a half, by row of the table."""
     found: dict[str, list[str]] = {}
