@@ -270,7 +270,7 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
 
 
 def _reason(entry: Entry, before: ContextManifest, after: ContextManifest) -> Departure | None:
-    """Return the reason from the later record, or None."""
+    """Return the reason according to the later manifest; None if it does not mention the entry."""
     gaps = (gap for gap in after.excluded if entry.seq and gap.first_seq <= entry.seq <= gap.last_seq)
     if (gap := next(gaps, None)) is not None:
         return gap.reason

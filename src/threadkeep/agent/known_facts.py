@@ -65,7 +65,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """The facts of some scopes that a block shows, with the inputs of the selection."""
+    """The facts that a block shows for a set of scopes, and the inputs from which they were selected."""
 
     ids: frozenset[str]
     facts: list[Fact]
@@ -75,11 +75,11 @@ class _Selection(NamedTuple):
 
 
 class KnownFacts:
-    """A source of the facts of a run's scopes: all of them if they fit, else those that are relevant to the input.
+    """A prompt section with the facts of a run's scopes: all facts if they fit, else those relevant to the input.
 
-    The block changes as little as possible between turns, so that a provider's prompt cache can be reused: the order of
-    the facts is stable, and a selection is kept until an input needs another. Facts from Graphiti follow, if the
-    memory's options turn its recall on.
+    The block changes as little as possible between turns, so that the provider can reuse its prompt cache: facts keep
+    their order, and a selection is reused if it contains the three best facts for the new input. Facts from Graphiti
+    follow if the memory's options enable its recall.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class KnownFacts:
     ) -> None:
         """See `knowledge_tools` for the arguments; without `own` the facts of this database are left out.
 
-        With `directives`, a message that asks to remember something like a secret, or something of a scope that the
-        run does not have, adds a line that has the model tell the person that it was not remembered.
+        With `directives`, the block tells the model if a request to remember was refused, because the text looks like a
+        secret or because the run does not have the scope; the model then tells the person.
 
         Raises:
             InvalidInput: there are no such scopes.
@@ -151,7 +151,7 @@ class KnownFacts:
     async def _fitting(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: list[Fact], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return the known facts that fit, or those that matter for the input, in their stable order."""
+        """Return all known facts if they fit, else those that are most relevant to the input, in stable order."""
         if len(known) >= _MOST_FACTS:
             found = await knowledge.recall(
                 request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
@@ -173,7 +173,7 @@ class KnownFacts:
         request: ExtraRequest,
         room: int,
     ) -> list[Fact]:
-        """Return the facts that fit: the selection of the turn before, or a new one for this input."""
+        """Return the facts that fit: the previous selection if it suits this input, else a new one."""
         before = self._selections.get(scopes, _Selection(frozenset(), [], {}, 0, None))
         everything = {fact.id: fact for fact in [*found, *known]}
         ranked = list(everything.values())
@@ -245,7 +245,7 @@ def _block(
 
 @lru_cache(maxsize=500)
 def _body_of(text: str) -> tuple[str, str]:
-    """Return the JSON of the message with a block, and its digest; a chat quotes the same block in many turns."""
+    """Return the JSON of a block's message, and its digest; cached, because many turns send the same block."""
     body = dump_message(section_message("facts", text))
     return body, digest_of(body)
 
@@ -261,7 +261,7 @@ def _graph_reference(rank: int, fact: RecalledFact) -> FactReference:
 
 
 def reference_of(fact: Fact) -> FactReference:
-    """Return the reference to a fact in a manifest, which has none of its text."""
+    """Return the reference to a fact for a manifest; it contains no text of the fact."""
     said = [
         TurnReference(origin.session_id, origin.seq) for origin in fact.evidence if origin.session_id and origin.seq
     ]

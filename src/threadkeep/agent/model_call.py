@@ -1,4 +1,4 @@
-"""The stages of a model call: its inputs, the kept window of its session, the selection, the messages sent or not."""
+"""The stages of a model call: inputs, cached window of the session, selection, sent and excluded messages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Piece(NamedTuple):
 
 
 class KeptWindow:
-    """The earlier messages of a session in the form of model calls, cached between calls; it only grows.
+    """The earlier messages of a session, converted for model calls and cached between them; it only grows.
 
     All values are derived from the rows and the counter. `plain` is False if a message has more than role, text and id,
     is empty, or has no answer. Such a window is added to a call message by message instead of as a whole.
@@ -78,7 +78,7 @@ class KeptWindow:
         self._digest: tuple[bytes, HASH, int] | None = None
 
     def extend(self, rows: Sequence[Message]) -> bool:
-        """Add new rows of a session's window; return False if they do not begin with the rows that are already here."""
+        """Add the new rows of a window; return False if `rows` is empty or does not begin with the cached rows."""
         count = len(self.rows)
         if len(rows) < count or (count and (rows[0] is not self.rows[0] or rows[count - 1] is not self.rows[-1])):
             return False
@@ -245,16 +245,16 @@ def _out(draft: Draft) -> Iterator[tuple[BaseMessage, ExclusionReason]]:
 
 
 def _places(recollection: Recollection, reason: ExclusionReason) -> set[int]:
-    """Return the positions before the question that are excluded for a reason that applies to single messages."""
+    """Return the positions before the question that are excluded for the given reason."""
     gaps = (gap for gap in recollection.excluded if gap.reason == reason)
     end = recollection.end
     return {seq for gap in gaps for seq in range(gap.first_seq, gap.last_seq + 1) if end is None or seq < end}
 
 
 def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
-    """Yield excluded messages that are not in the transcript: ranges of the state, then messages without an id.
+    """Yield the excluded messages that are not in the transcript: ranges of the run's state, then other messages.
 
-    Transcript messages between them are counted in their range, so that steps and text of a turn form one range.
+    A range includes transcript messages between its messages, so that the steps and text of a turn form one range.
     """
     placed = {key for key, row in rows.items() if row.seq is not None}
     reasons = dict(out)

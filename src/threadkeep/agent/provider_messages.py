@@ -25,7 +25,7 @@ OPENING = "[The assistant speaks first.]"
 """The first message of a call that would otherwise begin with an assistant message."""
 
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
-# The names of providers in models and their answers, mapped to one name per provider.
+# The names by which models and answers call their provider, mapped to one name per provider.
 _PROVIDERS = {
     "amazon_bedrock": "bedrock",
     "anthropic": "anthropic",
@@ -43,8 +43,8 @@ _PROVIDERS = {
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return history and the messages in state as one list, each id once, in the state's version and order.
 
-    A message that is only in history follows the same message as in history. If the state does not have that message,
-    it comes before the state's first message, but after the system messages at the beginning of the state.
+    A message that is only in history comes after the nearest earlier message of history that is also in the state. If
+    there is none, it comes before the state's first message, but after the system messages at its beginning.
     """
     in_state = {id_of(message) for message in state}
     after: dict[str | None, list[BaseMessage]] = {}

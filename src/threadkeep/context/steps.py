@@ -23,7 +23,7 @@ class Size:
     minimum: int
 
     def at(self, level: int) -> int:
-        """Return the tokens of the message if no message may exceed the level."""
+        """Return the tokens of the message after a cut to `level` tokens, or to its shortest form if that is longer."""
         return max(self.minimum, min(self.tokens, level))
 
 
@@ -97,7 +97,7 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens of each step after the last one; the first `parts` belong to the question."""
+    """Return the tokens of each step, computed call by call up to the last; the first `parts` are the question's."""
     granted: list[int] = []
     older = 0
     for step in steps:

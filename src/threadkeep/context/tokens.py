@@ -396,7 +396,7 @@ class RememberedCounts:
         self._counters: dict[TokenCounter, RememberingCounter] = {}
 
     def remembering(self, counter: TokenCounter) -> TokenCounter:
-        """Return a counter with the same counts and a cache."""
+        """Return a counter that gives the same counts from a cache; exact counters are returned unchanged."""
         if isinstance(counter, ExactCounter | RememberingCounter):
             return counter
         if isinstance(counter, ScaledCounter):

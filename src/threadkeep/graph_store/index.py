@@ -1,7 +1,7 @@
-"""Rows of a graph store's conversations in our tables: the numbers of the session and its messages.
+"""The index of a graph store's conversations in our tables: rows of sessions and messages, without text.
 
-They contain no text. Summaries, anchors, manifests and vectors belong to these sessions, and lists of sessions are read
-from them. The graph store is authoritative: a reader that finds outdated rows updates them.
+Summaries, anchors, manifests and vectors refer to these rows, and lists of sessions are read from them. The graph
+store is authoritative: a reader that finds outdated rows updates them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Indexed(NamedTuple):
 
 
 class SessionIndex:
-    """A maintainer of the rows of conversations."""
+    """A writer that keeps the index rows of conversations up to date."""
 
     def __init__(self, driver: Driver, reader: ConversationReader, *, count: Counter) -> None:
         self._driver = driver
@@ -48,7 +48,7 @@ class SessionIndex:
         self._deletion = deletion_statements(driver.backend)
 
     async def follow(self, session_id: str) -> None:
-        """Update the rows of a session to its conversation; delete them if there is none.
+        """Bring the rows of a session up to date with its conversation; delete them if it does not exist.
 
         Raises:
             StoreError: the messages of a session of this name are in the tables.
@@ -57,7 +57,7 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn; return False if the rows do not follow the version of the conversation before it."""
+        """Add the rows of a turn; return False if the index is not at the conversation's version before the turn."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
@@ -65,7 +65,7 @@ class SessionIndex:
             return False
 
     def additions(self, written: Written) -> list[Statement]:
-        """Return the statements that add the rows of a turn; the last one has a row if they did."""
+        """Return the statements that add the rows of a turn; the last one returns a row if they were added."""
         appended, former = written.appended, written.former_version
         if appended is None:
             return []
@@ -79,7 +79,7 @@ class SessionIndex:
         return [*statements, (self._sql["index_session"], session)]
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
-        """Yield the sessions that have rows, each with the version of its conversation that they follow."""
+        """Yield each indexed session with the version of the conversation that its rows reflect."""
         after: str | None = ""
         while after is not None:
             parameters = {"after": after, "limit": _PAGE_SESSIONS}
@@ -121,7 +121,7 @@ class SessionIndex:
         """Index the next messages of a conversation; return True if there is more to do."""
         place = {"session_id": session_id}
         seen = _indexed(await self._driver.fetch(self._sql["indexed"], place))
-        # Read after the row, so it is at least as new as the version that the row follows.
+        # Read it after the row, so that it is at least as new as the version in the row.
         conversation = await self._reader.conversation(session_id)
         if seen is not None and seen.version is None:
             raise StoreError(
@@ -142,7 +142,7 @@ class SessionIndex:
             if seen is not None and not begun:
                 await delete_session(connection, self._deletion, session_id)
             if begun and seen is not None and seen.revision != conversation.revision:
-                # Before the new rows: a new answer may have the question, author and number of a superseded one.
+                # Mark before adding rows: a new answer may have the question, author and number of a superseded one.
                 await self._mark(connection, conversation, upto)
             former = seen.version if begun and seen is not None else None
             if not await self._write(connection, conversation, messages, upto, former=former):
@@ -165,7 +165,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Write the rows after a version, None for the first ones; return False if another process has begun them."""
+        """Write rows after version `former` (None: the first rows); return False if another process was first."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False
@@ -207,7 +207,7 @@ class SessionIndex:
 
 
 def _begun(seen: Indexed | None, conversation: Conversation) -> bool:
-    """Return whether the rows belong to this conversation, not to an earlier one of its name."""
+    """Return whether the rows belong to this conversation, not to an earlier one with the same id."""
     return seen is not None and seen.created_at == conversation.created_at and seen.last_seq <= conversation.last_seq
 
 

@@ -18,11 +18,11 @@ from threadkeep.store.statements import Tables, for_rows, row_parameters
 from threadkeep.store.tables import like_pattern
 
 type Value = Mapping[str, Any]
-"""The value of an item: a JSON object, never changed in place. Some stores return the very object that was put."""
+"""The value of an item: a JSON object. Never change it in place: some stores return the same object that was put."""
 
 
 class Stored(dict[str, Any]):
-    """The value of an item of our table, which every read returns as long as it is unchanged and in use.
+    """The value of an item of our table. While it is in use and unchanged, every read returns the same object.
 
     `text` is its JSON if this process wrote it. `mark` identifies what is stored: on SQLite the stored text,
     on PostgreSQL the version of the row.
@@ -42,7 +42,7 @@ class ConversationChanged(RowLocked):
 
 
 class Readable(Protocol):
-    """Items, or the items of a locked conversation."""
+    """A source of items: a whole store, or a locked conversation."""
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
@@ -88,8 +88,8 @@ class ReadItems:
 class ReadOnce(ReadItems):
     """A locked conversation whose items are read once: nobody else changes them before the block ends.
 
-    `beside` are statements of its database that are executed in the same transaction, if it is one of our tables; at
-    its end `rows` receives their rows.
+    If the items are in our table, the statements in `beside` are executed in the same transaction; at its end `rows`
+    receives the rows that they return.
     """
 
     def __init__(self, writing: Writing) -> None:
@@ -107,7 +107,7 @@ class ReadOnce(ReadItems):
 
 
 class Items(Protocol):
-    """A LangGraph store, as conversations use it. Raises `StoreUnavailable` if it does not answer.
+    """The interface through which conversations use a LangGraph store. Raises `StoreUnavailable` if it does not answer.
 
     An item that is not a JSON object is returned as an empty one, which no reader accepts as valid.
     """
@@ -152,9 +152,9 @@ _PAGE_ITEMS = 500
 
 
 class TabledStore:
-    """The additions of our LangGraph stores: the items by their table, and the fingerprint of the database.
+    """A base class of our LangGraph stores: direct access to the table of items, and the database's fingerprint.
 
-    Both are None for a store in memory, which is not shared.
+    Both are None for an in-memory store, because only its own connection can access it.
     """
 
     items: TableItems | None = None
@@ -260,7 +260,7 @@ class _TableWriting:
         self._changes = _groups(self._sql["delete_items"], [_place(key) for key in keys])
 
     async def commit(self) -> None:
-        """Write what was put, and the statements beside it, in one round trip."""
+        """Execute the collected changes and the statements in `beside`, in one round trip."""
         if self._changes:
             rows = await self._transaction.commit(self._changes, self.beside)
             self.rows += rows[len(self._changes) :]
@@ -270,7 +270,7 @@ class _TableWriting:
                 self._known[key] = value
 
     def _text(self, value: Value, key: ItemKey | None = None) -> str:
-        """Return the JSON of an item; that of the item with this key is used if it was read before."""
+        """Return the JSON of an item; extend its former JSON if it was read under this key and has only grown."""
         former = None if key is None else self._read.get(key)
         text = (_grown(former, value) if isinstance(former, Stored) else None) or _json(value)
         text = _padded(text) if self._is_sqlite else text
@@ -285,12 +285,12 @@ class _TableWriting:
 
 
 class _Reading:
-    """The statements that read items; the rows do not have to contain the values of `known` ones."""
+    """The statements that read items; they need not return values that `known` has and that are unchanged."""
 
     def __init__(self, sql: Mapping[str, str], keys: Sequence[ItemKey], known: MutableMapping[ItemKey, Stored]) -> None:
         self._keys = keys
         self._known = known
-        # Kept until the rows are there, because `known` refers to them weakly.
+        # Keep references until the rows arrive, because `known` has only weak ones.
         self._marked = {key: value for key in keys if (value := known.get(key)) is not None}
         rows = [{**_place(key), "mark": self._marked[key].mark if key in self._marked else None} for key in keys]
         self.statements = _groups(sql["items"], rows)
@@ -311,7 +311,7 @@ class _Reading:
 
 
 def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
-    """Return a statement of many rows, as often as it takes."""
+    """Return the statement for all rows, split into groups of limited size."""
     groups = [rows[start : start + _ITEMS_AT_ONCE] for start in range(0, len(rows), _ITEMS_AT_ONCE)]
     return [(for_rows(sql, len(group)), row_parameters(group)) for group in groups]
 
@@ -321,7 +321,7 @@ def _value(text: str | bytes) -> Value:
     try:
         value = from_json(text)
     except ValueError:
-        # Python's parser also takes halves of surrogate pairs.
+        # Python's own parser accepts unpaired surrogates.
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
@@ -337,7 +337,7 @@ def _json(value: object) -> str:
 
 
 def _grown(former: Stored, value: Value) -> str | None:
-    """Return the JSON of a chunk from that of its former value, if messages were appended and nothing else changed."""
+    """Return the JSON of a chunk, made from its former JSON; None if earlier messages or fields before them changed."""
     names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
     if list(former) != names or not isinstance(old, list) or not isinstance(new, list) or not old:
         return None
@@ -352,15 +352,15 @@ def _grown(former: Stored, value: Value) -> str | None:
 
 
 def _end(value: Value, names: Sequence[str]) -> str:
-    """Return the JSON of a chunk from the end of its messages on, with these fields behind them."""
+    """Return the end of a chunk's JSON: the closing bracket of its messages, and the fields after them."""
     rest = _json({name: value[name] for name in names})[1:]
     return f"],{rest}" if names else "]}"
 
 
 def _padded(text: str) -> str:
-    """Return JSON of some length padded to a round one.
+    """Return the JSON, padded with spaces to a multiple of 8 KB if it is at least that long.
 
-    SQLite overwrites a value of the same length in place, and then writes only those of its pages that have changed.
+    SQLite overwrites a value of the same length in place, and then writes only the pages that have changed.
     """
     size = len(text) if text.isascii() else len(text.encode())
     return text + " " * (-size % _PAD_BYTES) if size >= _PAD_BYTES else text

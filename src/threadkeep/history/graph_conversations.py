@@ -132,7 +132,7 @@ class GraphConversations:
         return self.name_of(store) == _OWN
 
     def is_unregistered(self, store: BaseStore, layout: GraphLayout) -> bool:
-        """Return True if other processes may not yet know this layout of conversations."""
+        """Return True if the store is the memory's own and this process has not registered the layout in it."""
         return layout not in self._registered and self.is_own(store)
 
     async def register(self, layout: GraphLayout) -> None:

@@ -83,8 +83,8 @@ class ReadFailed(StoreEvent):
 class WriteFailed(StoreEvent):
     """A turn could not be written: `fallback` if it was spooled for a retry, else `error` or `conflict`.
 
-    It is emitted once for each failing attempt; only this event increases the counter of failed writes. `reason` is set
-    if waiting does not help; it says what a person has to do.
+    It is emitted for each failed attempt; no other event increases the counter of failed writes. `reason` is set if
+    retries alone cannot succeed; it says what the operator has to do.
     """
 
     outcome: Outcome = "error"

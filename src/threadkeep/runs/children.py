@@ -63,7 +63,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, workflow: Workflow, parent: ActiveRun) -> tuple[Run, bool]:
-        """Return the child, and whether it begins now; a child that failed with its parent is retried."""
+        """Return the child, created or retried if necessary, and True if it is new and this process executes it."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:
@@ -126,7 +126,7 @@ def _budget_of(workflow: Workflow) -> RunBudget:
 
 
 def _child_id(request: ChildRequest) -> str:
-    """Return an id that is stable when a step of the parent is executed again, and differs between steps."""
+    """Return the id of a child: the same if a step of the parent is repeated, another for each other step."""
     task = get_config()["metadata"].get("langgraph_checkpoint_ns", "")
     return str(uuid5(NAMESPACE_OID, f"{request.parent_run_id}/{request.node_id}/{task}"))
 

@@ -158,7 +158,7 @@ class RunEndings:
             await active.hold.store()
         active.stream.set_outcome(outcome)
         if outcome.status == "failed" and await retry_until_available(lambda: self._is_to_stop(active.run)):
-            # The failure comes from cancelling the run, or the run would have been cancelled next.
+            # The cancellation caused the failure, or it would have ended the run next.
             outcome, noted = Outcome("cancelled"), {"status": "cancelled"}
         if noted:
             active.tracer.note(STATUS, data=noted)
@@ -274,7 +274,7 @@ class RunEndings:
         await self._memory.settle_run(run.run_id, elsewhere=True)
 
     async def release(self, active: ActiveRun, dependencies: Dependencies) -> None:
-        """Leave a run that is stopped from outside in the state that other processes need.
+        """Record the end of a cancelled run; leave any other stopped run so that another process can continue it.
 
         A child stays with its parent. A run that was resumed with a person's reply is not changed: the process that
         takes it over must know that the reply may have been used.
@@ -347,8 +347,8 @@ class RunEndings:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _is_kept(self, active: ActiveRun) -> bool:
-        """Store the pending progress of a run; return whether nothing is left to store."""
-        # Without its progress a retry would start over, but the run must end in any case.
+        """Store the pending progress of a run; return False if the store is unavailable, so that a retry is useful."""
+        # Only report other errors: the run must end, even if a retry then has to start from the beginning.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
                 await active.progress.keep()

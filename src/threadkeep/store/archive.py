@@ -70,7 +70,7 @@ class SummaryArchive:
         )
         place = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
         [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], place)
-        # Messages that the export lacks must be missing here too; otherwise other messages have their `seq`.
+        # Messages missing in the export must be deleted here too; otherwise their `seq` belong to other messages.
         gone_here = gone_upto < summary.first_seq or gone_upto + moved_by <= int(deleted_seq)
         return here if gone_here and int(messages) == item.messages else None
 
@@ -200,13 +200,13 @@ class Archive:
     async def _restore_borders(
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
-        """Set the reset and the end of the archive after the same messages as before."""
+        """Restore the reset and the end of the archived messages, each after the same message as in the export."""
         last_before = next((m for m in messages if info.reset_seq and m.seq == info.reset_seq), None)
         if last_before is not None:
             place = {"session_id": info.session_id, "reset_seq": seqs[str(last_before.id)]}
             await connection.execute(self._sql["restore_reset"], place)
         last_archived = next((m for m in messages if info.archived_seq and m.seq == info.archived_seq), None)
-        # If it followed messages that existed before, it would archive these as well.
+        # With another `seq`, messages that existed before the import may precede it and would be archived as well.
         if last_archived is not None and seqs[str(last_archived.id)] == last_archived.seq:
             border = {"session_id": info.session_id, "archived_seq": last_archived.seq}
             await connection.execute(self._sql["restore_archived"], border)

@@ -218,7 +218,7 @@ class GroupCommit:
             self._task = None
 
     async def _write_free(self, group: list[PreparedTurn]) -> None:
-        """Write the turns of a group; turns of sessions that wait for a lock are queued behind them."""
+        """Write the turns of a group; if a session already waits for a lock, append its turns to its queue."""
         free: list[PreparedTurn] = []
         for prepared in group:
             self._locked.get(prepared.turn.session_id, free).append(prepared)

@@ -17,7 +17,7 @@ from threadkeep.store.statements import ClockedTables
 type Address = Mapping[str, Json]
 
 WRONG_CLOCK_SECONDS = 3_600.0
-"""Seconds by which clocks of processes differ only if one is wrong. No claim of a message is longer."""
+"""Seconds. If the clocks of two processes differ by more, one is wrong. No claim of a message is longer."""
 _USER = "user_id"
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
@@ -210,7 +210,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [LeftMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]
 
     async def end_unasked(self, *, older_than: timedelta) -> int:
-        """End the answers that are older than a time and have no run; return their number."""
+        """End waiting answers without a run that are older than a time: their process died. Return their number."""
         now = self._clock()
         parameters = {"now": time_text(now), "before": time_text(now - older_than)}
         return await self._execute("end_unasked", parameters)
@@ -318,7 +318,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _let_go(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Drop the stored messages of rows that are not processed again; return the number of rows."""
+        """Remove the stored message from rows that no longer need it to start a run; return the number of rows."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:

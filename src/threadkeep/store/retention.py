@@ -95,7 +95,7 @@ class Removed:
 
 
 class RetentionRows:
-    """The tables, as retention needs them.
+    """The interface through which retention uses the tables of sessions.
 
     Guarantees: a step is atomic; it starts only at the current boundary; remaining messages keep their `seq`. A step
     locks the session's row (on SQLite the file) for the time that a few hundred messages take.
@@ -125,13 +125,13 @@ class RetentionRows:
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the last `seq` of the messages after `after` that were all stored before a time."""
+        """Return the `seq` up to which all messages after `after` were stored before a time."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` before the newest active messages; 0 if there are no more than these."""
+        """Return the last `seq` before the newest `messages` active messages; 0 if there are fewer active messages."""
         parameters = {"session_id": session.session_id, "after": session.deleted_seq, "others": messages - 1}
         rows = await self._driver.fetch(self._sql["first_of_newest"], parameters)
         return int(rows[0][0]) - 1 if rows else 0

@@ -94,7 +94,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
             behind = [row for row in behind if row[0] not in locked]
             if not behind:
                 return not locked
-            # Sort like appends, which lock sessions in this order, so that no two transactions wait for each other.
+            # Lock sessions in the order of their ids, as appends do, so that two transactions cannot deadlock.
             if not await self._index(sorted(_Behind(*row) for row in behind), locked, deadline=deadline):
                 return False
 
@@ -256,13 +256,13 @@ class _Step(NamedTuple):
 
 
 def _step_sessions(waiting: Sequence[_Behind]) -> int:
-    """Return how many sessions one step indexes: several, because a transaction costs more than a short one."""
+    """Return the number of sessions to index in one step: several short ones share the cost of a transaction."""
     messages = list(accumulate(session.messages for session in waiting))
     return max(1, bisect_right(messages, _STEP_MESSAGES))
 
 
 def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> list[_Step]:
-    """Return the steps of the first sessions with texts that fit into a transaction; at least one message."""
+    """Return the steps for the first texts that fit into one transaction, in session order; at least one message."""
     steps: list[_Step] = []
     room = _STEP_CHARACTERS
     for session, texts in zip(sessions, found, strict=True):

@@ -218,7 +218,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == []
 
     async def test_the_answers_to_a_question_are_active_ones(self) -> None:
-        """Answers to a superseded question are superseded with it; a repeat of its id gets the old answer."""
+        """An active question has only its active answers; a superseded question also has superseded ones."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("q", "q"), Message("assistant", "a", "a", answers="q")))
             await transcripts.supersede(Superseding("room:1", message_id="q", scope="after"))

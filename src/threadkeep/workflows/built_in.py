@@ -146,7 +146,7 @@ _VERSION = "1"
 
 
 def session_workflows() -> list[Workflow]:
-    """Return the workflows that reset or delete a session in order with its turns; they are always registered."""
+    """Return the workflows that reset or delete a session between two of its turns; they are always registered."""
     return [
         _workflow(RESET, "Hides all earlier messages of the session from the model.", Session.reset),
         _workflow(DELETE, "Deletes the session with all its messages.", Session.delete),

@@ -87,9 +87,8 @@ class KeyExplanation:
 def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: bool = False) -> list[KeyExplanation]:
     """Return the key of each agent of a workflow for a payload, in the order of the nodes. Nothing is read or written.
 
-    A payload with `inputs`, `results`, `node_outputs`, `configurable` or `user_context` provides the values that
-    candidates may name; any other payload is used as the `inputs`. `thread_id` counts only in runs started
-    `by_hand`.
+    A payload with any of `inputs`, `results`, `node_outputs`, `configurable` and `user_context` is used as it is; any
+    other payload becomes the `inputs`. Candidates can use `thread_id` only if a person starts the run (`by_hand`).
     """
     if not isinstance(payload, Mapping):
         raise InvalidInput("A payload must be a JSON object; wrap the data of the channel in one.")

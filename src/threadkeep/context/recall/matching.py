@@ -14,7 +14,7 @@ from threadkeep.context.recall.postings import Postings, Profile
 from threadkeep.context.recall.query import KINDS, Query
 from threadkeep.context.recall.weights import LIKENESS, MATCH
 
-# Up to this many positions a full list is built for a query: it is faster to read, but takes time for its length.
+# Up to about this many turns, use lists with an entry per turn: they are faster to read, but slower to build.
 _SHORT = 4_000
 
 

@@ -78,8 +78,8 @@ class GraphitiClient(Protocol):
     async def send(self, group_id: str, episodes: Sequence[Episode], *, goes_on: GoesOn | None = None) -> int:
         """Send messages in order, and return the number of messages that were sent.
 
-        If each message is a request of its own, `goes_on` is called before every further one. The server stores
-        messages later, or never; use `episodes` to verify.
+        A client that sends one request per message calls `goes_on` before each request after the first, and stops if
+        it returns False. The server stores messages later and may lose them; use `episodes` to verify.
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:

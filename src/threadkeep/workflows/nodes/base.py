@@ -48,7 +48,7 @@ def import_named(reference: str) -> object:
     """Return the object that an import string names.
 
     Raises:
-        InvalidInput: the string is malformed, or the module or name does not exist; the sentence says which.
+        InvalidInput: the string is malformed, or the module or name does not exist; the error says which.
     """
     if not _REFERENCE.fullmatch(reference):
         raise InvalidInput(f"{reference!r} is not an import string; write package.module:name.")
@@ -74,10 +74,10 @@ def import_named(reference: str) -> object:
 
 
 def made_by(make: Callable[[], object], reference: str) -> object:
-    """Call a function that an import string names and return its result.
+    """Call the function that `reference` names, and return its result.
 
     Raises:
-        InvalidInput: the function raised; the sentence names the kind of the error.
+        InvalidInput: the function raised an error; the message contains its type.
     """
     try:
         return make()

@@ -130,9 +130,9 @@ def _model_of(model: str | BaseChatModel | None, step: Step) -> BaseChatModel:
 class SpeakingNode(ContextNode):
     """A node that calls a model and adds its final message to the state.
 
-    The model gets the run's newest question, the earlier turns of the session before it, and messages of other nodes
-    in this run. With an `input` the model gets only that text. `model` is by default the model of the service. With
-    `answers` the message is stored as the turn's answer; messages of intermediate steps are not stored.
+    The model gets the earlier turns of the session, messages of other nodes in this run, and the run's newest question;
+    with an `input`, it gets only that text. `model` is by default the model of the service. If `answers` is true, the
+    message is stored as the turn's answer; messages of intermediate steps are not stored.
     """
 
     speaks: ClassVar[bool] = True
