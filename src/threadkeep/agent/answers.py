@@ -46,7 +46,7 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
-    """Return a stored answer for the state, with the agent's name and without the JSON that is stored with it."""
+    """Return a stored answer for the state, with the agent's name and without the JSON of its structured response."""
     name = config.get("metadata", {}).get("lc_agent_name")
     named = {"name": str(name)} if name else {}
     return answer.model_copy(update={**named, "additional_kwargs": {}})
@@ -171,8 +171,8 @@ _SENTENCES: Final[Mapping[Finding, str]] = {
 class OtherMiddleware:
     """Warnings about the other middleware of an agent, each given once.
 
-    Middleware cannot see which other middleware an agent has, but the messages show its effects. A warning says that it
-    does the same job as the memory, or that something is lost because of its position in the list.
+    Middleware cannot see which other middleware an agent has, but the messages show its effects. A warning says that
+    another middleware does the same job as the memory, or has the wrong position in the list.
     """
 
     def __init__(self) -> None:

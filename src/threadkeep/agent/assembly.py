@@ -49,7 +49,7 @@ _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
 
 class Assembler:
-    """A builder of the contexts of one turn; `kept` is the window of an earlier turn of the session."""
+    """A builder of the contexts of one turn; `kept` is the window that an earlier turn of the session cached."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Assembler:
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the window; `wanted` are extras that are still to be searched, `extras` those that were found.
+        """Choose the window; `wanted` are sections to search later, `extras` are blocks that were found.
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
@@ -122,7 +122,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join the messages before the kept window, the window, and `tail`; `stable` is an index in `tail`."""
+        """Join `head`, the kept window and `tail`; the stable prefix includes `stable` messages of `tail`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -159,7 +159,7 @@ class Assembler:
 
     @cached_property
     def _rows(self) -> dict[int, Message]:
-        """The rows of earlier messages, by the identity of the message."""
+        """The rows of earlier messages, by the `id()` of the message."""
         pairs = zip(self.window.messages, self._recollection.messages, strict=False)
         return {id(message): row for message, row in pairs}
 
@@ -244,7 +244,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _recalled(self, draft: Draft) -> int:
-        """Return the tokens for recalled turns that the whole conversation may use instead; 0 if it is not complete."""
+        """Return the tokens of recalled turns that a complete conversation may use instead; 0 if it is incomplete."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0
@@ -314,7 +314,7 @@ class Assembler:
         if held:
             begin = next((i for i, piece in enumerate(pieces) if piece.id == self._begin_id), 0)
         elif self._recollection.begin:
-            # Messages of the state before the first message that was read are before the anchor, or summarised.
+            # Messages of the state before the first known message are before the anchor, or summarised.
             known = (i for i, piece in enumerate(pieces) if piece.section != "window" or piece.id in self._rows_by_id)
             begin = next((i for i in known if pieces[i].section not in _PINNED), len(pieces))
         if self._layout.window == "sliding":
@@ -336,7 +336,7 @@ class Assembler:
             size = Size(tokens, tokens)
         else:
             size = size_of(message, call.counter)
-        # The message is stored with its size, so no other object can get the same identity while it is used.
+        # Keep a reference to the message, so that no other object gets the same `id()`.
         self._sizes[id(message)] = (message, call.counter, size)
         return size
 
@@ -359,7 +359,7 @@ class Assembler:
         return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
     def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
-        """Return the entry of summaries: whole ones, or a single one that was cut."""
+        """Return the entry of the summaries; if a summary was cut, the entry refers to the sent text."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:
@@ -401,7 +401,7 @@ class Assembler:
 
 
 def _turn_suffers(chosen: Plan, pieces: Sequence[Piece]) -> bool:
-    """Return True if a part of the turn itself is cut or excluded."""
+    """Return True if the question or a step of this turn is cut or excluded."""
     suffering = [*chosen.cuts, *(index for index, _ in chosen.excluded)]
     return any(pieces[index].section in ("input", "steps") for index in suffering)
 

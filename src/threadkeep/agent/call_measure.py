@@ -44,7 +44,7 @@ class CallMeasure:
 
     `stored` is the counter of stored messages, None if a caller chose another one for the call. `learns` is True if the
     provider's count can correct the counter. `shared` is the number of tokens to which shares apply. `other` is the
-    number of tokens in other scripts, without a factor; models with a factor for them have an `other_counter`.
+    unscaled number of tokens in scripts other than Latin; `other_counter` counts them if they have their own factor.
     """
 
     model: str | None
@@ -64,7 +64,7 @@ class CallMeasure:
         return (tokens * 100 - self.other * other_hundredths) // hundredths + self.other
 
     def learning_from(self, sent: Assembled) -> CallMeasure:
-        """Return the measure with the tokens of a call in other scripts; it does not learn from a call with media."""
+        """Add the tokens of a call in scripts other than Latin; set `learns` to False for a call with media."""
         if not (self.learns and sent.texts_only):
             return replace(self, learns=False)
         if (counter := self.other_counter) is None:
@@ -73,7 +73,7 @@ class CallMeasure:
         return replace(self, other=self.other + sum(count_message(message, counter) for message in messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
-        """Convert tokens of this counter to tokens of the stored counter, by the ratio of both in a chat."""
+        """Convert tokens of this counter to tokens of the stored counter, by their ratio in the sent conversation."""
         if self.stored is None or self.stored is self.counter:
             return tokens
         chat = sent.chat
@@ -84,7 +84,7 @@ class CallMeasure:
 
 
 class Measuring:
-    """The measures of the calls of one turn; a factor that is learned meanwhile applies from the next turn on."""
+    """The measures of the calls of one turn; a factor learned during the turn applies from the next turn on."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -131,7 +131,7 @@ class Measuring:
         return self._counters[model]
 
     def _other_counter(self, model: str | None) -> TokenCounter | None:
-        """Return the counter of tokens in other scripts for a model of an unknown family; None for all others."""
+        """Return the counter of scripts other than Latin for a model of an unknown family; None for other models."""
         if model is None or family_of(model) is not None:
             return None
         return self._memory.remembered_counts.remembering(other_tokens(estimate))

@@ -111,7 +111,7 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Store the root run of this task, or note whether the task is in a branch."""
+        """Store a root run; for a run inside it, note its branch and the attempt at its node."""
         known = metadata or {}
         if parent_run_id is not None:
             self._note_branch(known)
@@ -176,7 +176,7 @@ class RootCallbacks(BaseCallbackHandler):
     def _run_around(self) -> _Run | None:
         """Return the root run that this task is part of; None outside of a run.
 
-        A stream leaves its run in the context of its reader, whose other calls are not part of that run.
+        A stream leaves its run in the context of its reader; other calls of the reader are not part of the run.
         """
         return None if var_child_runnable_config.get() is None else self._run()
 

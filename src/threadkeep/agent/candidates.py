@@ -144,7 +144,7 @@ class CandidateNodes:
         return {"messages": update, "llmText": text}
 
     async def build_candidate(self, state: CandidateState) -> CandidateState:
-        """Propose the model's whole answer, even if the state has a cut one; propose nothing if it is empty."""
+        """Propose the model's whole answer, even if the state has it cut; propose nothing if it is empty."""
         text = state.get("llmText") or ""
         if not text.strip():
             return {"outcome": "OK"}
@@ -223,7 +223,7 @@ class CandidateNodes:
 
 
 def _update(messages: list[BaseMessage], wanted: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the update from the present messages to the wanted ones: the new messages, or a full replacement."""
+    """Return the update that turns `messages` into `wanted`: only the new messages, or a full replacement."""
     if wanted[: len(messages)] == messages:
         return wanted[len(messages) :]
     return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
@@ -234,7 +234,7 @@ def _candidate_id(message_id: str) -> str:
 
 
 def _with(event: Mapping[str, Json], field: str, entry: Candidate | CandidateError) -> Mapping[str, Json]:
-    """Return the event with one more entry in one of its lists."""
+    """Return the event with an entry appended to the list `field`."""
     before = event.get(field)
     return {**event, field: [*(before if isinstance(before, list) else []), cast("Json", entry)]}
 

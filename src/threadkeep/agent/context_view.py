@@ -86,7 +86,7 @@ class ContextView:
 
     @property
     def sections(self) -> list[tuple[Section, int, int]]:
-        """Tokens and number of messages of each used section; system and window are always included."""
+        """The name, tokens and number of messages of each used section; system and window are always included."""
         found = self.manifest.sections
         shown = [name for name in SECTIONS if name in found or name in _ALWAYS_SHOWN]
         return [(name, found.get(name, 0), sum(m.entry.section == name for m in self.messages)) for name in shown]
@@ -226,13 +226,13 @@ class Difference:
 
     @property
     def stable(self) -> bool:
-        """True if the later call begins with all those messages of the earlier call that do not depend on the input."""
+        """True if the later call begins with the stable prefix of the earlier one: the part before the input."""
         prefix = self.before.manifest.prefix
         return prefix is not None and prefix.messages <= self.shared
 
     @property
     def gone(self) -> dict[str, list[SeenMessage]]:
-        """The removed messages by the reason in words."""
+        """The removed messages, grouped by the reason in words."""
         gone: dict[str, list[SeenMessage]] = {}
         for message, reason in self.went:
             words = _WORDS.get(reason) or in_words(cast("ExclusionReason", reason), self.after.manifest)
@@ -282,7 +282,7 @@ def _reason(entry: Entry, before: ContextManifest, after: ContextManifest) -> De
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
     """Return True if a message of the earlier call is in a range that the later call excluded.
 
-    A range names its first and last message. If the earlier call has not sent one of them, the range is open there.
+    A range names its first and last message. If the earlier call did not send one, the range has no limit there.
     """
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id

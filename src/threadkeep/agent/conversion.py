@@ -70,7 +70,7 @@ def identify(messages: Sequence[BaseMessage]) -> None:
 def text_of(message: BaseMessage) -> str:
     """Return the text that people see: no images, no reasoning, no tool calls. A model's refusal counts as text."""
     content = message.content
-    # This is faster for most messages, because the property creates an object at each call.
+    # Read most texts directly, because the property `text` creates an object at each call.
     return (content if type(content) is str else str(message.text)) or _refusal(message)
 
 
@@ -139,7 +139,7 @@ STRUCTURED: Final = "threadkeep:structured"
 
 
 REPEATS: Final = "threadkeep:repeats"
-"""The key in the `additional_kwargs` of a copy of an answer for the answer's id; the copy is in the state only."""
+"""The key in the `additional_kwargs` of a copied answer for the id of the original; only the state has the copy."""
 
 
 def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[str, Any] | None = None) -> Message:
@@ -148,7 +148,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[
     `others` are values of other fields; they take precedence over the message's own values.
 
     Raises:
-        InvalidMessage: it is not an utterance of user, assistant or system, but a tool's result, for example.
+        InvalidMessage: the message is not from a user, an assistant or the system; for example, a tool's result.
     """
     original: Json = None
     if full:
@@ -251,7 +251,7 @@ def is_only_text(message: BaseMessage) -> bool:
 
 
 def is_stored_as(row: Message, message: BaseMessage) -> bool:
-    """Return True if a sent message equals the stored one when it is read back; plain messages only."""
+    """Return True if the stored message, when read back, equals the sent one; only plain messages can be equal."""
     read = to_langchain(row)
     same = (read.type, read.id, read.content) == (message.type, message.id, message.content)
     return same and is_plain(message) and is_plain(read)

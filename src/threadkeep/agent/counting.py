@@ -60,7 +60,7 @@ _MOST_PDF_PAGES = 1_000
 
 
 def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
-    """Return whether a block repeats one of the message's tool calls, by their ids."""
+    """Return True if a block repeats a tool call of its message; `known` are the ids of the calls."""
     if block.get("type") not in _CALLS or not known:
         return False
     given = call_id_of(block)
@@ -115,7 +115,7 @@ def count_block(block: object, counter: TokenCounter) -> int:
 
 
 def as_json(value: object) -> str:
-    """Return the JSON of arguments and unknown blocks, as a prompt has it."""
+    """Return arguments or an unknown block as JSON, in the form that prompts contain."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -166,7 +166,7 @@ def _opaque(value: object) -> int:
 
 
 def _without_blobs(value: object, key: str) -> tuple[object, int]:
-    """Return the value without base64 and encrypted data, and the tokens of what was removed."""
+    """Return the value without base64 and encrypted data, and the tokens of the removed data."""
     if isinstance(value, Mapping):
         found = {str(name): _without_blobs(item, str(name)) for name, item in value.items() if name not in _SIGNATURES}
         kept = {name: item for name, (item, extra) in found.items() if item is not None or not extra}
@@ -202,10 +202,10 @@ def count_tokens(
 ) -> int:
     """Return the tokens of a text, a message, or several of them.
 
-    Text blocks, reasoning, tool calls (name and JSON arguments) and tool results are counted. An image, a recording
-    or a file counts `MEDIA_TOKENS`, regardless of the length of its base64 text; a PDF counts `PDF_PAGE_TOKENS` for
-    each page, with the extra `pdf`. The provider's framing of each
-    message is not counted: `input_budget` reserves tokens for it.
+    Text blocks, reasoning, tool calls (name and JSON arguments) and tool results are counted. An image, a recording or
+    a file counts `MEDIA_TOKENS`, regardless of the length of its base64 text. With the extra `pdf`, a PDF counts
+    `PDF_PAGE_TOKENS` for each page. The provider's framing of each message is not counted: `input_budget` reserves
+    tokens for it.
 
     Args:
         message_or_messages: a text, a message, or a sequence of them.

@@ -288,7 +288,7 @@ def _lines_of_record(record: str) -> Iterator[str]:
 
 
 def _bounded(lines: Sequence[str], most_tokens: int) -> str:
-    """Return the lines, each cut to fewer and fewer words; if that is not enough, only the newest lines."""
+    """Return the lines, cut until they fit; if even short lines do not fit, return only the newest ones."""
     characters = MAX_LINE_CHARACTERS
     text = "\n".join(_beginning(line, characters) for line in lines)
     while estimate(text) > most_tokens and characters > _LEAST_LINE_CHARACTERS:

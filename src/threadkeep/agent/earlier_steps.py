@@ -1,4 +1,4 @@
-"""The tool calls and results of earlier turns: what is stored of them, and what a later call receives."""
+"""Tool calls and results of earlier turns: their stored form, and the part that a later call receives."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from threadkeep.records import Message, dump_json
 from threadkeep.store.contexts import Steps
 
 KEPT_TOKENS: Final = 16_000
-"""The maximum number of tokens stored for the steps of one turn; beyond it they are cut as in a call."""
+"""The maximum number of tokens stored for the steps of one turn; longer steps are cut as in a call."""
 
 _MOST_TURNS: Final = 20
-"""The maximum number of turns with stored steps, as long as the steps fit.
+"""The maximum number of turns with stored steps, if the steps fit.
 
-Then only those of the newest turns are kept, so that calls begin alike until the maximum is reached again.
+At the maximum, only the steps of the newest `tool_memory` turns are kept; until then, calls begin with the same steps.
 """
 
 
@@ -78,7 +78,7 @@ class TurnSteps:
                 self._own.append(message)
 
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add a tool call that ended, in case no model call follows; `messages` are those of the state.
+        """Add a finished tool call, in case no model call follows; `messages` are the messages of the state.
 
         The text of the result is not added, because other middleware may still redact it.
         """
@@ -113,7 +113,7 @@ class TurnSteps:
         )
 
     def _has_room(self, body: str) -> bool:
-        """Return True if this turn's steps fit beside the earlier ones, so that the next call begins like this one."""
+        """Return True if this turn's steps fit beside the earlier ones, so that no earlier steps are dropped."""
         if self._options.plan.window == "sliding" or self._shown_turns >= _MOST_TURNS:
             return False
         return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
@@ -173,7 +173,7 @@ def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, co
 
 
 def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
-    """Return the `seq` of the question where the given number of newest turns begins; None if there is none."""
+    """Return the `seq` of the first question of the newest `turns` turns; None if there is none."""
     asked: list[int | None] = []
     following: Message | None = None
     for message in reversed(earlier):
@@ -216,7 +216,7 @@ def _reduced(message: BaseMessage) -> BaseMessage:
 def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> list[BaseMessage]:
     """Return the calls and results that fit the tokens, cut like those of the current turn; empty if none fits."""
     try:
-        # Treat them as if they followed an empty question.
+        # `trim` keeps the messages after a question, so put an empty question before them.
         return [] if room <= 0 else trim([HumanMessage(""), *messages], room, counter=counter)[1:]
     except BudgetTooSmall:
         return []

@@ -42,9 +42,9 @@ _DECODER = json.JSONDecoder()
 
 
 class FactLearning:
-    """Proposal of facts from human messages, in the background after each turn.
+    """Background learning that proposes facts from human messages after each turn.
 
-    A person accepts or rejects proposals (`memory.proposals`); those with a confidence of at least `accept_from` are
+    A person accepts or rejects proposals (`memory.proposals`); proposals with a confidence from `accept_from` are
     accepted at once. With `directives`, lines such as `preference (user): Keep diffs small.` are remembered, and sent
     to Graphiti if consent was given.
     """
@@ -60,19 +60,19 @@ class FactLearning:
         scopes: Sequence[ScopeKind] = ("session", "user"),
         workspace: str | None = None,
     ) -> None:
-        """Make the learning of a memory.
+        """Create the learning of a memory.
 
         Args:
-            memory: where the facts are.
+            memory: the memory that stores the facts.
             model: the chat model that proposes facts; by default the agent's own.
             proposes: whether a model proposes facts.
             accept_from: the confidence, from 0 to 1, from which proposals are accepted; None: only by a person.
             directives: whether directives in messages are remembered.
             scopes: the scopes of the facts that a model proposes: user, session, workspace.
-            workspace: the workspace of runs that name none; by default that of the memory's Graphiti options.
+            workspace: the default workspace of runs; if None, the workspace of the memory's Graphiti options.
 
         Raises:
-            InvalidInput: an option is not of its kind.
+            InvalidInput: an option has an invalid value.
         """
         if accept_from is not None and not 0 <= accept_from <= 1:
             raise InvalidInput("accept_from is a number from 0 to 1, or None for a person only.")
@@ -87,7 +87,7 @@ class FactLearning:
         self._workspace = workspace
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
-        """Queue a session after the end of a turn; `model` is that of the agent."""
+        """Queue a session after the end of a turn; `model` is the model of the agent."""
         memory = self._memory.made[0]
         workspace = session.workspace or default_workspace(memory, self._workspace)
         wanted = ALL_SCOPES if self._directives else self._scopes
@@ -126,7 +126,7 @@ class ModelLearner:
 
 
 def _listed(text: str) -> list[Any]:
-    """Return the first JSON list of objects in a text, or a list without them; text around it may have brackets too.
+    """Return the first JSON list of objects in a text, else the last other list; text around it may have brackets.
 
     Raises:
         ValueError: there is no list.

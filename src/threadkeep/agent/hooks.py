@@ -83,9 +83,9 @@ class TurnHooks:
                 await self._order.acquire(part.session.session_id, part.root, self.memory.observers)
 
     def _may_wait(self, part: Participation) -> bool:
-        """Return True if an agent waits for its turn. Agents in tools do not, except for an agent's own conversation.
+        """Return True if an agent waits for earlier turns; agents in tools wait only for their own conversation.
 
-        Agents in tools of such agents do not wait either, because two of them could wait for each other.
+        An agent in a tool of such an agent does not wait, because two agents could wait for each other.
         """
         if part.parent is not None:
             return len(tool_of_sessions.get()) < 2
@@ -175,7 +175,7 @@ class TurnHooks:
             part.turn.contexts.add_step(step.call.messages, result)
 
     async def fail_tool_call(self, step: ToolStep, error: BaseException) -> None:
-        """End a tool call that handed over, was interrupted or failed; store the text before a cancelled call."""
+        """End a tool call that handed over, was interrupted or failed; if it was cancelled, store the model's text."""
         part, call = step.part, step.call
         part.root.call_ends()
         if isinstance(error, ParentCommand):
@@ -265,7 +265,7 @@ class TurnHooks:
     def _part(self, call: AgentCall) -> Participation:
         """Return the part of an agent in the turn.
 
-        If the agent has not begun, it continues after an interrupt, or other middleware ended its run before it began.
+        An unknown call continues after an interrupt, or other middleware ended the run before `before_agent`.
         """
         return self._open.of(call.key) or self._new_part(call, resumed=root_callbacks.goes_on is not False)
 
@@ -310,7 +310,7 @@ class TurnHooks:
 
 @dataclass(frozen=True)
 class AgentCall:
-    """The call of an agent for a hook: the run's config and runtime, and the messages of the state."""
+    """The call of an agent as a hook sees it: the run's config and runtime, and the messages of the state."""
 
     config: RunnableConfig
     runtime: Runtime[Any]
@@ -336,11 +336,11 @@ class ModelStep:
     partial: PartialAnswer = field(default_factory=PartialAnswer)
 
     def __enter__(self) -> None:
-        """Start to collect the text of model calls inside the block."""
+        """Start collecting the text of model calls inside the block."""
         self._token = var_child_runnable_config.set(with_callback(self.call.config, self.partial, inherit=True))
 
     def __exit__(self, *_: object) -> None:
-        """Stop to collect the text."""
+        """Stop collecting the text."""
         var_child_runnable_config.reset(self._token)
 
 

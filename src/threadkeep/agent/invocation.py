@@ -103,7 +103,7 @@ def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
 def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> str | None:
     """Return the id that the caller gave to the run, if any; in the nodes of a graph, only the runtime has it.
 
-    Runs of workflows have it in their context, because an agent in a node has its own run id as well.
+    Workflows pass the id in the run's context, because an agent in a node also has a run id of its own.
     """
     if run_id := config.get("run_id"):
         return str(run_id)

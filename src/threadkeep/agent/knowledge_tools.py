@@ -1,6 +1,6 @@
 """Tools with which an agent remembers, recalls and forgets.
 
-The run names the user, the workspace and the session, as for `SessionMemory`; the model never does.
+The run determines the user, the workspace and the session, as for `SessionMemory`; the model cannot choose them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def memory_tool[M: history.Memory, H](
 
 @functools.cache
 def _described(method: Callable[..., Coroutine[Any, Any, str]]) -> BaseTool:
-    """Return a tool with the name, arguments and docstring of a method; its schema takes 10 ms of CPU to make."""
+    """Return a tool with the name, arguments and docstring of a method; cached, because it takes 10 ms of CPU."""
     return StructuredTool.from_function(coroutine=MethodType(method, object()), parse_docstring=True)
 
 
@@ -60,12 +60,12 @@ ALL_SCOPES: tuple[ScopeKind, ...] = ("session", "workspace", "user")
 
 
 def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str | None:
-    """Return the workspace of runs that name none: the given one, else that of the memory's Graphiti options."""
+    """Return the default workspace of runs: the given one, else the workspace of the memory's Graphiti options."""
     return given or memory.graphiti.workspace
 
 
 class OwnScopes(NamedTuple):
-    """The scopes of a run, the most specific first, and the errors of those that cannot be used."""
+    """The usable scopes of a run, the most specific first, and the errors of the others."""
 
     usable: dict[ScopeKind, Scope]
     refused: dict[ScopeKind, InvalidInput]
@@ -74,12 +74,12 @@ class OwnScopes(NamedTuple):
 def scopes_of(
     kinds: Collection[ScopeKind], session_id: str | None, workspace: object, user_id: str | None
 ) -> OwnScopes:
-    """Return the scopes of a run that are of these kinds."""
+    """Return the scopes of a run with the given kinds."""
     found = OwnScopes({}, {})
     for kind, owner in zip(ALL_SCOPES, (session_id, workspace, user_id), strict=True):
         if owner and kind in kinds:
             try:
-                found.usable[kind] = Scope(kind, cast("str", owner))  # it refuses what is no text
+                found.usable[kind] = Scope(kind, cast("str", owner))  # raises unless it is a text
             except InvalidInput as error:
                 found.refused[kind] = error
     return found
@@ -88,8 +88,8 @@ def scopes_of(
 class RunScopes:
     """The scopes of runs: session, workspace and user, if the run has them.
 
-    A run without a user has no user scope. A run that names no workspace has that of the memory's Graphiti options, or
-    else no workspace scope.
+    A run without a user has no user scope. If a run names no workspace, the workspace of the memory's Graphiti options
+    is used; without it, the run has no workspace scope.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ def knowledge_tools(
             for `recall_episodes`, which finds questions and answers of earlier conversations, and `promotions` for
             `promote`, which stores decisions, lessons and the like, and sends them to Graphiti if consent covers it.
         workspace: the workspace of runs that name none in `configurable["workspace"]` or in their context, by default
-            that of the memory's Graphiti options; or a function of a run's config that returns it.
+            the workspace of the memory's Graphiti options; or a function of a run's config that returns it.
         session_id: the function of `SessionMemory` that returns the session of a run, if it has one.
-        user_id: its function that returns the user, if it has one.
+        user_id: the function of `SessionMemory` that returns the user of a run, if it has one.
         embeddings: embeddings of LangChain, with which `recall` also finds facts that share no word with the query.
         embeddings_name: the name under which vectors are stored; by default the model's name.
 
@@ -310,7 +310,7 @@ class _KnowledgeTools:
         refused: str,
         failed: str = _NOT_WRITTEN,
     ) -> str:
-        """Return the answer of a write to a scope of the run; if it is not possible, return the reason.
+        """Write to a scope of the run; return the answer of the tool, or the reason why nothing was written.
 
         Nothing is written if the scope is missing, or if `said` looks like a secret.
         """
@@ -333,7 +333,7 @@ class _KnowledgeTools:
             return failed
 
     def _readable(self, session: Session, runtime: ToolRuntime[Any, Any]) -> tuple[list[Scope], str]:
-        """Return the usable scopes, and sentences about the others; report these."""
+        """Return the usable scopes, and sentences about the unusable ones; report the unusable ones."""
         usable, refused = self._scopes.of(session, runtime.config)
         for error in refused.values():
             self._memory.observers.notify(
@@ -371,12 +371,12 @@ _VERBS: Mapping[MemoryToolKind, tuple[Callable[[_KnowledgeTools], Callable[..., 
 
 
 def events_beside(memory: history.Memory, session: Session) -> SessionEvents:
-    """Return the reporter of reads and writes of a session's agent that are not those of its transcript."""
+    """Return a reporter for reads and writes of an agent other than those of the session's transcript."""
     return SessionEvents(memory.observers, "other", session.session_id)
 
 
 async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidence:
-    """Return the question of a run, by its `seq` if it is stored, and the id of the run."""
+    """Return the evidence of a run: the `seq` of its question if that is stored, and the id of the run."""
     messages = runtime.state["messages"] if isinstance(runtime.state, dict) else []
     asked = next((message for message in reversed(messages) if isinstance(message, HumanMessage)), None)
     message_id = None if asked is None else id_of(asked)

@@ -50,7 +50,7 @@ _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
 _MOST_NAMED = 20
-# A selection is reused for an input if it contains the three best facts for it.
+# A selection is reused if it contains the three best facts for the new input.
 _DECISIVE = 3
 
 
@@ -65,7 +65,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """The facts that a block shows for a set of scopes, and the inputs from which they were selected."""
+    """The facts that a block shows for a set of scopes, with the facts, room and counter of their selection."""
 
     ids: frozenset[str]
     facts: list[Fact]
@@ -99,7 +99,7 @@ class KnownFacts:
         secret or because the run does not have the scope; the model then tells the person.
 
         Raises:
-            InvalidInput: there are no such scopes.
+            InvalidInput: a scope is unknown, or none is given.
         """
         self._memory = OnLoop(memory, lambda opened: opened)
         opened = self._memory.made[0]

@@ -31,7 +31,7 @@ class Call:
     `messages` are the run's own, including the `question`. `budget` is in tokens of `counter`. `max_messages` limits
     the messages of earlier turns. `provider` is the provider of the model. `forgotten` are messages of the run from
     before a reset, `superseded` messages that were superseded in the transcript. `question_as_stored` is True if the
-    transcript has the same text of the question. `shared` is the number of tokens to which shares apply.
+    transcript has the same text of the question. `shared` is the number of tokens that shares are computed from.
     """
 
     messages: Sequence[BaseMessage]
@@ -273,14 +273,14 @@ def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], ro
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges before the question; a later reset does not exclude earlier messages."""
+    """Yield the excluded ranges before the question, cut at the question; skip folded and superseded messages."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else replace(gap, last_seq=min(gap.last_seq, end - 1))
 
 
 def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
-    """Return True if the summary of this range is not sent."""
+    """Return True if a summary covers this range, and the summary is not sent."""
     if gap.reason != "summarised":
         return False
     return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)

@@ -1,4 +1,4 @@
-"""The same memory for plain `StateGraph` users: a turn around any model call, and a ready-made node."""
+"""Session memory for plain `StateGraph` users: a turn around any model call, and a ready-made node."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ class NodeTurns:
             turn.part.root.add_answer(turn.reply, turn.part.author)
 
     def leave(self, part: Participation) -> None:
-        """Let the next turn of the session begin, from any thread."""
+        """Let the next turn of the session begin; any thread may call this."""
         order_of(self._memory).release(part.session.session_id, part.root)
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
-        """Take part in the turn of the run; a question of the program gets a memory that stores nothing."""
+        """Take part in the turn of the run; if the program wrote the question, use a memory that stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         place = place_in(options, config)
@@ -129,7 +129,7 @@ class NodeTurn:
             self.open.contexts.report(self.reply if isinstance(self.reply, AIMessage) else None)
 
     def listen(self, config: RunnableConfig) -> None:
-        """Start to collect the text of model calls in the caller's block."""
+        """Start collecting the text of model calls in the caller's block."""
         self._token = var_child_runnable_config.set(with_callback(config, self.partial, inherit=True))
 
     def stop_listening(self) -> None:

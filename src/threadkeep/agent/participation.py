@@ -1,4 +1,4 @@
-"""The part of an agent in a turn, from its first hook to its answer, and the parts that have not ended."""
+"""Calls of agents in a turn, from the first hook to the answer, and the calls that have not ended."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Caller:
 class Participation:
     """The call of one agent in a turn.
 
-    A `silent` agent was called by the program: it neither reads nor writes the session. `redacted` are the kinds of
+    A `silent` agent was called by the program and neither reads nor writes the session. `redacted` are the kinds of
     data that the agent's `PIIMiddleware` detects. `partial` is the answer of a model call that has not ended. A
     `resumed` agent began in an earlier call of the graph, before an interrupt or in another process.
 
@@ -102,13 +102,13 @@ class Participation:
         """Take part in the turn of the root run, or begin it; an agent with its own input stays silent.
 
         An agent that gets the caller's question begins a turn even if an earlier agent of the run began one with a
-        question of the program.
+        question that the program wrote.
         """
         if not self.root.begun:
             question = question_asked(messages) if self.parent is None else question_before(messages)
             self._begin_root(question, messages)
         elif not self.root.has_part(messages):
-            # The turn may have begun with a question of the program.
+            # The turn may have begun with a question that the program wrote.
             asked = [] if callers_question(self.root.question) else callers_question(messages)
             self._begin_root(asked or None, messages)
         if not self.silent:
@@ -183,7 +183,7 @@ class Participation:
         return turn
 
     async def _ask(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
-        """Store the question without leading messages that are in the transcript; clients may send all of it."""
+        """Store the question without leading messages that are stored already; clients may send the whole chat."""
         history = SentHistory(self.root.question)
         if run_hold.get() is None:
             history = await compare_history(self.memory, self.session, self.root.sent, self.root.question)
@@ -213,12 +213,12 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the question of the turn with its text in the messages."""
+        """Return the question of the turn, each message as it is now in `messages`."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 
     def with_question(self, messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-        """Return the messages with the question as at the last model call if it was removed from the state since.
+        """Return the messages; if the state lost the question, insert it as it was at the last model call.
 
         Middleware that shortens the state, such as `SummarizationMiddleware`, removes the question of a long run.
         """
@@ -234,9 +234,9 @@ class Participation:
         """Continue the turn of a resumed agent; its question is the newest block of human messages.
 
         A human message after an interrupt is a further question. A human message that a tool added, such as an image,
-        is not a question: it follows the tool's result, and the session does not have it. A question with an answer in
-        progress was stored before; if the session does not have it, it was deleted. If only a summary is left of it in
-        the state, it is read from the session.
+        is not a question: it follows the tool's result, and the session does not have it. If an answer is in progress,
+        the question was stored before; if the session does not have it, it was deleted. If the state has only a
+        summary of the question, the question is read from the session.
         """
         question = question_before(messages)
         for block in questions_back(messages):
@@ -363,7 +363,7 @@ class OpenTurns:
         """Settle a call after its run failed.
 
         A question that reached no model is stored without its text, because other middleware may have rejected the
-        text. A rejected answer is not stored; any other text that a model returned is, and so are the tool calls.
+        text. A rejected answer is not stored. Any other text of the model is stored, and the tool calls too.
         """
         if self._calls.get(call.key) is not call:
             return
@@ -430,8 +430,8 @@ class OpenTurns:
     async def _settle_abandoned(self, call: Participation) -> None:
         """Store the held answer of a run that makes no further call.
 
-        The run may still end normally, and its answer must not count as a duplicate, so the held answer gets a new id.
-        The transcript then has both, one marked as interrupted. Otherwise the question would look unanswered.
+        Without the held answer, the question would look unanswered. The run may still end normally; the held answer
+        gets a new id, so that the final answer does not count as a duplicate. The transcript then has both answers.
         """
         said = call.text
         if not call.is_over and isinstance(said, AIMessage):

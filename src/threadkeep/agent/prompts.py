@@ -24,8 +24,8 @@ type Event = Mapping[str, Json]
 class Prompt:
     """The prompt of an event: its text and a stable id.
 
-    The id is that of the event's message, or of the event, or a hash with the ids and times of the annotations. It is
-    never derived from the text alone, because the same text may be sent as two messages.
+    The id is the id of the event's message, else of the event, else a hash of the text with the ids and times of the
+    annotations. It is never derived from the text alone, because the same text may be sent as two messages.
     """
 
     text: str

@@ -16,7 +16,7 @@ NO_RESULT = "This tool was not run to its end: the run stopped before it answere
 """The result of a tool call if its run was cancelled or failed."""
 
 UNREAD_RESULT = "This tool ran, but the run stopped before the model read the result."
-"""The result of a tool call if its tool ended and no model call followed."""
+"""The result of a tool call if the tool ended, but no model call followed."""
 
 NO_ANSWER = "[This message has no answer.]"
 """The answer to a question if its run failed, was cancelled or returned nothing."""
@@ -43,8 +43,8 @@ _PROVIDERS = {
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return history and the messages in state as one list, each id once, in the state's version and order.
 
-    A message that is only in history comes after the nearest earlier message of history that is also in the state. If
-    there is none, it comes before the state's first message, but after the system messages at its beginning.
+    A message that only `history` has follows the nearest earlier message of `history` that `state` has too. Without
+    such a message, it comes before the first message of `state` that is not a system message.
     """
     in_state = {id_of(message) for message in state}
     after: dict[str | None, list[BaseMessage]] = {}
@@ -248,7 +248,7 @@ def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
 def superseded_places(messages: Sequence[BaseMessage], superseded: Collection[str]) -> set[int]:
     """Return the indexes of the messages with these ids, and of the steps that belong to them.
 
-    The steps of a superseded answer are the tool calls and results before it; those of a superseded question follow it.
+    The steps of a superseded answer are the tool calls and results before it. The steps of a question follow it.
     """
     gone: set[int] = set()
     for place, message in enumerate(messages):
@@ -263,7 +263,7 @@ def superseded_places(messages: Sequence[BaseMessage], superseded: Collection[st
 
 
 def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
-    """Return the index after the last message that a reset hides."""
+    """Return the index of the first question after the messages that a reset hides; 0 if it hides none."""
     place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
     while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
         place += 1
@@ -271,7 +271,7 @@ def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> in
 
 
 def _steps(messages: Sequence[BaseMessage], places: range) -> list[int]:
-    """Return the indexes up to the next question or answer."""
+    """Return the indexes of the steps up to the next question or answer."""
     found: list[int] = []
     for place in places:
         message = messages[place]

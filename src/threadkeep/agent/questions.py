@@ -38,7 +38,7 @@ def is_summary(message: BaseMessage) -> bool:
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages, without summaries.
 
-    Return nothing if a system message follows its answer, because the run then speaks without being asked.
+    Return an empty list if a system message follows an answer, because the run then speaks without being asked.
     """
     end = len(messages)
     instructed = False
@@ -62,9 +62,9 @@ def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage
 
 
 def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]) -> int:
-    """Return the index of the first step of a turn without its question; `said_ids` are the model's messages.
+    """Return the index of a turn's first step if the question is missing; `said_ids` are ids of model messages.
 
-    The steps are the calls and results at the end, with drafts, and with messages that tools added to their results.
+    Steps are the tool calls and results at the end, the model's drafts, and messages that tools added to results.
     """
     begin = len(messages)
     for place in range(begin - 1, -1, -1):
@@ -113,7 +113,7 @@ class SentHistory:
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return those of an agent's messages that the caller of its root run sent; the others are from a checkpoint.
+    """Return the agent's messages that the caller of the root run sent; leave out messages from a checkpoint.
 
     A checkpointer keeps a repeated message at its old position, so messages are found by their ids if all have one.
     """
@@ -129,9 +129,9 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 
 
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
-    """Return the question with which an agent's input begins a turn; None for a branch with input of the program.
+    """Return the question that begins a turn in an agent's input; None in a branch whose input the program wrote.
 
-    It is the newest block of human messages; if the program wrote that block, it is the caller's question before it.
+    The question is the newest block of human messages. If the program wrote it, the caller's earlier question is used.
     """
     question, own = question_before(messages), callers_question(messages)
     if {id(message) for message in question} & {id(message) for message in own}:
@@ -140,7 +140,7 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
 
 
 def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return those of an agent's messages that are the question in the input of the root run."""
+    """Return the agent's messages that equal the question in the input of the root run, by id or text."""
     asked = _asked_by_caller()
     ids, texts = {one.id for one in asked if one.id}, {text_of(one) for one in asked}
     own = [one for one in messages if is_question(one) and (one.id in ids or text_of(one) in texts)]
@@ -193,7 +193,7 @@ async def compare_history(
 def _stored_turn(
     sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
 ) -> SentHistory | None:
-    """Return a question that has an answer in the transcript, as it is stored; None if there is none."""
+    """Return the question as it is stored if the transcript already has its answer, otherwise None."""
     found = known_messages(sent, rows, digest, by_place=False).rows
     known = {place: row for place, row in found.items() if row.superseded_at is None}
     asked = [place for place, message in enumerate(sent) if any(message is one for one in question)]
@@ -234,12 +234,12 @@ async def digest_for(memory: Memory, rows: Sequence[Message]) -> Digest | None:
 def known_messages(
     messages: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None = None, *, by_place: bool = True
 ) -> KnownMessages:
-    """Compare messages with the newest rows of a transcript, both in order.
+    """Find the rows of messages in the newest rows of a transcript; both are in order.
 
-    A message is known by its id, or else by its position and text: the stored text, or the received one, which has a
-    keyed digest in the transcript if middleware changed it. Between known messages, a human message has changed if no
-    row has its text. With `by_place`, an answer in a stored answer's position is known: clients may change its text.
-    Messages before the first row are older than it, or from the program. If none is known, none has changed.
+    A message is known if a row has its id, or has its text at a matching position. If middleware changed the text, the
+    row has a keyed digest of the received text. A human message between known messages has changed if no row has its
+    text. With `by_place`, an answer in the position of a stored answer is known, because clients may change the text.
+    Messages before the first row are older, or from the program. If no message is known, none has changed.
     """
     told = _sent(messages, rows, digest)
     pairs = _aligned(told, rows)
@@ -264,9 +264,9 @@ def known_messages(
 
 
 def _opposite(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
-    """Return the rows in the positions of messages between known ones.
+    """Return the row for each message in a gap between known messages.
 
-    If the numbers differ, only answers after a known message have rows: clients join, split and omit answers.
+    If the numbers differ, only answers after a known message get rows: clients join, split and omit answers.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]
@@ -282,8 +282,8 @@ def known_beginning(
     """Return the rows of leading messages of a question that are in the transcript; the last message is always new.
 
     `rows` are the rows after the last known message before the question. Without such a message (`whole`), they are all
-    rows of the session. In this case the leading messages are known if they are all human messages of the session, or
-    all that have no answer.
+    rows that were read. The leading messages are then known if they equal all human messages in the rows; otherwise
+    they are compared with the human messages after the last answer.
     """
     told = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]
@@ -299,9 +299,9 @@ def known_beginning(
 
 
 def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> list[BaseMessage]:
-    """Return the messages, with the known ones as they are stored.
+    """Return the messages; replace known messages with their stored form.
 
-    A known message is removed if its row follows the row of a later message, because the transcript has it there.
+    A known message is removed if its row follows the row of a later message: the transcript has it after that.
     """
     found: list[BaseMessage] = []
     before = None
@@ -352,7 +352,7 @@ def _is_answer(row: Message) -> bool:
 
 
 def _aligned(told: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
-    """Return the longest list of pairs that is in order on both sides; of equally long lists, the newest."""
+    """Return the longest list of pairs that is in order on both sides; prefer newer pairs if lists are equally long."""
     ids, texts = {row.id for row in rows}, {(row.role, row.content) for row in rows}
     received = {row.metadata.get(RECEIVED) for row in rows}
     some = [

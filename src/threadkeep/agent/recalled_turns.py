@@ -1,4 +1,4 @@
-"""The section `selected`: older turns that bear on the new input, quoted with their days and speakers."""
+"""The section `selected`: older turns that are relevant to the new input, quoted with their days and speakers."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _PATIENCE_SECONDS = 3.0
 _DAY_TOKENS = 11
 """The tokens of the line above the turns of a day."""
 _OTHER_COUNTS = 16
-"""If a model has a counter of its own, a sixteenth more is searched: the stored counts may be higher by that much."""
+"""If the model has its own counter, the search gets a sixteenth more tokens, because stored counts may be higher."""
 _UNUSED, _MARGIN = 0.04, 0.01
-"""The part of a room that may be left unused, and the part that is left free when turns are selected a second time."""
+"""The share of the room that may stay unused, and the share that a second selection leaves free."""
 
 
 class RecalledTurns:
     """A source of older turns of the session, or of all sessions of its user, that matter for the input.
 
-    No model is needed. With the extra `meaning`, or with `embeddings` (any of LangChain's), turns are also found that
-    mean the same in other words: each message is embedded once, in the background. `embeddings_name` distinguishes the
-    vectors of different models.
+    No model is needed. With the extra `meaning`, or with LangChain `embeddings`, turns that mean the same in other
+    words are found too; each message is embedded once, in the background. `embeddings_name` distinguishes the vectors
+    of different models.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RecalledTurns:
         embeddings: Embeddings | None = None,
         embeddings_name: str | None = None,
     ) -> None:
-        """Raises `InvalidInput` when the scope is neither `session` nor `user`."""
+        """Raise `InvalidInput` if the scope is neither `session` nor `user`."""
         if scope not in ("session", "user"):
             raise InvalidInput("The scope of recalled turns is 'session' or 'user'.")
         self._memory = OnLoop(memory, lambda opened: opened)
@@ -100,21 +100,21 @@ class _LangChainEmbedder:
 
 
 def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | None:
-    """Return an embedder over a model of LangChain, with a name or else the model's.
+    """Return an embedder that uses LangChain embeddings; its name is `name`, or else the name of the model.
 
-    Without a model it is the built-in one, or None if the extra `meaning` is not installed.
+    Without embeddings, return the built-in embedder, or None if the extra `meaning` is not installed.
     """
     return installed_word_vectors() if embeddings is None else _LangChainEmbedder(embeddings, name)
 
 
 def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
-    """Return the tokens to search for, by the counter of stored messages."""
+    """Return the token limit of the search, as the stored messages are counted."""
     alike = request.counter in (memory.counter, memory.remembered_counts.remembering(memory.counter))
     return room if alike else room + room // _OTHER_COUNTS
 
 
 def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
-    """Return the turns whose message is in the prompt once: a branch has copies of messages, with the same ids."""
+    """Remove turns whose message is in the prompt or was found before; branches copy messages with their ids."""
     seen = set(request.known_ids)
     first: list[FoundTurn] = []
     for turn in found:
@@ -125,12 +125,12 @@ def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[F
 
 
 def _time_of(turn: FoundTurn) -> datetime:
-    """Return when a turn was said."""
+    """Return the time at which a turn was sent, or else stored."""
     return turn.message.sent_at or turn.message.created_at or datetime.min.replace(tzinfo=UTC)
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message, which is counted once or twice."""
+    """Return the best turns that fit, as one message; select a second time if its size misses the room."""
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
     sizes = _sizes(quoted, request.counter)
     budget = room - request.counter(TURNS_HEADER)
@@ -138,7 +138,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
     block = _block_of(found, quoted, places, request)
     tokens = block.entry.tokens
     if tokens > room or (tokens < (1 - _UNUSED) * room and len(places) < len(found)):
-        # The request is counted in another way than the stored messages were.
+        # The counter of the request differs from the counter of the stored messages.
         places = _fitting(quoted, sizes, budget * (1 - _MARGIN) * room / max(tokens, 1))
         other = _block_of(found, quoted, places, request)
         block = other if other.entry.tokens <= room or tokens > room else block
@@ -149,7 +149,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
 
 
 def _fitting(quoted: Sequence[QuotedTurn], sizes: Sequence[int], budget: float) -> list[int]:
-    """Return the places of the turns that fit, best first; one that does not is skipped."""
+    """Return the indexes of the turns that fit, best first; skip turns that do not fit."""
     left = budget
     days: set[object] = set()
     taken: list[int] = []
@@ -163,7 +163,7 @@ def _fitting(quoted: Sequence[QuotedTurn], sizes: Sequence[int], budget: float) 
 
 
 def _sizes(quoted: Sequence[QuotedTurn], counter: TokenCounter) -> list[int]:
-    """Return about how many tokens each turn takes, by the stored counts of the messages."""
+    """Return the approximate tokens of each turn, from the stored counts of the messages."""
     speakers: dict[str, int] = {}
     sizes: list[int] = []
     for turn in quoted:
@@ -181,9 +181,9 @@ def _sizes(quoted: Sequence[QuotedTurn], counter: TokenCounter) -> list[int]:
 def _block_of(
     found: Sequence[FoundTurn], quoted: Sequence[QuotedTurn], places: Sequence[int], request: ExtraRequest
 ) -> Extra:
-    """Return the turns at these places as one message: session by session in chronological order, this one last.
+    """Return the turns at these indexes as one message: grouped by session, oldest first, the own session last.
 
-    A manifest refers to messages. With summaries of archived ones it has the whole text.
+    The entry refers to stored messages. If summaries of archived messages are quoted, it has the whole text.
     """
     home = request.session.session_id
     begins: dict[str, datetime] = {}

@@ -33,13 +33,13 @@ from threadkeep.memory.sync_memory import SyncMemory
 def recorded(
     graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions | None = None
 ) -> RecordedGraph:
-    """Return a graph that begins and ends the turn of its session, such as a graph of `create_supervisor`.
+    """Wrap a graph, such as a graph of `create_supervisor`, so that it begins and ends the turn of its session.
 
-    The question is stored before the graph runs, and the final answer when it ends, with the name of its message as the
-    author. Agents with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the earlier
-    turns before its input; its result does not contain them. For a repeated message of a finished turn, the stored
-    answers are returned, and the graph does not run. It has the methods of the graph: `invoke`, `stream` and `batch`,
-    or `ainvoke`, `astream`, `astream_events` and `abatch`.
+    The question is stored before the graph runs, and the final answer when it ends; the author is the name of the
+    answer's message. Agents with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the
+    earlier turns before its input; its result does not contain them. For a repeated message of a finished turn, the
+    stored answers are returned, and the graph does not run. The wrapper has the methods of the graph: `invoke`,
+    `stream` and `batch`, or `ainvoke`, `astream`, `astream_events` and `abatch`.
 
     The question is stored without the data that `PIIMiddleware` in the graph detects. A kind with a custom detector
     cannot be detected before the graph runs; a `MiddlewareWarning` names it.

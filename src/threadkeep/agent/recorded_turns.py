@@ -85,7 +85,7 @@ class GraphTurns:
         return turn
 
     def leave(self, turn: GraphTurn) -> None:
-        """Let the next turn of the session begin, from any thread."""
+        """Let the next turn of the session begin; any thread may call this."""
         part = turn.part
         if turn.role == "silent":
             return
@@ -150,7 +150,7 @@ class GraphTurn:
         self.given = {**self.given, "messages": [*earlier, *given]}
 
     async def without_outdated(self, saved: Sequence[BaseMessage]) -> None:
-        """Let the graph remove superseded messages, and those from before a reset, from its checkpointer's state."""
+        """Make the graph remove superseded messages and messages before a reset from its checkpointer's state."""
         turn = self.part.turn
         if turn is None or not saved or not isinstance(self.given, Mapping):
             return
@@ -163,9 +163,9 @@ class GraphTurn:
         self.given = {**self.given, "messages": [*outdated, *self.given["messages"]]}
 
     async def find_end(self) -> None:
-        """Read the end of the turn if the message is a repeat of a finished turn.
+        """Read the end of the turn if the caller repeats the message of a finished turn.
 
-        The turn continues if the caller sends its answer and another message after it.
+        If the caller sends the answer and another message after it, the turn continues instead.
         """
         if (turn := self.part.turn) is None:
             return
@@ -190,7 +190,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the final answer unless an agent has; return the answer of another process if that was stored first."""
+        """Store the final answer if no agent did; return the answer of another process if that was stored first."""
         if self.part.silent or not isinstance(state, Mapping) or not state.get("messages"):
             return None
         answer = final_answer(cast("Any", state), ())
@@ -210,7 +210,7 @@ class GraphTurn:
         return winner
 
     def without_history(self, result: Any, winner: AIMessage | None) -> Any:
-        """Remove the earlier turns from the result of a call, and put in the answer that was stored first, if any."""
+        """Remove the earlier turns from a result; replace the answer with `winner`, the one that was stored first."""
         if isinstance(result, GraphOutput):
             return replace(result, value=self.without_history(result.value, winner))
         if not isinstance(result, Mapping) or "messages" not in result or not (self._history or winner):

@@ -50,12 +50,12 @@ tool_of_sessions: ContextVar[tuple[tuple[Identity, str], ...]] = ContextVar("thr
 class RootRun:
     """The turn of one root run in one session.
 
-    LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. Neither the thread id,
-    which nested agents inherit, nor the checkpoint namespace shows which agents take part in the turn; their input
-    does. `question` are the messages that began the turn, `sent` all messages that the caller sent with them. `turn` is
-    the turn of the agent that stored the question. `answers` are the complete answers of all speakers, in order; the
-    `name` of each is its author. A `recorded` run holds its session until the graph ends, not only until an agent's
-    answer.
+    LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. The input of an agent
+    shows if it takes part in the turn; its thread id, which nested agents inherit, and its checkpoint namespace do not.
+    `question` are the messages that began the turn, `sent` all messages that the caller sent with them. `turn` is the
+    turn of the agent that stored the question. `answers` are the complete answers of all speakers, in order; the `name`
+    of each is its author. A `recorded` run holds its session until the graph ends, other runs until an agent's answer
+    is stored.
     """
 
     control: object
@@ -88,12 +88,12 @@ class RootRun:
 
     @property
     def is_cut_off(self) -> bool:
-        """True if the run will not end by itself: it has ended, or there was no activity for ten seconds."""
+        """True if no run should wait for this one: it has ended, or it or its event loop is idle for ten seconds."""
         idle = self.open_calls == 0 and time.monotonic() - self.last_seen > _IDLE_SECONDS
         return idle or self.is_over or any(map(self._is_blocked, self.loops))
 
     def _is_blocked(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return True if an event loop is closed, or has not run for ten seconds since this was first called."""
+        """Return True if an event loop is closed, or has not run for ten seconds since the first check."""
         asked = self._pings.setdefault(loop, now := time.monotonic())
         if asked == now:
             try:
@@ -132,9 +132,9 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages with each question once; copies of the question get its stored id.
+        """Return the messages with the question once; a copy that stands for the question gets its stored id.
 
-        A message with the text of the question is a copy only if no answer of an earlier turn is between them.
+        A message with the same text before an answer of an earlier turn is an earlier question, not a copy.
         """
         by_text = {text_of(message): id_of(message) for message in self.question}
         ids = {id_of(message) for message in self.question}
@@ -210,7 +210,7 @@ class RootRun:
         return self.claim(author, call)
 
     def claim_after_seen(self, author: str | None, call: Hashable, messages: Sequence[BaseMessage]) -> int:
-        """Return the number of an author's answer; count the author's stored answers in `messages` as given.
+        """Return the number of an author's answer, after the numbers of the author's answers in `messages`.
 
         If a root run is resumed in another process, the state has the earlier answers.
         """
@@ -241,7 +241,7 @@ def _is_below(namespace: str, nodes: tuple[str, ...]) -> bool:
 
 
 def own_session(memory: Memory, session: Session, author: str | None) -> Session:
-    """Return the session of an agent's own conversation below a session; it is always the same for the same agent."""
+    """Return the session for an agent's own conversation below a session; the same agent always gets the same one."""
     digest = sha256(dump_json([session.session_id, author]).encode("utf-8", "surrogatepass")).hexdigest()
     return memory.session(f"own:{digest[:32]}", user_id=session.user_id, workspace=session.workspace)
 
@@ -295,9 +295,9 @@ class SessionOrder:
         self._waiting: dict[str, dict[_Turn, RootRun]] = {}
 
     async def acquire(self, session_id: str, run: RootRun, observers: Observers) -> None:
-        """Wait until it is the turn of a root run; other agents of the same run do not wait.
+        """Wait until a root run gets the session; other agents of the same run do not wait.
 
-        A wait of half a minute is reported once. It never ends if a tool uses its own thread to ask the same session.
+        A wait of half a minute is reported once. The wait never ends if a tool asks the same session in its own thread.
         """
         run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop()])}
         with self._lock:
@@ -315,7 +315,7 @@ class SessionOrder:
         def leave() -> None:
             with self._lock:
                 queue.pop(turn, None)
-                # The run may have been let in just when its caller was cancelled.
+                # The run may have got the session just when its caller was cancelled.
                 self._hand_on(session_id, run)
 
         report_at = time.monotonic() + _REPORT_SECONDS
@@ -330,14 +330,14 @@ class SessionOrder:
             queue.pop(turn, None)
 
     def release(self, session_id: str, run: RootRun) -> None:
-        """Let the next root run into the session if this run holds it; any thread may call this."""
+        """Give the session to the next root run if this run holds it; any thread may call this."""
         if run.recorded:
             return
         with self._lock:
             self._hand_on(session_id, run)
 
     def _skip_cut_off(self, session_id: str) -> None:
-        """Let the next root run in if the run that holds the session was cut off."""
+        """Give the session to the next root run if the run that holds it was cut off."""
         with self._lock:
             holder = self._holders.get(session_id)
             if holder is not None and holder.is_cut_off:

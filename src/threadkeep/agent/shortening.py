@@ -16,7 +16,7 @@ from threadkeep.errors import InvalidInput
 type Block = str | dict[str, object]
 
 _LEAST_TEXT = 16
-"""The tokens of text that are kept beside media; to keep less text, media are excluded first."""
+"""The minimum tokens of text beside media; media are excluded before the text is cut further."""
 
 _GONE = " left out"
 _LONGEST_TOKEN = 16
@@ -97,7 +97,7 @@ def _count_without(message: BaseMessage, gone: Collection[int], counter: TokenCo
 
 
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """Return the message with the longest arguments and texts that fit, all cut to one length."""
+    """Return the message with its arguments and texts cut to a common length, the longest that fits."""
     if count_message(_with_short_calls(message, 0), counter) > tokens:
         message = _with_marks(message, media_places(message))
     best = _with_short_calls(message, 0)
@@ -132,7 +132,7 @@ def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
         if isinstance(message.content, str)
         else [_short_block(block, most, arguments) for block in message.content]
     )
-    # Raw calls of some providers are here too; LangChain rebuilds them from the calls.
+    # Remove the raw calls of some providers; LangChain rebuilds them from `tool_calls`.
     extra = {name: value for name, value in message.additional_kwargs.items() if name not in _RAW_CALLS}
     return message.model_copy(update={"tool_calls": calls, "content": content, "additional_kwargs": extra})
 

@@ -41,7 +41,7 @@ class TurnContext:
     """The contexts of one turn. The last call's manifest is stored with the answer, the others in the background.
 
     `question_seq` is the `seq` of the last message of the question, if it is known, and `questions` is the number of
-    its messages. A repeated question may differ from the stored text; `question_as_stored` is True if it is equal.
+    its messages. `question_as_stored` is False if the text of a repeated question may differ from the stored text.
     `sent_rows` are the stored rows that were compared with the history that a client sent.
     """
 
@@ -83,7 +83,7 @@ class TurnContext:
         self._later_ids: set[str | None] = set()
 
     async def store_question(self, messages: Sequence[Message]) -> Receipt | None:
-        """Store the question and read the past in one transaction; return None if that is not possible now."""
+        """Store the question and read the past in one transaction; return None if the caller must store it alone."""
         options = self._options
         if not self._transcribed or options.no_history:
             return None
@@ -93,11 +93,11 @@ class TurnContext:
 
     @property
     def has_steps(self) -> bool:
-        """True if steps of the turn are to be stored when it ends."""
+        """True if the turn has steps to store when it ends."""
         return self._transcribed and self._steps.waiting
 
     def add_step(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add a tool call that ended to the steps of the turn; `messages` are those of the state."""
+        """Add a finished tool call to the steps of the turn; `messages` are the messages of the state."""
         self._steps.add(messages, result)
 
     @property
@@ -111,7 +111,7 @@ class TurnContext:
 
     @property
     def manifest(self) -> ContextManifest | None:
-        """The record of the last call, until it is stored."""
+        """The manifest of the last call; None before the first call, and after it was queued or stored."""
         return self._open[0] if self._open is not None else None
 
     async def build(
@@ -124,7 +124,7 @@ class TurnContext:
         author: str | None = None,
         ordinal: int = 1,
     ) -> Assembled:
-        """Return the messages of one model call; `author` and `ordinal` identify the answer that it leads to.
+        """Return the messages of one model call; `author` and `ordinal` identify the speaker's answer.
 
         Raises:
             BudgetTooSmall: the system message, the newest user message and the newest step do not fit.
@@ -180,7 +180,7 @@ class TurnContext:
     def report(self, reply: AIMessage | None) -> None:
         """Add the usage that the provider reported to the manifest of the last call.
 
-        The manifest waits for the answer, unless the model called tools or the run stores it.
+        The manifest waits for the answer. If the model called tools or a run executes the turn, it is queued at once.
         """
         reported = usage_of(reply)
         if self._open is not None and reported is not None:
@@ -193,7 +193,7 @@ class TurnContext:
             self.keep()
 
     def keep(self) -> None:
-        """Queue the record of the last call to be stored."""
+        """Queue the manifest of the last call for storing."""
         if self._open is None or (entry := self._entry()) is None:
             return
         if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
@@ -209,7 +209,7 @@ class TurnContext:
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
-        """Return the statements for the transaction of the answer: the last call's record, and the moved anchor."""
+        """Return statements for the answer's transaction, which store the last call's manifest and the new anchor."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self._session.session_id or manifests.has_earlier(entry)):
             entry = None
@@ -219,7 +219,7 @@ class TurnContext:
         return Joined((), records if anchor is None else [*records, anchor])
 
     def stored_with_answer(self) -> None:
-        """Note that the transaction of the answer has executed the statements of `joined`."""
+        """Note that the statements of `joined` were executed with the answer."""
         self.anchored = True
         if self._joins_record:
             self._open = None
@@ -239,7 +239,7 @@ class TurnContext:
         )
 
     async def settle(self, *, anchored: bool = False) -> None:
-        """Store the data that later turns need, and queue the session for compression, because the turn has ended.
+        """End the turn: store the data that later turns need, and queue the session for compression.
 
         If the answer of another process was adopted, the steps of this process are not stored. If the turn is
         `anchored`, the anchor is already stored. Database failures are only reported.
@@ -288,7 +288,7 @@ class TurnContext:
             )
 
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages, with those before the question in their stored form if the transcript has them."""
+        """Return the messages; replace those before the question with their rows if the transcript has them."""
         start = self._start(messages)
         if start == 0:
             return [*messages]
@@ -300,9 +300,9 @@ class TurnContext:
         return [*in_order(messages[:start], known.rows), *messages[start:]]
 
     async def _of_later_turns(self, messages: Sequence[BaseMessage], run_id: str) -> set[str | None]:
-        """Return the ids of the messages of later turns, which a checkpointer's state has after a repeated question.
+        """Return the ids of messages of later turns; a checkpointer's state has them after a repeated question.
 
-        The messages after the last one that another run has stored are from this run.
+        The messages after the last message that another run stored belong to this run.
         """
         after = messages[self._end(messages) :]
         with contextlib.suppress(StoreError, TimeoutError):
@@ -314,7 +314,7 @@ class TurnContext:
         return set()
 
     async def _is_later(self, message: BaseMessage, run_id: str) -> bool:
-        """Return whether another run has stored a message after the question."""
+        """Return True if another run stored this message after the question."""
         if self.question_seq is None:
             return False
         async with self._session.timeout():
@@ -374,7 +374,7 @@ class TurnContext:
         return replace(draft, extras=tuple(self._extras))
 
     def _wants(self, section: Section) -> bool:
-        """Return True if a section is wanted; without history, quoted older turns are not, but a knowledge base is."""
+        """Return True if a section is used; without history, quoted older turns are left out."""
         return section != "selected" or not self._options.no_history
 
     def _end(self, messages: Sequence[BaseMessage]) -> int:
@@ -439,14 +439,14 @@ class TurnContext:
 
 
 def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
-    """Return a past without messages, in which all messages are excluded for the same reason."""
+    """Return an empty past that excludes all earlier messages as `over_limit`."""
     last = (question_seq or 0) - questions
     excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
     return Recollection((), excluded=excluded, question_seq=question_seq, questions=questions)
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the tokens that the first call of a turn left for its window, by the stored counts."""
+    """Return the tokens left for the window in the first call of a turn, as the stored messages are counted."""
     taken = 0
     for entry in sent.entries:
         if entry.section not in ("system", "summary"):

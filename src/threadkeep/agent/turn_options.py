@@ -37,7 +37,7 @@ AUTO_TOKENS: Final = 4_000
 _MOST_NAME_CHARACTERS: Final = 200
 
 AUTO_SHARED_TOKENS: Final = 16_000
-"""The budget of which shares are parts if a model has a larger window: sections do not fill a huge window."""
+"""The maximum budget for computing the shares of sections, so that sections do not fill a huge window."""
 
 
 class TurnLearning(Protocol):
@@ -69,12 +69,12 @@ class TurnOptions:
     `session_id` and `user_id` are functions of a run's config, or of the config and LangGraph's runtime. By default the
     session is `configurable["thread_id"]` and the user `configurable["user_id"]`; without them, the run's context names
     them: its `session_id` or `thread_id`, and its `user_id`. `keep_originals` stores the full LangChain message beside
-    its text. Without `answers` the question is stored and the reply of the model is not: it is an intermediate step.
+    its text. Without `answers` only the question is stored: the reply of the model is an intermediate step.
 
-    `scope` is the conversation of the agent: the session's turn, one of its `own` below the session, or `none`.
-    `question_text` is what is stored of a question: the text after other middleware (`"sent"`, so that redaction holds)
-    or the text as the caller gave it (`"received"`, if middleware adds to it). `ordered`: turns of one session go one
-    after the other in this process.
+    `scope` is the conversation of the agent: the turn of the session, its `own` conversation below it, or `none`.
+    `question_text` selects the stored text of a question: the text after other middleware (`"sent"`, so that redaction
+    applies), or the text of the caller (`"received"`, if middleware adds to it). With `ordered`, the turns of a session
+    are executed one after the other in this process.
     """
 
     max_messages: Limit = "auto"
@@ -99,7 +99,7 @@ class TurnOptions:
         """Check the options.
 
         Raises:
-            InvalidInput: a limit is below zero, or an option is not of its kind.
+            InvalidInput: a limit is below zero, or an option has an invalid value.
             BudgetTooSmall: the window leaves no room for a prompt; names the three numbers.
         """
         Limits(self.message_limit, None if self.max_tokens == "auto" else self.max_tokens)
@@ -124,7 +124,7 @@ class TurnOptions:
 
     @cached_property
     def message_limit(self) -> int | None:
-        """The number of earlier messages in a call at most; None means no such limit."""
+        """The maximum number of earlier messages in a call; None means no limit."""
         if self.max_messages != "auto":
             return self.max_messages
         return AUTO_MESSAGES if self.max_tokens == "auto" else None
@@ -136,11 +136,11 @@ class TurnOptions:
 
     @cached_property
     def no_history(self) -> bool:
-        """Return whether earlier turns are left out."""
+        """True if earlier turns are left out."""
         return self.max_messages == 0 or self.max_tokens == 0
 
     def budget_in(self, room: int, *, known: bool) -> int:
-        """Return the budget of a call, given the tokens that the model takes; `known` says that its window is known."""
+        """Return the budget of a call; `room` is the model's limit in tokens, `known` says if its window is known."""
         if self.max_tokens == "auto":
             return room if known else min(AUTO_TOKENS, room)
         return min(self.max_tokens or room, room)
@@ -174,9 +174,9 @@ def _check_turns(turns: object) -> None:
 class CallPlace:
     """The owner of the model calls of a workflow's node.
 
-    Their records are stored under `run_id`, with the session `session_id`, or with the run if it is None. Earlier turns
-    are those of the session, or of a `conversation` elsewhere. Without a `transcript` there are none, and the turn is
-    not stored.
+    The manifests are stored under `run_id`, with the session `session_id`, or with the run if that is None. Earlier
+    turns come from the session, or from a `conversation` elsewhere. Without a `transcript`, there are no earlier turns,
+    and the turn is not stored.
     """
 
     run_id: str
@@ -293,7 +293,7 @@ class ModelFacts:
 
 
 def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
-    """Return the facts of a model; its window is the override, else its profile's, else that of its name."""
+    """Return the facts of a model; its window comes from the override, else its profile, else its name."""
     name = _name_of(model)
     profile = getattr(model, "profile", None)
     told = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None

@@ -40,7 +40,7 @@ from threadkeep.observe import HistoryDiffers
 from threadkeep.records import Json, Message, Receipt, Status
 
 _READ_PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
-"""Seconds before each attempt to read the answer of another process, which a caller gets instead of this one."""
+"""Seconds before each attempt to read the answer that another process stored first."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class OpenTurn:
         self._hold = run_hold.get()
         self._known_question_id: str | None = None
         self.question_id = id_of(self.question[-1]) if self.question else None
-        """The stored id of the newest message of the question, which is the turn's own id."""
+        """The stored id of the newest message of the question; it identifies the turn."""
 
     async def begin(
         self,
@@ -259,8 +259,8 @@ class OpenTurn:
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
         """Store the speaker's answer unless it is empty. Cancelling the caller does not stop this.
 
-        Returns the answer that was stored instead: the answer of another process, if that was first, or this answer
-        with a new id, if another message of the session has its id.
+        Returns the answer of another process if that was stored first, or this answer with a new id if another message
+        of the session has its id; otherwise None.
 
         Raises:
             TurnInMemoryOnly: neither the database nor the disk accepts the answer; a repeat gets it later.
@@ -269,7 +269,7 @@ class OpenTurn:
         return await self._memory.finish(self._close, message, status)
 
     async def _close(self, message: BaseMessage, status: Status) -> AIMessage | None:
-        # A deleted question gets no answer. If another process owns the run, the partial answer of this one is dropped.
+        # A deleted question gets no answer. If another process owns the run, this process drops its partial answer.
         given_up = self._forgotten or (status != "complete" and self._hold is not None and self._hold.lost)
         winner = None
         if self._options.answers and transcript_text(message).strip() and not given_up:
@@ -331,10 +331,10 @@ class OpenTurn:
         return None if first is None else as_answer(first)
 
     async def _first_answer(self, answer_id: str, *, told: bool) -> Message | None:
-        """Return the answer that was stored first, which callers get instead of this one; None if it was deleted.
+        """Return the answer that was stored first, for callers to get instead of this one; None if it was deleted.
 
         Raises:
-            StoreUnavailable: it cannot be read in time. A run waits for the database, as at its end.
+            StoreUnavailable: the answer cannot be read in time. In a run, the read is retried until it succeeds.
         """
         pauses = _READ_PAUSES if self._hold is None else chain(_READ_PAUSES, repeat(_READ_PAUSES[-1]))
         for pause in pauses:
