@@ -48,7 +48,7 @@ _ATTACHMENT: TypeAdapter[Attachment] = TypeAdapter(Attachment)
 class ThreadkeepStore[TContext](Store[TContext]):
     """A `Store` of ChatKit over a memory: a thread is a session, an item is a message.
 
-    Messages of user and assistant are stored like those of other channels. Other items (widgets, tasks, hidden context)
+    User and assistant messages are stored like messages of other channels. Other items (widgets, tasks, hidden context)
     are stored as notes, which are never sent to a model. The store does not find threads and attachments of other
     users.
     """
@@ -58,17 +58,17 @@ class ThreadkeepStore[TContext](Store[TContext]):
 
         Args:
             memory: the memory that contains the sessions.
-            user_id: returns the verified user of a request's context; with None, all sessions are visible.
+            user_id: returns the verified user in the context of a request; None makes all sessions visible.
         """
         self.memory = memory
         self._user_id = user_id
 
     def generate_thread_id(self, context: TContext) -> str:
-        """Return a new id, which has more digits than ChatKit's own ids."""
+        """Return a new id, longer than ChatKit's own ids."""
         return _new_id("thread")
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: TContext) -> str:
-        """Return a new id, which has more digits than ChatKit's own ids."""
+        """Return a new id, longer than ChatKit's own ids."""
         return _new_id(item_type)
 
     def session(self, thread_id: str, context: TContext) -> Session:
@@ -76,7 +76,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return self.memory.session(thread_id, user_id=self._user_id(context))
 
     async def load_thread(self, thread_id: str, context: TContext) -> ThreadMetadata:
-        """Return a thread; every session of the user is a thread."""
+        """Return a thread. Every session of the user is a thread."""
         return _thread(await self._info(self.session(thread_id, context)))
 
     async def save_thread(self, thread: ThreadMetadata, context: TContext) -> None:
@@ -95,7 +95,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
     async def load_threads(self, limit: int, after: str | None, order: str, context: TContext) -> Page[ThreadMetadata]:
         """Return a page of threads in the order of their last activity; `desc` begins with the newest.
 
-        A thread that becomes active between two pages may be returned twice; descending pages omit no thread.
+        A thread that becomes active between two calls may be returned twice. Descending pages omit no thread.
         """
         user_id = self._user_id(context)
         if order == "asc":
@@ -121,7 +121,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
     async def load_thread_items(
         self, thread_id: str, after: str | None, limit: int, order: str, context: TContext
     ) -> Page[ThreadItem]:
-        """Return a page of items; this reads the whole thread."""
+        """Return a page of items. Each call reads the whole thread."""
         items = list((await self._items(thread_id, context)).values())
         return _page(items[::-1] if order == "desc" else items, after, limit)
 

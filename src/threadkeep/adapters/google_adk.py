@@ -45,11 +45,11 @@ _STALE = (
 
 
 class SessionService(BaseSessionService):
-    """A session service of ADK over a memory. Texts of events are messages, visible to other channels and to searches.
+    """An ADK session service over a memory. Texts of events are stored as messages, which other channels can read.
 
     An event, its changes to shared state, and the number of its revision are stored in one transaction. If several
-    writers store the same revision, only the first succeeds. The state of a session is the sum of its events. Messages
-    of other channels are returned as events. Events that were taken back, or precede a reset, are not returned.
+    writers store the same revision, only the first succeeds. The events of a session determine its state. Messages of
+    other channels are returned as events. Events that were taken back, or precede a reset, are not returned.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -95,7 +95,7 @@ class SessionService(BaseSessionService):
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         """Return the sessions of an app, or of one user of it, oldest activity first.
 
-        The database selects the sessions; their events are read to compute the state of each.
+        The database selects the sessions. The state of each session is computed from its events.
         """
         prefix = f"adk:{keys.escape_key(app_name)}:" if user_id is None else _prefix(app_name, user_id)
         sessions: list[Session] = []
@@ -170,7 +170,7 @@ class SessionService(BaseSessionService):
             if await stored.find(f"{_REVISION}{marker}") is None:
                 raise SessionNotFoundError(f"Session {session.id} not found.")
             return int(marker)
-        # The session was not read from this service (but from a dump, for example); its last event must be the newest.
+        # The session comes from elsewhere, such as a dump. Accept it only if its last event is the newest stored one.
         newest = await self._read(session.app_name, session.user_id, session.id)
         if newest is None:
             raise SessionNotFoundError(f"Session {session.id} not found.")
@@ -222,8 +222,8 @@ class SessionService(BaseSessionService):
 class MemoryService(BaseMemoryService):
     """A memory service of ADK over a memory.
 
-    An event with a text is a message with the event's id. So a session can be added again, and a session of
-    `SessionService` need not be added.
+    The text of an event is stored once, as a message with the event's id. So a session can be added again, and the
+    sessions of `SessionService` are already there.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -244,15 +244,15 @@ class MemoryService(BaseMemoryService):
         session_id: str | None = None,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Store the texts of events that are not yet stored; without a session id, in a common session of the user."""
+        """Store the texts of events that are not yet stored. Without a session id, use a common session of the user."""
         key = f"{_prefix(app_name, user_id)}{keys.escape_key(session_id or 'events')}"
         if messages := [message for event in events if (message := _message(event)) is not None]:
             await self._memory.session(key, user_id=user_id).append(messages)
 
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
-        """Search the user's earlier sessions of the app; return up to 20 messages, most words of the query first.
+        """Search the user's sessions of the app; return up to 20 messages, with the most matching words first.
 
-        With equal numbers, rare words decide. For each word, the best 500 messages are compared.
+        Among messages with equally many words, rare words decide. For each word, the best 500 messages are compared.
         """
         prefix = _prefix(app_name, user_id)
         found: dict[tuple[str, int | None], SearchHit] = {}

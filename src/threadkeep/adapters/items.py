@@ -21,8 +21,8 @@ _PAGE = 50
 def item_message(framework: str, item: Json, *, role: Role | None, text: str, message_id: str | None = None) -> Message:
     """Return the message that stores an item; `original` contains the item under the framework's name.
 
-    Without a role or a text, the item is not an utterance (but a tool's result or reasoning, for example). It becomes a
-    note with `text` as its label; no context window contains notes.
+    An item without a role or a text is not an utterance; it can be a tool's result or reasoning. It is stored as a note
+    with `text` as its label. Context windows contain no notes.
     """
     return Message(
         role=role if role and text else "system",
@@ -98,9 +98,9 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Take back the newest active message since the last reset that matches `keep`; return it, or None.
+    """Take back the newest active message since the last reset, among messages that match `keep`; return it, or None.
 
-    Newer notes that do not match `keep` are taken back as well.
+    Newer messages are taken back too.
     """
     while await read_messages(session, 1, keep=keep):
         taken = await session.take_back()

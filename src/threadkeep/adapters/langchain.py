@@ -21,7 +21,7 @@ _NAME = "langchain"
 
 
 class ChatHistory(BaseChatMessageHistory):
-    """A session of a memory as a chat history of LangChain, with blocking and asynchronous methods.
+    """A LangChain chat history over a session of a memory, with blocking and asynchronous methods.
 
     Tool calls, tool results and system messages are stored as notes. The history returns them unchanged; the contexts
     of other agents do not contain them.

@@ -44,7 +44,7 @@ class SaidMessage(BaseModel):
 
 @dataclass(frozen=True)
 class McpCaller:
-    """The user on whose behalf a client calls (None: all sessions), and whether the client may write."""
+    """The user for whom a client calls (None: all users), and whether the client may write."""
 
     user_id: str | None = None
     writes: bool = False

@@ -28,9 +28,9 @@ _NAME = "openai-agents"
 
 
 class AgentsSession:
-    """A session of a memory as the `Session` of the OpenAI Agents SDK, usable on any event loop.
+    """A `Session` of the OpenAI Agents SDK over a session of a memory, usable on any event loop.
 
-    Messages of user and assistant are stored like those of other agents. Tool calls, tool results and reasoning are
+    User and assistant messages are stored like messages of other agents. Tool calls, tool results and reasoning are
     stored as notes. The session returns them unchanged; the contexts of other agents do not contain them.
     """
 
@@ -51,7 +51,7 @@ class AgentsSession:
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the newest items since the last reset, oldest first.
 
-        Without `limit`, the limit of `session_settings` applies, if there is one.
+        Without `limit`, the limit in `session_settings` applies, if it is set.
         """
         limit = resolve_session_limit(limit, self.session_settings)
         messages = await self._session.call(lambda session: read_messages(session, limit, keep=_is_item))

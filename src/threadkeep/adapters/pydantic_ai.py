@@ -32,17 +32,17 @@ _read_last: ContextVar[str | None] = ContextVar("conversation_read_last", defaul
 class Conversations(ConversationStore):
     """The conversation store of Pydantic AI over a memory: a conversation is the session with its id.
 
-    An entry is a message with the entry's id: prompts and answers are in the transcript like those of other agents,
-    tool calls and tool results are notes in it. Each save is one transaction, and of two saves of one revision the
-    first succeeds. Entries that a branch leaves are superseded, and can be read again; a fork is a branch of the
+    An entry is stored as a message with the entry's id. Prompts and answers are stored like messages of other agents,
+    tool calls and tool results as notes. Each save is one transaction. If two writers save the same revision, only the
+    first succeeds. Entries that a branch leaves are superseded, but can still be read. A fork is a branch of the
     session, with copies of its messages.
     """
 
     def __init__(self, memory: Memory, *, user_id: str | None = None) -> None:
-        """Create a store; with a `user_id` it has the conversations of that user only.
+        """Create a store; `user_id` limits it to the conversations of that user.
 
         Raises:
-            InvalidInput: the memory keeps its sessions in a graph store.
+            InvalidInput: the memory stores its sessions in a graph store.
         """
         if memory.in_graph_store:
             raise InvalidInput("Conversations of Pydantic AI need a memory in SQL tables; open one by a database URL.")
@@ -58,13 +58,13 @@ class Conversations(ConversationStore):
                 await self._session(conversation_id).delete()  # the delete was interrupted
                 return None
             record = item.get("record")
-            # A fork has copies of the records of its origin.
+            # A fork also contains copies of its origin's records.
             if isinstance(record, Mapping) and record["conversation_id"] == conversation_id:
                 return _RECORD.validate_json(json.dumps(record))
         return None
 
     async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
-        """Return the records, or those of a scope, newest first; each conversation is read."""
+        """Return the records, or only the records of a scope, newest first. Each conversation is read."""
         names = await self._memory.channels.state.values_of(self._scope, "conversation:")
         found = [await self.read_record(name.removeprefix("conversation:")) for name in names]
         records = [one for one in found if one is not None and scope in (None, one.scope)]
@@ -80,8 +80,8 @@ class Conversations(ConversationStore):
         """Store a record and its new entries in one transaction; a repeated call changes nothing.
 
         Raises:
-            ConversationConflict: the stored revision is another one, or the head is not stored.
-            WrongUser: the conversation is another user's.
+            ConversationConflict: the stored revision is not `expected_revision`, or the head is not stored.
+            WrongUser: the conversation belongs to another user.
             StoreUnavailable: the database does not answer; the same call can be repeated.
         """
         stored = await self.read_record(record.conversation_id)
@@ -102,10 +102,10 @@ class Conversations(ConversationStore):
             raise ConversationConflict(record.conversation_id)
 
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
-        """Delete the session of a conversation with all its messages; forks have copies of theirs.
+        """Delete the session of a conversation with all its messages. Forks keep their own copies.
 
         Raises:
-            ConversationConflict: the stored revision is another one.
+            ConversationConflict: the stored revision is not `expected_revision`.
         """
         stored, session = await self.read_record(conversation_id), self._session(conversation_id)
         note = _note(conversation_id, expected_revision, {"deleted": conversation_id})
@@ -117,10 +117,10 @@ class Conversations(ConversationStore):
             await self._memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry, of the conversation that was read last or of the one that stored it first.
+        """Return an entry of the conversation that was read last, or else of the conversation that stored it first.
 
         Raises:
-            LookupError: there is none.
+            LookupError: neither conversation has the entry.
         """
         _, message = await self._find(entry_id)
         return cast("ConversationEntry", _entry(message))
@@ -140,9 +140,9 @@ class Conversations(ConversationStore):
         return history[::-1]
 
     async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
-        """Return the `seq` after which a record leaves entries, if any; it continues from the entry.
+        """Return the `seq` of the entry that a record continues from, if later entries must be superseded; else None.
 
-        If another session has that entry, it is branched.
+        If the entry belongs to another session, branch that session.
         """
         session, seq = self._session(record.conversation_id), 0
         if entry_id is not None:
@@ -183,7 +183,7 @@ class Conversations(ConversationStore):
 
 
 def _note(conversation_id: str, revision: str | None, item: Json) -> Message:
-    """Return the note of the only write that may follow a revision."""
+    """Return the note of a write. Its id contains the previous revision, so only one write can follow each."""
     name = f"{conversation_id}:{revision or ''}"
     return item_message(_NAME, item, role=None, text="[conversation]", message_id=name)
 
@@ -197,7 +197,7 @@ def _message(entry: ConversationEntry) -> Message:
 
 
 def _text(message: ModelMessage) -> str:
-    """Return what a person or a model says in a message."""
+    """Return the text that a person or a model wrote in a message."""
     texts: list[str] = []
     for part in message.parts:
         if isinstance(part, UserPromptPart | TextPart):

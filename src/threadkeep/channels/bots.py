@@ -52,7 +52,7 @@ class Texts:
         """Return the texts with some of them replaced.
 
         Raises:
-            InvalidInput: there is no text of that name.
+            InvalidInput: a text has an unknown name.
         """
         names = [field.name for field in fields(self)]
         if unknown := sorted(set(texts) - set(names)):
@@ -109,7 +109,7 @@ class SenderRates:
     def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        # Message ids by sender, with their times; None means that the sender was asked to wait.
+        # For each sender, the time of each message id. The id None means that the sender was asked to wait.
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
@@ -207,7 +207,7 @@ def question_text(run: Run, texts: Texts) -> str:
 
 
 def is_answered_by_text(run: Run) -> bool:
-    """Return True if a run asks exactly one question, and it is a text or has a text as its `question`."""
+    """Return True if a run asks exactly one question, which is a text or has a text as its `question`."""
     asked = _questions(run)
     return len(asked) == 1 and asked[0] is not None
 
@@ -227,7 +227,7 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # The outbox deletes old messages. A message that is being sent may already have arrived.
+    # A missing entry was sent: the outbox deletes old ones. A message that is being sent may have arrived.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 

@@ -53,7 +53,7 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
         return TEXTS[self.language].changed(self.texts)
 
     def options[O: DataclassInstance](self, kind: type[O], **others: object) -> O:
-        """Return options of type `kind`, from `others` and, for the rest, from the settings of the same names.
+        """Return options of type `kind`, with values from `others`, or else from the settings of the same names.
 
         Raises:
             InvalidInput: an option is invalid.
@@ -212,7 +212,7 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
             bot.all_texts()
         except InvalidInput as error:
             raise InvalidInput(f"{path}: channel {bot.name!r}: {error}") from None
-        # Only one of two channels for the same Telegram bot would receive the messages.
+        # If two channels had the same Telegram bot, only one of them would receive its messages.
         if bot.kind == "telegram" and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
             raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")
 
@@ -239,7 +239,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     location = [str(part) for part in first["loc"]]
     if location[:1] == ["channels"] and len(location) > 1:
-        # The third part is the kind, if the kind is known.
+        # The third part is the kind of the bot, if pydantic recognized it.
         location = [f"channel {int(location[1]) + 1}", *location[3 if len(location) > 3 else 2 :]]
     problem = {
         "missing": "is missing; add it",
@@ -253,9 +253,9 @@ def _sentence(error: ValidationError) -> str:
 
 
 def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, str]) -> None:
-    """Append a bot to the file, or create the file, readable only by its owner because it can contain secrets.
+    """Append a bot to the file; create a missing file. Only its owner can read it, because it can contain secrets.
 
-    Existing comments and the order of the file stay the same.
+    Existing comments and the existing order stay.
 
     Raises:
         InvalidInput: the result would be invalid, or `channels` is not a list at the end of the file.

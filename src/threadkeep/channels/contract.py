@@ -111,7 +111,7 @@ class Ignored:
 
 @dataclass(frozen=True)
 class ChatMigrated:
-    """A Telegram group that became a supergroup: the conversation keeps the old id."""
+    """The change of a Telegram group into a supergroup. The conversation keeps the old id."""
 
     old_chat_id: str
     new_chat_id: str
@@ -138,7 +138,7 @@ class MessageRecalled:
 class AnswerFailed:
     """A part of an answer that the platform first accepted and then could not deliver.
 
-    `sent_id` is the id with which it was sent, `error` the kind of error, and `address` where it can be sent again.
+    `sent_id` is the id of the sent part, `error` the kind of error, and `address` the address for sending it again.
     """
 
     session_id: str
@@ -156,7 +156,7 @@ class StreamRefresh:
 
 @dataclass(frozen=True)
 class ChatEntered:
-    """A person opened the chat with a WeCom AI bot. The response may contain a welcome text."""
+    """A notice that a person opened the chat with a WeCom AI bot. The response may contain a welcome text."""
 
     session_id: str
 
@@ -187,8 +187,8 @@ class Channel(Protocol):
     Guarantees:
 
     - `receive` verifies the exact bytes of a callback, in constant time, before it parses more than their envelope.
-    - `receive` raises nothing once a callback is verified: an update that it does not understand is `Ignored`.
-    - An `IncomingMessage` has non-blank text, a `session_id` and a `message_id`, which are the same for each delivery.
+    - After verification, `receive` raises no error: an update that it cannot interpret is `Ignored`.
+    - An `IncomingMessage` has non-blank text. Its `session_id` and `message_id` are the same for each delivery.
     - Errors and the `repr` of records contain no secrets and no text of a message.
     """
 
@@ -202,7 +202,7 @@ class Channel(Protocol):
 
     @property
     def scope(self) -> str:
-        """The bot's identity on its platform, whatever its configured name. Offsets and tokens belong to it."""
+        """The bot's identity on its platform, independent of its name. Offsets and tokens are stored under it."""
 
     def receive(self, callback: Callback) -> Received:
         """Verify a callback and parse it.
@@ -278,7 +278,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Later:
-    """The part must be sent again, after `seconds` if the platform says so. `error` is the kind of error.
+    """The part must be sent again, after `seconds` if they are set. `error` is the kind of error.
 
     If `uncertain` is True, the part may have arrived, because the connection broke after sending.
     """
@@ -319,7 +319,7 @@ class ChannelClient(Protocol):
         """Show the person that the bot is working, if the platform can."""
 
     async def account(self) -> Account | str:
-        """Return what the platform reports about the bot, for operators, or the kind of an error."""
+        """Return the platform's data about the bot, for operators, or the kind of an error."""
 
 
 def read_json(text: str | bytes) -> Json:

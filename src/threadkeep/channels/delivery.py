@@ -29,7 +29,7 @@ class DeliveryOptions:
     A process claims a message for `claim_seconds`, which must be longer than sending a part takes. A message that is
     undelivered after `give_up_seconds` is marked as failed. Finished messages are remembered for `keep_seconds`, so
     that a repeated update gets no second answer. If a message has no run after `take_again_seconds`, its process may
-    have died, and the message is taken again; without success it expires after `unasked_seconds`.
+    have died, and the message is taken again; if that fails, it expires after `unasked_seconds`.
     """
 
     concurrency: int = 16
@@ -66,7 +66,7 @@ class Delivery:
         self._woken.set()
 
     async def keep_delivering(self, take_left: Callable[[timedelta], Awaitable[None]]) -> None:
-        """Deliver until cancelled; call `take_left` to process the messages of processes that died."""
+        """Deliver until cancelled; call `take_left` to process messages that dead processes left."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.poll_seconds):
@@ -79,7 +79,7 @@ class Delivery:
                     await take_left(timedelta(seconds=self._options.take_again_seconds))
 
     async def finish(self, *, seconds: float) -> None:
-        """Send the answers that are ready, within `seconds`; other processes, or this one later, send the rest."""
+        """Send the answers that are ready, within `seconds`. The rest stays in the outbox and is sent later."""
         with contextlib.suppress(StoreError):
             await self.deliver_due()
         if self._sending:
@@ -174,7 +174,7 @@ class Delivery:
 
 
 async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
-    """Mark an answer as failed that the platform had accepted but could not deliver."""
+    """Mark an answer as failed if the platform accepted a part but later could not deliver it."""
     outbox = memory.channels.outbox
     for message in await outbox.sent(bot.name, failed.session_id):
         ids = [Part("", _key(message, index)).sent_id for index in range(message.parts_sent)]

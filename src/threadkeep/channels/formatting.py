@@ -15,7 +15,7 @@ type Size = Callable[[str], int]
 # Cuts in order of preference: paragraph, line, sentence, white space.
 _CUTS = tuple(map(re.compile, (r"\n[ \t]*\n", r"\n", r"(?<=[.!?])[ \t]+|(?<=[。！？；])", r"\s+")))
 
-# A fence of a code block, and `**` between spaces, such as a power.
+# Marks that are no inline markup: a code fence, and `**` between spaces, such as a power operator.
 _NO_MARKUP = re.compile(r"`{3,}|(?<!\S)\*\*(?!\S)")
 
 _FENCE = re.compile(r"[ ]{0,3}(`{3,8}|~{3,8})([^`]*)")
@@ -36,9 +36,9 @@ def utf8_length(text: str) -> int:
 def split_text(text: str, limit: int, *, size: Size = len, markup: bool = False) -> tuple[str, ...]:
     """Split a text into parts of at most `limit` units; no part is blank.
 
-    A cut is at the end of the last paragraph, else line, sentence or word, in the second half of the part. If there is
-    none, the cut is between two characters. White space at a cut is dropped; everything else stays in order. With
-    `markup`, a cut inside bold text, code or a link of Markdown is the last choice.
+    A part ends after the last paragraph that ends in its second half, or else after the last line, sentence or word. If
+    there is none, it ends between two characters. White space at a cut is dropped; everything else stays in order. With
+    `markup`, cuts outside of Markdown's bold text, code and links are preferred.
     """
     parts: list[str] = []
     rest = text.strip("\n")
@@ -60,7 +60,7 @@ def split_markdown(text: str, limit: int, *, size: Size = len) -> tuple[str, ...
 
 def _fitting(text: str, limit: int, size: Size) -> int:
     """Return the number of characters that fit, at least one."""
-    # A character has at least one unit, so the result is among the first `limit` + 1 prefixes.
+    # A character has at least one unit, so at most `limit` characters fit.
     ends = range(1, min(len(text), limit) + 1)
     return max(1, bisect_right(ends, limit, key=lambda end: size(text[:end])))
 
@@ -144,7 +144,7 @@ _STANDS_FOR_TIMES = "\ufdd0"
 
 _MARKS = {"strong": "*", "em": "_", "s": "~"}
 
-# Backslashes and entities stay as the model writes them.
+# Backslashes and entities are not interpreted, so they stay as the model wrote them.
 _INLINE = MarkdownIt("zero").enable(["backticks", "emphasis", "link", "strikethrough"])
 
 
@@ -188,7 +188,7 @@ def _rendered(line: str, *, bold: bool = False) -> str:
 def _inline(tokens: Sequence[Token], *, bold: bool) -> str:
     """Render the tokens of a line. MarkdownV2 allows no code inside other markup, and no bold inside bold."""
     done: list[str] = []
-    # Closing marks and URLs of the open elements; an empty entry renders as nothing.
+    # The closing marks, with URLs, of the open elements. An element that adds no marks has an empty entry.
     open_marks: list[str] = ["*"] if bold else []
     for token in tokens:
         if token.nesting == 1:

@@ -54,8 +54,8 @@ type StartedRuns = list[Started] | None
 class Intake:
     """The intake of updates from callbacks and polling.
 
-    A message is taken when it is stored, first in the outbox and then as a run. The intake calls `wake` when an answer
-    is ready to send.
+    To take a message is to store it, first in the outbox and then as a run. The intake calls `wake` when an answer is
+    ready to send.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Intake:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def take_page(self, bot: Bot, updates: Iterable[Update]) -> None:
-        """Take updates that belong together; start runs when all are stored, so that one run can answer several.
+        """Take the updates of one page; execute runs after all are stored, so that one run can answer several messages.
 
         Raises:
             StoreUnavailable: some updates were not taken.
@@ -87,10 +87,10 @@ class Intake:
                 self.in_background(self._until_ready(bot, each))
 
     async def take(self, bot: Bot, update: Update, started: StartedRuns = None, *, again: bool = False) -> None:
-        """Take one update; repeating it changes nothing. If `started` is a list, append the run, not yet executed.
+        """Take one update; repeating it changes nothing. If `started` is a list, append the run and do not execute it.
 
         An update that can never be taken is reported and skipped, so that it does not block the next ones. With
-        `again`, the rate limit is not checked again.
+        `again`, the rate limit is not checked.
 
         Raises:
             StoreUnavailable: the update was not taken.
@@ -103,9 +103,9 @@ class Intake:
             self._notify_trouble(error, bot)
 
     async def take_left(self, older_than: timedelta) -> None:
-        """Take the messages of processes that died before the runs began; not every platform sends such messages again.
+        """Take messages that dead processes left in the outbox without a run; not every platform sends them again.
 
-        Commands are left out: executed late, they would reset or erase messages that arrived in the meantime.
+        Commands are skipped: executed late, they would reset or erase messages that arrived in the meantime.
 
         Raises:
             StoreUnavailable: some messages were not taken.
@@ -119,11 +119,11 @@ class Intake:
                 if command_in(message, bot.texts) is None:
                     await self.take(bot, message, again=True)
             except (ValueError, TypeError, LookupError) as error:
-                self._notify_trouble(error, bot)  # another version stored it; it expires
+                self._notify_trouble(error, bot)  # another version of the code stored it; its row expires
             self._taken_again.add(left.number)
 
     async def close(self) -> None:
-        """Stop waiting for runs. The poll of any process finds answers that become ready later."""
+        """Stop waiting for runs. Answers that become ready later are found by polling, in any process."""
         for task in self._background:
             task.cancel()
         if self._background:
@@ -187,7 +187,7 @@ class Intake:
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Count a message; return True if it is within the rate limit. Send `too_many` for the first one beyond."""
+        """Count a message; return True if it is within the rate limit. Send `too_many` for the first message beyond."""
         sender = message.sender.id if message.sender else message.session_id or ""
         rate = bot.rates.count(sender, message.message_id)
         if rate == "first_beyond":
@@ -227,7 +227,7 @@ class Intake:
         try:
             await runs.resume(run.run_id, message.text, user_id=message.user_id, message_id=message.message_id)
         except (InvalidInput, RunNotFound):
-            # Another delivery of the message, or a person elsewhere, has answered it; then the message begins a run.
+            # Another delivery of the message or another person already answered the question: start a run instead.
             return await self._answer(bot, message, started) or added
         self.in_background(self._until_ready(bot, (message, run.run_id)))
         return added
@@ -262,7 +262,7 @@ class Intake:
         """Add the answer to the outbox and start its run; return False if the message was already processed."""
         session_id = message.session_id or ""
         added = await self._owe(bot, message, content)
-        # A process may die between these two steps. A message that was answered starts no second run.
+        # A process may die after this step. A repeated message starts a run only if it still waits for its answer.
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
             return False
         try:
@@ -287,7 +287,7 @@ class Intake:
         try:
             return await runs.submit(request, mode=mode)
         except WrongUser:
-            # The key of a private chat identifies its person, who therefore becomes the owner of the session.
+            # The key of a private chat identifies one person. This person becomes the owner of the session.
             owner, session_id = request.user_id, request.session_id
             if owner is None or session_id is None or not await self._outbox.own(bot.name, session_id, owner):
                 raise
@@ -298,18 +298,18 @@ class Intake:
         return known is None or known.status == "waiting"
 
     async def _say(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Send a text that is not the answer of a run; return False if it was already added."""
+        """Send a text that is not the answer of a run; return False if the outbox already has it."""
         if not text:
             return True
         added = await self._owe(bot, message, text, waits=False)
         if "callback_query_id" in message.reply_to:
-            self.in_background(bot.client.show_working(message.reply_to))  # it acknowledges the button
+            self.in_background(bot.client.show_working(message.reply_to))  # acknowledges the pressed button
         self._wake()
         return added
 
     async def _owe(self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True) -> bool:
         """Add the answer to a message to the outbox; return False if it is already there."""
-        # WeCom itself fetches the answers of an AI bot without a connection, for a limited time.
+        # If an AI bot has no connection, WeCom fetches its answers for a limited time. They are sent only after that.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
         after = STREAM_TIME if is_fetched else timedelta()
@@ -327,7 +327,7 @@ class Intake:
         )
 
     async def _store(self, message: IncomingMessage, session_id: str) -> None:
-        """Store a message that another participant wrote on the bot's side."""
+        """Store a message in the transcript without starting a run."""
         stored = Message(
             role=message.role,
             content=message.text,
@@ -342,7 +342,7 @@ class Intake:
         session = self._memory.session(recalled.session_id, user_id=recalled.user_id)
         run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
         if run_id is None and await session.find(recalled.message_id) is None:
-            return  # the message was never stored, such as a picture
+            return  # the message was never stored; it was a picture, for example
         run = None if run_id is None else await self._memory.runs.run(run_id)
         if run is not None and run.status == "queued" and len(run.inputs) == 1:
             await (await self._runs.service()).cancel(run.run_id)
@@ -363,7 +363,7 @@ class Intake:
             if isinstance(bot.channel, WeComAIBotChannel):
                 await self._streams.record(bot, message, runs.follow(run_id))
             else:
-                with contextlib.suppress(RunNotFound):  # it was deleted with its session
+                with contextlib.suppress(RunNotFound):  # the run was deleted with its session
                     await runs.result(run_id)
         finally:
             showing.cancel()
@@ -377,7 +377,7 @@ class Intake:
         Then the deletion is confirmed.
         """
         own_prefix = f"{message.session_id}:"
-        # The entry has no session, because a session is deleted with its outbox. Its key does not name the person.
+        # The entry has no session, because deleting a session deletes its entries. Its key does not name the person.
         key = (bot.name, f"forgotten:{sha256(own_prefix.encode()).hexdigest()}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(
@@ -396,7 +396,7 @@ class Intake:
 
         async def confirm() -> None:
             for deletion in deletions:
-                with contextlib.suppress(RunNotFound):  # it was deleted with its session
+                with contextlib.suppress(RunNotFound):  # the run was deleted with its session
                     await runs.result(deletion.run_id)
             await self._forget_person(message.user_id or "")
             await self._outbox.answer(*key, text)
@@ -414,7 +414,7 @@ class Intake:
                 await self._memory.persons.forget(user_id)
 
     def in_background(self, work: Awaitable[object]) -> None:
-        """Run work until `close`. A failure is reported; the poll of any process finds the answer."""
+        """Run work in a task until `close`. A failure is reported; a later poll, in any process, finds the answer."""
 
         async def guarded() -> None:
             with ErrorBoundary(self._notify_trouble):

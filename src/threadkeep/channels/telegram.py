@@ -46,7 +46,7 @@ type ChatType = Literal["private", "group", "supergroup", "channel"]
 
 UPDATE_KINDS: tuple[UpdateKind, ...] = get_args(UpdateKind.__value__)
 MAX_MESSAGE = 4096
-"""UTF-16 units of a message after its markup is parsed."""
+"""The maximum number of UTF-16 units of a message, without its markup."""
 
 PARSER = "telegram_events_parser"
 SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"  # noqa: S105 - the name of the header
@@ -166,7 +166,7 @@ class TelegramChannel:
         sender = _sender(object_in(event, "from"))
         fields = self._fields(kind, event, message, text)
         address = {name: fields[name] for name in _ADDRESS if name in fields}
-        # Each picture of an album is a message of its own. Pictures without text get one answer together.
+        # Telegram sends each picture of an album as a separate message. Pictures without text get one common answer.
         album = "" if text else id_in(message, "media_group_id")
         metadata: dict[str, Json] = {"channel": self.name, "platform_message_id": fields["message_id"]}
         if sender is not None:

@@ -210,7 +210,7 @@ class TelegramPolling:
             return answer.problem
         for update in updates_in(answer):
             await self._intake.take(self._bot, self._channel.read_update(update))
-            # The new offset can be lower: after a week without updates, Telegram begins at a random number.
+            # The new offset can be lower: after a week without updates, Telegram numbers updates from a random number.
             offset = (number_in(update, "update_id") or 0) + 1
         if offset is not None and str(offset) != stored:
             kept = await self._state.keep_for_duty(

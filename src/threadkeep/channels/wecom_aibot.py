@@ -49,7 +49,7 @@ from threadkeep.store.outbox import Outgoing
 MAX_MESSAGE_BYTES = 20_480
 PARSER = "wecom_ai_bot_events_parser"
 STREAM_TIME = timedelta(seconds=330)
-"""The time during which WeCom fetches an answer (its limit is 6 minutes). Later it is sent to `response_url`."""
+"""The time for which an answer is streamed (WeCom's limit is 6 minutes). A later answer is sent separately."""
 
 _HOST = ".weixin.qq.com"
 _WRITE_SECONDS = 0.5
@@ -61,9 +61,9 @@ _MENTION = re.compile(r"@\S+(?:\s+|$)")
 class WeComAIBotOptions:
     """Options of an AI bot.
 
-    Group messages mention the bot as `bot_name`; without it, the first mention of a group message counts as the bot's.
+    Group messages mention the bot as `bot_name`; if it is empty, the first mention in a message means the bot.
     With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot. `own_api` is
-    the address of an API that replaces WeCom's; answers may also be sent there. A bot with a `connection` needs no
+    the address of an API that replaces WeCom's; answers may be sent there too. A bot with a `connection` needs no
     token and no key, and accepts no callbacks over HTTP.
     """
 
@@ -105,7 +105,7 @@ class WeComAIBotChannel:
         return f"wecom_aibot:{self.options.bot_id or self.name}"
 
     def receive(self, callback: Callback) -> Received:
-        """Verify, decrypt and parse a callback. The response is empty; use `stream_response` to create another one."""
+        """Verify, decrypt and parse a callback. The response is empty; `stream_response` returns one with text."""
         opened = self._crypto.receive(callback, _envelope)
         if isinstance(opened, Received):
             return opened
@@ -150,9 +150,9 @@ class WeComAIBotChannel:
         person = object_in(fields, "from")
         user, chat = id_in(person, "userid"), id_in(fields, "chatid")
         if not user or (chat_type == "group" and not chat):
-            return Ignored("incomplete")  # without its id, a group would get the key of the person
+            return Ignored("incomplete")  # without a group's id, its key would be the key of the person
         if corporation := id_in(person, "corpid"):
-            # The bot serves several corporations, and two of them may have a member with the same id.
+            # The bot serves several corporations. Members of two corporations may have the same id.
             user = f"{corporation}:{user}"
         found: dict[str, Json] = {"bot_id": bot, "chat_type": chat_type, "user": user, "msg_type": kind}
         if chat_type == "group":
@@ -204,7 +204,7 @@ class AnswerStreams:
         self._outbox = memory.channels.outbox
 
     async def response(self, bot: Bot, channel: WeComAIBotChannel, update: Update) -> CallbackResponse | None:
-        """Return the response to an update that was taken, or None if the update gets no response."""
+        """Return the response to an update that was taken; None if the response stays empty."""
         match update:
             case ChatEntered() if bot.texts.welcome:
                 timestamp, nonce = self._seal()
@@ -234,13 +234,13 @@ class AnswerStreams:
                 if isinstance(each, RunPiece) and each.text:
                     pieces.append(each)  # noqa: PERF401 - the writer reads while it grows
         except RunNotFound:
-            return  # it was deleted with its session
+            return  # the run was deleted with its session
         finally:
             writing.cancel()
             await asyncio.wait([writing])
 
     async def _keep_writing(self, number: int, pieces: Sequence[RunPiece]) -> None:
-        """Write the text of the newest message into the outbox each time it has grown."""
+        """Write the text of the newest message into the outbox whenever new pieces have arrived."""
         written = 0
         while True:
             if len(pieces) > written:
@@ -252,7 +252,7 @@ class AnswerStreams:
             await asyncio.sleep(_WRITE_SECONDS)
 
     async def _stream(self, bot: Bot, channel: WeComAIBotChannel, outgoing: Outgoing) -> CallbackResponse:
-        """Return the whole text so far; mark the answer as delivered if it was fetched to its end."""
+        """Return the whole text so far; mark the answer as delivered if this response completes it."""
         stream_id = str(outgoing.number)
         if outgoing.status == "waiting":
             await self._outbox.make_ready(outgoing.session_id)
@@ -269,8 +269,8 @@ class AnswerStreams:
                 self._notify(bot, outgoing, len(parts[:1]))
                 return self._sealed(channel, stream_id, first)
             outgoing = await self._outbox.entry(bot.name, outgoing.number) or outgoing
-        # An answer that is sent to the address of the message is not also shown in the stream. An answer with several
-        # parts is shown: the address accepts one message only, so the first part was fetched.
+        # Do not show an answer in the stream that was sent to the message's address. The address accepts one message
+        # only, so if one of several parts was sent, the stream has shown it and can show it again.
         is_sent = outgoing.parts_sent == 0 if len(parts) > 1 else outgoing.status == "ready" or outgoing.parts_sent > 0
         return self._sealed(channel, stream_id, bot.texts.later if is_sent else first)
 
@@ -297,9 +297,9 @@ class AnswerStreams:
 
 
 def is_response_url(url: str, own_api: str = "") -> bool:
-    """Return True for a WeCom URL with https and the standard port. Answers are sent to no other address.
+    """Return True for a WeCom URL with https and the standard port. Answers are sent only to such URLs.
 
-    An operator can set `own_api` to replace WeCom, for tests or behind a proxy.
+    URLs below `own_api` are accepted too: operators set it to replace WeCom, in tests or behind a proxy.
     """
     if own_api and url.startswith(f"{own_api.rstrip('/')}/"):
         return True

@@ -40,7 +40,7 @@ _REFUSED: Mapping[int, str] = {
     81013: "InvalidUser",
     95001: "ReplyLimit",  # five messages since the customer last wrote
     95002: "ReplyTimeOver",  # 48 hours since the customer last wrote
-    95018: "SessionState",  # a servicer has the conversation
+    95018: "SessionState",  # a human servicer has taken over the conversation
 }
 
 
@@ -96,7 +96,7 @@ class WeComApi:
             answer = await self._ask("POST", method, {"access_token": token}, values)
             if answer.code not in _TOKEN_CODES:
                 break
-            # Another process may already have stored a new token; do not delete that one.
+            # Delete only the rejected token: another process may already have stored a new one.
             await self._state.forget(self._scope, "access_token", token)
         return answer
 
@@ -145,7 +145,7 @@ async def ask(
 
 
 def outcome_of(answer: WeComAnswer) -> Outcome:
-    """Return the outcome of a message. Failures that an operator can correct are retried."""
+    """Return the outcome of a sent message. Failures that an operator can correct are retried."""
     if answer.ok:
         return Refused("InvalidUser") if text_in(answer.fields, "invaliduser") else Sent()
     if answer.code is not None and (refusal := _REFUSED.get(answer.code)):
@@ -165,7 +165,7 @@ class WeComClient:
         """Do nothing: WeCom cannot show that a bot is working."""
 
     async def account(self) -> Account | str:
-        """Return that an access token could be obtained, or the kind of an error."""
+        """Request an access token; return that it is valid, or the kind of an error."""
         token = await self.api.token()
         return token.problem if isinstance(token, WeComAnswer) else {"access_token": "valid"}
 
@@ -216,7 +216,7 @@ class WeComServiceClient(WeComClient):
 
 
 class WeComAIBotClient:
-    """A client for AI bot answers that WeCom did not fetch. Each message has one address, for one answer."""
+    """A client for AI bot answers that WeCom did not fetch. Each message has an address that accepts one answer."""
 
     can_send = True
 
@@ -225,7 +225,7 @@ class WeComAIBotClient:
         self._own_api = "" if api == API else api
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part to the address of the message. WeCom rejects any further part or answer."""
+        """Send a part to the address of the message. WeCom rejects every further part."""
         url = text_in(address, "response_url")
         if not is_response_url(url, self._own_api):
             return Refused("NoResponseAddress")
@@ -238,5 +238,5 @@ class WeComAIBotClient:
         """Do nothing: the stream shows that the bot is working."""
 
     async def account(self) -> Account | str:
-        """Return nothing: WeCom calls the bot and has no API that describes it."""
+        """Return no data: WeCom calls the bot, and has no API that describes it."""
         return {}

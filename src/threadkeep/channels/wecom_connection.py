@@ -65,7 +65,7 @@ _QUIET.setLevel(logging.WARNING)
 
 @dataclass(eq=False)
 class _Stream:
-    """The streamed answer to a message that arrived over this connection. Its frames are sent one by one."""
+    """The streamed answer to a message that arrived over this connection. Its frames are sent one after another."""
 
     req_id: str
     ends_at: float
@@ -80,8 +80,8 @@ class _Stream:
 class AIBotConnection:
     """The connection of an AI bot, and the client that sends its answers.
 
-    Only one process at a time holds the connection; if it dies, another process connects. An answer is streamed while
-    the connection and the time of its stream last. After that it is sent as a separate message.
+    Only one process at a time holds the connection; if it dies, another process connects. An answer is streamed until
+    the connection or the time of its stream ends. After that it is sent as a separate message.
     """
 
     def __init__(self, memory: Memory, channel: WeComAIBotChannel, *, secret: str, address: str = ADDRESS) -> None:
@@ -125,7 +125,7 @@ class AIBotConnection:
         """Do nothing: the stream shows that the bot is working."""
 
     async def account(self) -> Account | str:
-        """Return nothing: a second connection would end the first one."""
+        """Return no data: a second connection would end the first one."""
         return {}
 
     async def keep_connected(self, intake: Intake, bot: Bot) -> None:
@@ -232,11 +232,11 @@ class AIBotConnection:
         return (replace(update, message=message) if isinstance(update, Ignored) else message), message
 
     async def _grow(self, stream: _Stream, bot: Bot, message: IncomingMessage) -> None:
-        """Stream the text of an answer until the answer is sent or the time of its stream is over."""
+        """Stream the text of an answer until the answer is sent or the stream's time limit is reached."""
         shown = None
         while self._streams.get(stream.req_id) is stream:
             found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
-            if found is None:  # the bot does not answer this message, or not in this session
+            if found is None:  # the outbox has no answer to this message in this session
                 self._streams.pop(stream.req_id, None)
                 return
             text, finished = self._text(stream, bot, found)
@@ -251,9 +251,9 @@ class AIBotConnection:
             await asyncio.sleep(_GROW_SECONDS)
 
     def _text(self, stream: _Stream, bot: Bot, found: Outgoing) -> tuple[str | None, bool]:
-        """Return the text to show in a stream (None if it is unchanged) and whether the stream ends with it."""
+        """Return the text to show in a stream (None if it is unchanged), and whether this text ends the stream."""
         if found.status not in ("waiting", "ready"):
-            return NOTHING, True  # such as a message that is answered together with a later one
+            return NOTHING, True  # a message that is answered together with a later one, for example
         if asyncio.get_running_loop().time() >= stream.ends_at:
             return bot.texts.later, True
         if found.status == "ready":
@@ -280,7 +280,7 @@ class AIBotConnection:
         return WeComAnswer(code, answer, error="" if code is not None else "Disconnected", uncertain=code is None)
 
     def _end_streams(self) -> None:
-        """Drop the streams of a connection that ended, and end the calls that wait for an acknowledgement."""
+        """Drop the streams of an ended connection, and let the calls that wait for an acknowledgement return."""
         self._streams.clear()
         for waiting in self._acks.values():
             if not waiting.done():

@@ -58,12 +58,12 @@ _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
 _NOTICE_PREFIX = "notice:"
 _FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6: "ReplyLimit", 10: "Forbidden"}
-"""Why WeCom could not deliver an accepted message: 48 hours over, session closed, five messages sent, rejected."""
+"""Reasons for a failure after WeCom accepted a message: 48 hours over, session closed, five messages sent, rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeComServiceOptions:
-    """Options of a corporation's customer service. It serves all desks, or only `desks` if that is not empty."""
+    """Options of a corporation's customer service. If `desks` is not empty, it serves only these desks."""
 
     name: str
     corp_id: str
@@ -80,7 +80,7 @@ class WeComServiceOptions:
 
 @dataclass(frozen=True)
 class SyncPage:
-    """A page of a desk's messages: its updates in order of time, and the cursor of the next page.
+    """A page of a desk's messages: its updates, ordered by time, and the cursor of the next page.
 
     Store the updates before the cursor. A page can be empty although there are more pages.
     """
@@ -182,8 +182,8 @@ class WeComServiceChannel:
 class DeskFetching:
     """A worker that fetches the messages of one bot's desks.
 
-    A notice is stored before its callback is answered, and deleted when all messages of the desk are fetched. The
-    cursor of a desk is stored after the messages of its page are taken. A message that arrives twice is processed once.
+    A notice is stored before its callback is answered. It is deleted when all messages of the desk are fetched. The
+    cursor of a desk is stored after the messages of a page are taken. A message that arrives twice is processed once.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class DeskFetching:
             self._noticed.clear()
 
     async def fetch(self, desk: str, notice: str) -> str | None:
-        """Take all new messages of a desk, unless another process is doing so; return the kind of an error, or None."""
+        """Take all new messages of a desk, unless another process does; return the kind of an error, or None."""
         duty = f"fetch:{self._channel.scope}:{desk}"
         if not await self._duties.claim(duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             return None
@@ -268,9 +268,9 @@ class DeskFetching:
                 return "LostDuty"
 
     def _begun_recently(self, updates: Iterable[Update]) -> list[Update]:
-        """Return the updates of a desk that is fetched for the first time, with up to three days of history.
+        """Return a desk's first updates, which WeCom sends with up to three days of history.
 
-        Messages older than 10 minutes are marked to be stored without an answer.
+        Messages older than 10 minutes are marked, so that they are stored but not answered.
         """
         since = self._memory.clock() - _UNKNOWN_AGE
         found: list[Update] = []
@@ -282,7 +282,7 @@ class DeskFetching:
         return found
 
     def _token_in(self, notice: str) -> str | None:
-        """Return the token of a notice if it is still valid. Without a token, WeCom allows fewer calls."""
+        """Return the token of a notice, or None if it has expired. Without a token, WeCom allows fewer calls."""
         fields = object_in(read_json(notice))
         at = time_of(text_in(fields, "at"))
         is_valid = self._memory.clock() - at < timedelta(seconds=_TOKEN_SECONDS)

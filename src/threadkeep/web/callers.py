@@ -1,7 +1,7 @@
 """Callers of the service: the scope of their key, and the user to whom a key may be limited.
 
 `Access` checks each request before it reaches its route. GET and HEAD need the scope `read`, other methods `write`; a
-route that differs says so with `openapi_extra=READS` or `openapi_extra=ADMINISTERS`. A caller who is limited to one
+route with another scope has `openapi_extra=READS` or `openapi_extra=ADMINISTERS`. A caller who is limited to one
 user reaches only routes with a parameter `UserId`, `KnowledgeUser` or `CallerInUse`, and routes with
 `openapi_extra=PUBLIC`, which show no user's data. All other routes reject that caller.
 """
@@ -60,7 +60,7 @@ class RateLimits:
         """Count a request of a user.
 
         Raises:
-            ProblemRaised: there were too many (429).
+            ProblemRaised: the user sent too many requests (429).
         """
         _raise_after(self.users.take(user_id), "This user")
 
@@ -110,7 +110,7 @@ class Caller:
         """Count a request for the key, and for the user to whom the key is limited.
 
         Raises:
-            ProblemRaised: there were too many (429).
+            ProblemRaised: the key or the user sent too many requests (429).
         """
         _raise_after(self.limits.keys.take(self.name), "This key")
         if self.user_id is not None:
@@ -120,7 +120,7 @@ class Caller:
         """Check that the caller may reach the route of a request.
 
         Raises:
-            ProblemRaised: the key lacks the scope, or it is limited to one user and the route is not (403).
+            ProblemRaised: the key lacks the scope, or the route rejects callers who are limited to one user (403).
         """
         if self.scope == "admin" and self.user_id is None:
             return

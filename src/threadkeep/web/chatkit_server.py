@@ -68,22 +68,22 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
         super().__init__(app.memory, user_id=lambda request: request.user_id)
 
     def generate_thread_id(self, context: ChatKitRequest) -> str:
-        """Return a new id, or the id that is derived from the idempotency key."""
+        """Return the id that is derived from the idempotency key; without a key, return a new id."""
         return _repeatable("thr", context) or super().generate_thread_id(context)
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: ChatKitRequest) -> str:
-        """Return a new id, or for a user message the id that is derived from the idempotency key."""
+        """Return a new id. The id of a user message is derived from the idempotency key, if there is one."""
         known = _repeatable("msg", context) if item_type == "message" else None
         return known or super().generate_item_id(item_type, thread, context)
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: ChatKitRequest) -> None:
-        """Store an item, unless it is an answer, which its run stores."""
+        """Store an item. Answers are skipped, because their runs store them."""
         if not isinstance(item, AssistantMessageItem):
             await super().add_thread_item(thread_id, item, context)
 
 
 class StoredElsewhere(AttachmentStore[ChatKitRequest]):
-    """An attachment store without files: only descriptions of attachments are stored, and none can be created."""
+    """An attachment store without files. Attachments cannot be created; only their descriptions are stored."""
 
     async def delete_attachment(self, attachment_id: str, context: ChatKitRequest) -> None:
         """Do nothing: there is no file, and the store deletes the description."""
@@ -103,7 +103,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         """Process a request after checking that its attachments and the item to retry exist for this user.
 
         Raises:
-            NotFoundError: one of them does not exist; nothing was stored.
+            NotFoundError: an attachment or the item does not exist; nothing was stored.
             ProblemRaised: a title is too long.
         """
         match _REQUEST.validate_json(request):
@@ -162,7 +162,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
 
 
 async def _events(turn: ChatTurn, thread_id: str, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events of an answer as it comes. Each message is an item with its id; only stored messages stay."""
+    """Yield the events of a growing answer. Each message becomes an item; items of unstored messages are removed."""
     items: set[str] = set()
     async for event in turn.follow():
         if isinstance(event, ChatToken) and event.text:
@@ -193,7 +193,7 @@ def _begun(item: AssistantMessageItem) -> Iterator[ThreadStreamEvent]:
 
 
 async def _ended_other(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the end of an item that is not the answer. To remove one takes its message back, if that is stored."""
+    """Yield the end of an item that is not the answer. Remove it unless its message is stored and active."""
     message = await session.find(item.id)
     if message is None or message.superseded_at is not None:
         yield ThreadItemRemovedEvent(item_id=item.id)

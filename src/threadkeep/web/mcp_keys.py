@@ -102,7 +102,7 @@ class Problems:
 
 
 async def _nothing(_: float) -> None:
-    """Return at once: requests of MCP start no turns, so a shutdown has none to wait for."""
+    """Return at once: MCP requests start no turns, so there are no turns to end."""
 
 
 def _caller() -> McpCaller:

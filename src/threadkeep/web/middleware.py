@@ -90,7 +90,7 @@ class Access:
         await self._app(scope, receive, send)
 
     async def _caller(self, scope: Scope) -> Caller:
-        """Return the caller of a request, who has a valid key or token, or is on this machine."""
+        """Return the caller of a request: the owner of a valid key or token, or a client on this machine."""
         headers = Headers(scope=scope)
         given = _given_key(headers, scope["path"])
         if self._tokens is not None and self._tokens.is_token(given):
@@ -189,7 +189,7 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit:
-                raise self._too_large()  # the only exception that FastAPI passes on while it reads
+                raise self._too_large()  # FastAPI passes on only an HTTPException while it reads a body
             return message
 
         await self._app(scope, counted, send)

@@ -99,7 +99,7 @@ _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     SessionDamaged: (409, "session-damaged"),
     StoreError: (503, "database-unavailable"),
 }
-# Sentences for these kinds; all other kinds show the message of the error.
+# The sentences of some kinds. All other kinds show the message of the error.
 _SENTENCES: Mapping[str, str] = {
     "session-not-found": "This session does not exist, or it belongs to another user; GET /api/v1/sessions lists "
     "sessions.",
@@ -189,7 +189,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
-    """Return the response for a problem. Under `/v1/` it has the `error` object that OpenAI's clients show, too."""
+    """Return the response for a problem. Under `/v1/` it also has the `error` object that OpenAI's clients show."""
     more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:
         more["Retry-After"] = str(RETRY_SECONDS)
@@ -208,7 +208,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def answer_errors_with_problems(service: FastAPI) -> None:
-    """Answer every error of the service with its problem document."""
+    """Respond to every error of the service with its problem document."""
     for kind in (ProblemRaised, RequestValidationError, HTTPException, ThreadkeepError, Exception):
         service.add_exception_handler(kind, respond)
 

@@ -43,7 +43,7 @@ def _storable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return cast("dict[str, JsonValue]", clean_json(value))
 
 
-# Assignments instead of `type` aliases: pydantic cannot add constraints to the latter.
+# These are assignments, because pydantic cannot add constraints to `type` aliases.
 CleanText = Annotated[str, BeforeValidator(_cleaned)]
 GivenId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS), AfterValidator(_printable)]
 Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]

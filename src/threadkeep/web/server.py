@@ -90,7 +90,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
 
     def _wait_a_moment(self) -> None:
-        """Wait until received data is read: after a suspension, timers fire before the sockets are read."""
+        """Allow time to read received data: after a suspension, timers fire before the sockets are read."""
         self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:
@@ -103,7 +103,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 _GRACE_SECONDS = 5
-"""Seconds for connections to deliver answers after the last turn has ended."""
+"""Seconds for sending the last answers after all turns have ended."""
 
 
 class Server(uvicorn.Server):

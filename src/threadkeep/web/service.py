@@ -89,7 +89,7 @@ class Service(FastAPI):
 def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> FastAPI:
     """Return the FastAPI application over an open App. The caller closes the App.
 
-    A silent stream gets a comment every `heartbeat_seconds`, which keeps its connection open.
+    A silent stream sends a comment every `heartbeat_seconds`, so that its connection stays open.
     """
     settings = app.settings
     keys = keys_of(settings, app.memory)
@@ -181,7 +181,7 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
         async with open_app(settings, observers=[LogObserver()], bots=True) as app:
             limits = ConnectionLimits(settings.max_connections, settings.header_timeout, settings.body_timeout)
             service = create_service(app)
-            await service.state.keys.refresh()  # cached keys stay valid while the database is unavailable
+            await service.state.keys.refresh()  # keys that were read stay valid while the database is unavailable
             server = Server(
                 service,
                 app.end_turns,
@@ -197,7 +197,7 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
 async def _work(app: App) -> None:
     """Execute queued and abandoned runs as soon as the database responds.
 
-    Other errors here do not stop the chat.
+    Other errors are logged; the chat continues.
     """
     try:
         await retry_until_available(app.runs.service)

@@ -1,6 +1,6 @@
 """Turns as server-sent events: `start`, `token` for each piece, then `end` or `error`.
 
-A client cannot tell a broken stream from a finished one, so the last event always names the outcome. While the turn
+A client cannot distinguish a broken stream from a finished one, so the last event names the outcome. While the turn
 waits or the model computes, comments keep proxies from closing the connection. The turn continues if the client
 disconnects.
 """
@@ -61,9 +61,9 @@ class EventStream(StreamingResponse):
 
 
 class StreamParts(ABC):
-    """The server-sent events of one protocol, made of the events of a turn.
+    """An encoder of the events of a turn as the server-sent events of one protocol.
 
-    A message of the stream has the id of the stored answer. Several may be open at once, each until its last piece.
+    A message of the stream has the id of the stored answer. Several can be open at once; each ends with its last piece.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class StreamParts(ABC):
 
     @abstractmethod
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        """Yield the parts that report a failed turn and end the stream. The open message has already ended."""
+        """Yield the parts that report a failed turn and end the stream. All messages have already ended."""
 
 
 class TurnParts(StreamParts):
@@ -164,9 +164,9 @@ class TurnParts(StreamParts):
 
 
 async def open_stream(turn: ChatTurn, parts: StreamParts, *, heartbeat_seconds: float) -> EventStream:
-    """Return the stream of a turn after it has started, or after waiting for one heartbeat period.
+    """Return the stream of a turn once the turn has started, at the latest after one heartbeat period.
 
-    Errors that occur before it returns are raised, so that the response has an HTTP error status.
+    Errors that occur before this call returns are raised, so that the response has an HTTP error status.
     """
     events = with_silences(turn.follow(), heartbeat_seconds)
     first = await anext(events)
@@ -187,7 +187,7 @@ async def encoded[T](
 ) -> AsyncGenerator[bytes]:
     """Yield events as bytes; after an error, yield the bytes that `failed` returns.
 
-    A client cannot tell a stream that breaks off from one that ended, so each error becomes an event.
+    A client cannot distinguish a broken stream from a finished one, so each error becomes an event.
     """
     async with aclosing(events):
         with ErrorBoundary() as attempt:

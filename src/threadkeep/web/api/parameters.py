@@ -37,7 +37,7 @@ class EncodedPathRoute(APIRoute):
 
 
 def _encoded_path(scope: RequestScope) -> str:
-    """Return the path with only the slashes and percent signs inside its segments encoded."""
+    """Return the decoded path, in which only slashes and percent signs inside segments are encoded."""
     path: str = scope["path"]
     raw: bytes | None = scope.get("raw_path")
     if raw is None:
@@ -49,7 +49,7 @@ def _encoded_path(scope: RequestScope) -> str:
 
 
 def _decoded(text: str) -> str:
-    # Invalid UTF-8 becomes lone surrogates, which are rejected; otherwise many such ids would map to one.
+    # Invalid UTF-8 becomes lone surrogates, which are rejected. Otherwise different ids would become equal.
     return unquote(text, errors="surrogateescape")
 
 
@@ -106,7 +106,7 @@ def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
     """Return the scope that a kind and an owner name; None without an owner.
 
     Raises:
-        InvalidInput: an owner without a kind names no scope.
+        InvalidInput: an owner is given without a kind.
     """
     if owner is None:
         return None
@@ -137,7 +137,7 @@ def read_cursor(cursor: str | None) -> tuple[datetime, str] | None:
 
 
 def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
-    """Return the position that a cursor of a session's model calls names; None without a cursor.
+    """Return the position in a list of model calls that a cursor names; None without a cursor.
 
     Raises:
         InvalidInput: the service never issued this cursor.
@@ -151,7 +151,7 @@ def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
 
 
 def _parts(cursor: str, count: int) -> list[Any]:
-    """Return the time, the id and the other values of a cursor. A database accepts the id."""
+    """Return the time, the id and the other values of a cursor; reject ids that databases do not accept."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         moment, name, *rest = json.loads(text)

@@ -86,7 +86,7 @@ class ChatBody(
 
 
 class _Parts(StreamParts):
-    """The parts of a UI message stream. It is one message, which begins when the id of the answer is known."""
+    """The parts of a UI message stream: one message, which begins when the id of the answer is known."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         self._names = {"session_id": event.session_id, "run_id": event.run_id, "message_id": event.message_id}

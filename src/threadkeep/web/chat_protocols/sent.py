@@ -33,11 +33,11 @@ class Sent:
     metadata: Mapping[str, Json] = field(default_factory=dict)
 
     async def begin(self, app: App, *, stream: bool) -> ChatTurn:
-        """Start the turn that answers the new messages, or join the turn that already does.
+        """Start the turn that answers the new messages, or join the turn that already answers them.
 
         Raises:
             InvalidInput: the last message is not the user's, or it has no text.
-            InvalidKey, WorkflowNotFound, WrongUser, StoreUnavailable: as for any turn.
+            InvalidKey, WorkflowNotFound, WrongUser, StoreUnavailable: as for every other turn.
         """
         asked = await self._unknown(app, new_messages(self.messages))
         text = asked_text(asked)
@@ -57,9 +57,9 @@ class Sent:
         return app.chat.begin(request, stream=stream)
 
     async def _unknown(self, app: App, asked: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-        """Return the messages after the newest one that is stored already.
+        """Return the messages after the newest stored message.
 
-        The last message is always among them, so that a repeated request joins its turn.
+        The last message is always returned, so that a repeated request joins its turn.
         """
         if self.session_id is not None:
             session = app.memory.session(self.session_id, user_id=self.user_id)

@@ -99,7 +99,7 @@ class CallView:
 
 
 class CallReader:
-    """A reader of one call and of everything that it refers to, limited to the data of a user."""
+    """A reader of one call and of the data that the call refers to, limited to the data of a user."""
 
     def __init__(self, memory: Memory, user_id: str | None) -> None:
         self._memory = memory
@@ -228,7 +228,7 @@ _PAGE = 500
 
 @dataclass(frozen=True)
 class Found:
-    """A message that contains the words, with its fate in a call. `fate` is None if no call is recorded."""
+    """A message that contains the words. `fate` tells whether a call received it; None if no call is recorded."""
 
     session: SessionInfo
     message: Message

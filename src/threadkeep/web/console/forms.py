@@ -34,7 +34,7 @@ def as_cookie(key: str) -> str:
 
 
 def key_in_cookie(headers: Headers) -> bytes:
-    """Return the key in the cookie; empty without one."""
+    """Return the key in the cookie; empty without a valid cookie."""
     try:
         found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         return base64.b64decode(found.value, altchars=b"-_", validate=True) if found else b""
@@ -45,8 +45,8 @@ def key_in_cookie(headers: Headers) -> bytes:
 FIELD = "csrf"
 _STALE_FORM = "The form is older than the service or your sign-in; reload the page and send the form again."
 
-# Without keys the service is one process on loopback. With keys the token is derived from the sign-in cookie, so that
-# every process accepts it, also after a restart.
+# Used for CSRF tokens if there are no keys: then the service is one process on loopback. With keys, a token is derived
+# from the sign-in cookie, so that every process accepts it, also after a restart.
 _SECRET = secrets.token_bytes(32)
 
 

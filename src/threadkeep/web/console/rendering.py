@@ -69,7 +69,7 @@ def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: in
     if not drawn:
         return Markup("")
     tallest = max(1e-9, *(column.total for column in drawn))
-    # If all columns are far below the limit, they are drawn larger and the line is omitted.
+    # If all columns are far below the limit, they are drawn larger, without the line.
     line = limit if limit is not None and limit <= tallest * _FAR_BELOW else None
     highest = max(tallest, line or 0)
     top = _amount(highest, unit) if line == limit else f"{_amount(tallest, unit)} of {limit:,}"
@@ -125,7 +125,7 @@ class ConsoleRoute(EncodedPathRoute):
     """A route of the console. Its errors are pages, not problem documents."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler, which renders errors."""
+        """Return a handler that renders errors as pages."""
         handle = super().get_route_handler()
 
         async def handled(request: Request) -> Response:

@@ -101,7 +101,7 @@ async def show_session(
         next_before=shown.next_before,
         before=before,
         waiting=waiting if before is None else [],
-        # The keys are the positions after which the page shows the summaries.
+        # The page shows each summary after the position that is its key.
         summaries={min(summary.last_seq, info.last_seq): summary for summary in summaries},
         live=None if info.namespace else await _run_to_show(app, session_id),
         workflows=_workflows(app),
@@ -206,7 +206,7 @@ router.routes.extend(_session.routes)
 
 
 async def _own(app: App, session_id: str, user: str | None) -> tuple[Session, SessionInfo]:
-    """Return a session in which the chat may answer.
+    """Return a session that the chat may answer in.
 
     Raises:
         InvalidInput: an agent stores the conversation itself.

@@ -55,7 +55,7 @@ async def sign_out(form: Form) -> Response:
 
 
 def refusal_page(scope: Scope, error: Exception) -> Response | None:
-    """Return the page for a rejected request of a browser; None for a program, which gets a problem document."""
+    """Return the page for a rejected request of a browser. Return None for programs, which get a problem document."""
     request = Request(scope)
     if not is_page(request.url.path) or "text/html" not in request.headers.get("accept", ""):
         return None
@@ -72,7 +72,7 @@ async def respond_to_browsers(request: Request, error: Exception) -> Response:
 
 
 def _within(address: str) -> str:
-    """Return an address if it is in the console, else the first page: sign-in must not redirect to other sites."""
+    """Return an address of the console; replace other addresses. Sign-in must not redirect to other sites."""
     try:
         parts = urlsplit(address)
     except ValueError:

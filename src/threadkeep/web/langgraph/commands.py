@@ -34,8 +34,8 @@ _MOST = 1000
 class Start:
     """A request to run an assistant in a thread.
 
-    `fork` is the `seq` of the checkpoint to continue from; later messages are superseded. Without a new message the
-    question that followed the checkpoint is answered again.
+    `fork` is the `seq` of the checkpoint to continue from; later messages are superseded. If the request has no new
+    message, the question after the checkpoint is answered again.
     """
 
     assistant_id: str
@@ -80,7 +80,7 @@ def user_of(start: Start, caller: Caller, named: str | None) -> str | None:
     """Return the user of a run, from the query or from `config.configurable`.
 
     Raises:
-        InvalidInput: they name different users.
+        InvalidInput: the query and the config name different users.
         ProblemRaised: the caller may not act for that user.
     """
     if named is None or caller.user_id is not None:
@@ -95,7 +95,7 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
     Raises:
         InvalidInput: there is nothing to answer.
-        WorkflowNotFound, SessionBusy, WrongUser, StoreUnavailable: as for any run.
+        WorkflowNotFound, SessionBusy, WrongUser, StoreUnavailable: as for every other run.
     """
     app.workflows.get(start.assistant_id)
     runs = await app.runs.service()
@@ -111,7 +111,7 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
 
 async def _forked(app: App, session: Session, start: Start) -> RunRequest | None:
-    """Supersede the messages after a checkpoint, and return the request to continue from it; None if there are none."""
+    """Supersede the messages after a checkpoint; return the request to continue, or None without a later question."""
     page = await session.page(limit=_MOST)
     later = [one for one in page.messages if (one.seq or 0) > (start.fork or 0)]
     asked = next((one for one in later if one.role == "user" and one.id), None)

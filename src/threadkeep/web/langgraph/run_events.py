@@ -1,7 +1,7 @@
 """The events of one run in LangGraph's streaming protocol, and the parts of a v1 stream.
 
-The events are built from the run's trace and the pieces of its answer. A run may be executed by another process, or by
-the built-in chat, which has no graph that `astream_events` could stream (ADR 42). The types come from
+The events are built from the run's trace and the pieces of its answer. `astream_events` is not used: another process
+may execute the run, and the built-in chat has no graph (ADR 42). The types of the events come from
 `langchain_protocol`.
 
 Older clients, such as `useStream` of `@langchain/langgraph-sdk/react`, read v1 streams of the modes that they choose,
@@ -35,7 +35,7 @@ type ProtocolEvent = dict[str, Any]
 type ReadState = Callable[[Run], Awaitable[ThreadStateBody | None]]
 
 _SEQ_BITS = 24
-"""The low bits of `seq`, which number the events of a run. The bits above are the run's position in its session."""
+"""The number of low bits of `seq` that count a run's events. The higher bits are the run's position in its session."""
 
 
 def first_seq(run: Run) -> int:
@@ -44,10 +44,10 @@ def first_seq(run: Run) -> int:
 
 
 class RunEvents:
-    """The events of a run, which a task of this process appends during the run.
+    """The events of a run. A task of this process appends them during the run.
 
     `ended` is true if the run has ended. A run that waits for a person is `paused` until `go_on`. `failed` is true if
-    not all events could be read. `delivered` has the sets of channels of readers that have received all events.
+    events could not be read. `delivered` contains the set of channels of each reader that received all events.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
@@ -79,13 +79,13 @@ class RunEvents:
             await change.wait()
 
     def go_on(self) -> None:
-        """Continue to follow a run that waited for a person, after it was answered."""
+        """Follow a paused run again, after a person answered its question."""
         if self.paused:
             self.paused = False
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
 
     def number_after(self, seq: int) -> None:
-        """Give later events numbers above `seq`, which another process has already used for this run."""
+        """Number later events above `seq`; another process has used the numbers up to `seq` for this run."""
         self._seq = max(self._seq, seq)
 
     async def _follow(self) -> None:
@@ -112,7 +112,7 @@ class RunEvents:
     def _add_piece(self, piece: RunPiece) -> None:
         message_id = piece.message_id or piece.run_id
         if message_id in self._spoken:
-            return  # the trace, which is read between two pieces, already had the whole message
+            return  # the trace was read between two pieces, and already had the whole message
         if piece.text:
             message = self._open.get(message_id) or self._begin_message(message_id, piece.node)
             message.text += piece.text
@@ -123,7 +123,7 @@ class RunEvents:
             self._finish_counted(message_id)
 
     def _begin_message(self, message_id: str, node: str | None) -> _OpenMessage:
-        # Some clients assign the pieces of a message by its node only, so a second one that streams has another name.
+        # Some clients assign pieces to messages by the node only, so a second open message of a node gets another name.
         is_alone = all(one.node != node or one.is_whole for one in self._open.values())
         message = self._open[message_id] = _OpenMessage(message_id, node if is_alone else f"{node or ''}:{message_id}")
         metadata: dict[str, Json] = {"run_id": self.run.run_id}
@@ -174,7 +174,7 @@ class RunEvents:
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
     def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
-        """Add the part of the answer that was not streamed: all of it if this process received no pieces."""
+        """Add the part of a message that was not streamed: the whole text if this process received no pieces."""
         said = self._open[message_id].text if message_id in self._open else ""
         if text.startswith(said) and text != said:
             self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(said)))
@@ -236,7 +236,7 @@ class RunEvents:
 
 
 class _OpenMessage:
-    """A message that is being streamed; `node` tells it from others that are streamed at the same time."""
+    """A message that is being streamed. `node` differs between messages that are streamed at the same time."""
 
     def __init__(self, message_id: str, node: str | None) -> None:
         self.message_id = message_id
@@ -282,7 +282,7 @@ class RunParts:
             case "values":
                 yield from self._chosen("values", data)
                 if self._interrupts:
-                    # `useStream` ignores the other fields if there are interrupts, so they are sent separately before.
+                    # `useStream` ignores values that come with interrupts, so they are also sent without interrupts.
                     yield from self._chosen("values", {**data, INTERRUPTS: self._interrupts})
             case "messages":
                 yield from self._spoken_parts(data)
@@ -321,7 +321,7 @@ class RunParts:
                     yield from self._chosen("updates", {node: {"messages": [message]}})
 
     def _updates(self, data: Mapping[str, Any]) -> Iterator[Part]:
-        """Yield the messages of an agent that were not streamed as an answer: tool calls and their results."""
+        """Yield the messages of an agent that were not streamed as an answer, such as tool calls and their results."""
         given = data["values"]["messages"]
         new = [one for one in given if isinstance(one, Mapping) and one.get("id") not in self._updated]
         self._updated.update(str(one["id"]) for one in new if one.get("id"))

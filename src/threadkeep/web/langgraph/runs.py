@@ -60,7 +60,7 @@ class ThreadRuns:
         self.heartbeat_seconds: float = request.app.state.heartbeat_seconds
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
-        """Start a run, or resume the waiting run. Return it with the number of its events before this call.
+        """Start a run, or resume the waiting run. Return the run with the number of its events before this call.
 
         Raises:
             InvalidInput: the body asks for something that is not supported, or no run waits for an answer.
@@ -96,10 +96,10 @@ class ThreadRuns:
             raise ProblemRaised(make_problem(404, "session-not-found", sentence)) from None
 
     async def run(self, run_id: str) -> Run:
-        """Return a run of the thread that the caller may see.
+        """Return a run of the thread, if the caller may see it.
 
         Raises:
-            RunNotFound: there is none.
+            RunNotFound: the thread has no such run, or the caller may not see it.
         """
         run = await (await self._app.runs.service()).run(run_id, user_id=self._user_id)
         if self.thread_id is not None and run.session_id != self.thread_id:
@@ -110,7 +110,7 @@ class ThreadRuns:
         """Return the run of the thread that was requested last.
 
         Raises:
-            RunNotFound: there is none.
+            RunNotFound: the thread has no run.
         """
         found = (await find_thread(self._app, str(self.thread_id), user_id=self._user_id)).newest
         if found is None:
@@ -118,7 +118,7 @@ class ThreadRuns:
         return found
 
     async def events(self, run: Run) -> tuple[RunEvents, bool]:
-        """Return the events of a run, and whether this process has collected them before."""
+        """Return the events of a run, and whether this process was already collecting them."""
         registry = thread_events_of(self._service)
         known = registry.has(run.run_id)
         return registry.follow_run(await self._app.runs.service(), run), known
@@ -159,7 +159,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> Json:
-    """Return the answer to a waiting run. If the run has one question, return the value without the question's id."""
+    """Return the answer to a waiting run. An answer to the only question is returned without the question's id."""
     asked = [one.id for one in questions(waiting)]
     if isinstance(given, dict) and list(given) == asked and len(asked) == 1:
         return cast("Json", given[asked[0]])

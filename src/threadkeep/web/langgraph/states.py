@@ -69,7 +69,7 @@ def asked_text(asked: Sequence[BaseMessage]) -> str:
     """Return the text of new messages.
 
     Raises:
-        InvalidInput: it is too long.
+        InvalidInput: the text is too long.
     """
     text = clean_text("\n".join(transcript_text(one) for one in asked))
     if len(text) > MAX_MESSAGE_CHARACTERS:
@@ -78,10 +78,10 @@ def asked_text(asked: Sequence[BaseMessage]) -> str:
 
 
 def messages_of(given: object) -> Sequence[BaseMessage]:
-    """Return messages from any form that LangChain accepts.
+    """Return the messages in an input, in any form that LangChain accepts.
 
     Raises:
-        InvalidInput: they have none of these forms.
+        InvalidInput: a message has another form.
     """
     if given is None:
         return []
@@ -147,7 +147,7 @@ async def find_thread(app: App, thread_id: str, *, user_id: str | None = None) -
     """Return a thread.
 
     Raises:
-        SessionNotFound: there is no such session and no run in it for this user.
+        SessionNotFound: this user has no such session, and no run in it.
         InvalidKey: the id is not valid for a session.
     """
     runs = await newest_runs(await app.runs.service(), thread_id, user_id=user_id)
@@ -262,7 +262,7 @@ def checkpoint(thread_id: str, seq: int) -> CheckpointBody:
 
 
 def seq_of(named: object) -> int | None:
-    """Return the `seq` of a checkpoint, given as an id, an object or a config; None if it has none."""
+    """Return the `seq` of a checkpoint, given as an id, an object or a config; None if it contains no `seq`."""
     if isinstance(named, Mapping):
         inner = named.get("configurable")
         return seq_of(inner if isinstance(inner, Mapping) else named.get("checkpoint_id"))

@@ -63,7 +63,7 @@ class ThreadEvents:
         self._started = asyncio.Event()
 
     def follow_run(self, runs: RunService, run: Run) -> RunEvents:
-        """Return the events of a run; they are collected from the first call on, with or without readers."""
+        """Return the events of a run. The first call starts collecting them, also without readers."""
         found = self._runs.get(run.run_id)
         if found is None or found.failed:
             found = self._runs[run.run_id] = RunEvents(runs, run, self._state)
@@ -79,9 +79,9 @@ class ThreadEvents:
     ) -> AsyncGenerator[ProtocolEvent]:
         """Yield the events of a thread's runs, until the service stops.
 
-        Without `since` they begin with the active run. A run that ended in the last 30 seconds counts as active if no
+        Without `since`, begin with the active run. A run that ended in the last 30 seconds counts as active if no
         reader of the same channels has received its end, because this reader may have started it. Older runs are not
-        repeated: the reader would take their end for the end of the next run.
+        repeated: the reader would mistake their end for the end of the next run.
         """
         read: RunEvents | None = None
         position, pause = 0, _FIRST_POLL_SECONDS
@@ -137,7 +137,7 @@ class ThreadEvents:
         return False
 
     def has(self, run_id: str) -> bool:
-        """Return whether the events of a run are collected by this process."""
+        """Return whether this process collects the events of a run."""
         found = self._runs.get(run_id)
         return found is not None and not found.failed
 

@@ -71,12 +71,12 @@ class CreatedThread:
         self._session = session
 
     async def thread(self) -> ThreadBody | None:
-        """Return the created thread; None if there is none for this user."""
+        """Return the created thread; None if it does not exist or the request names a user."""
         kept = None if self._session.user_id is not None else await self._kept()
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
     async def keep(self, metadata: Mapping[str, Json]) -> tuple[ThreadBody, bool]:
-        """Keep metadata for 30 days for the first run. Return the thread, and whether it existed before."""
+        """Store metadata for the first run, for 30 days. Return the thread, and whether it existed before."""
         now = self._clock()
         thread = ThreadBody(
             thread_id=self._session.session_id,
@@ -104,7 +104,7 @@ class CreatedThread:
     async def begin(self, new: Mapping[str, Json] | None = None) -> bool:
         """Store the thread for the session's user if metadata was kept for it.
 
-        With `new` metadata it is stored in any case. Existing metadata of the session is not replaced. Return whether
+        With `new` metadata, always store the thread. Existing metadata of the session is not replaced. Return whether
         this call stored the thread.
 
         Raises:
@@ -123,7 +123,7 @@ class CreatedThread:
         return stored
 
     async def forget(self) -> bool:
-        """Delete the created thread; return False if there is none for this user."""
+        """Delete the created thread; return False if it does not exist or the request names a user."""
         kept = None if self._session.user_id is not None else await self._kept()
         if kept is not None:
             await self._state.forget(_CREATED, self._session.session_id, kept)
@@ -330,7 +330,7 @@ def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
         return False
     for name, value in (body.metadata or {}).items():
         if name in _WORKFLOW_NAMES and name not in thread.metadata:
-            continue  # the runs were deleted, and the name of the workflow with them
+            continue  # the name of the workflow was deleted together with the runs
         if thread.metadata.get(name) != value:
             return False
     return True
