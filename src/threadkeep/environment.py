@@ -1,4 +1,4 @@
-"""The database that the environment names, read without pydantic, because its import outlasts a short command."""
+"""The database that the environment names, read without pydantic, whose import takes longer than a short command."""
 
 from __future__ import annotations
 

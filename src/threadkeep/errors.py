@@ -302,7 +302,7 @@ class RunWaits(ThreadkeepError):
 
 
 class Interrupted(ThreadkeepError):
-    """The service stopped before the answer was complete; the part that existed is stored."""
+    """The service stopped before the answer was complete; the partial answer is stored."""
 
 
 class ChannelNotFound(ThreadkeepError, LookupError):

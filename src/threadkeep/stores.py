@@ -39,8 +39,8 @@ def create_checkpointer(
 ) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
     """Return a LangGraph checkpointer in the configured database, for `graph.compile(checkpointer=…)`; open it once.
 
-    A row of a checkpoint creates objects of LangGraph's safe types only, such as messages, and of `types`: name the
-    classes of your own that a state contains. With `LANGGRAPH_STRICT_MSGPACK=true` LangGraph finds these itself.
+    Reading a checkpoint creates only objects of LangGraph's safe types, such as messages, and of `types`: name your
+    own classes that a state contains. With `LANGGRAPH_STRICT_MSGPACK=true` LangGraph finds your classes itself.
 
     Raises:
         StoreUnavailable: on entering, if the database does not respond.

@@ -140,7 +140,7 @@ class Conversation:
     async def run(self, lines: LineInput, *, keep_on: bool) -> bool:
         """Answer each line in turn; return False if a turn failed.
 
-        Ctrl-C stops the current answer; without one, or without `keep_on`, it ends the chat. SIGTERM and SIGHUP
+        Ctrl-C stops the current answer; if there is none, or `keep_on` is False, it ends the chat. SIGTERM and SIGHUP
         always end the chat. The part of an answer that was already shown is stored.
         """
         with self._signal_handlers():

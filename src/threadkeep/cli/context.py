@@ -159,7 +159,7 @@ class CallNotFound(NotDone):
 
 @dataclass(frozen=True)
 class CallChoice:
-    """The scope of the selection: a session, a run, or a run of a given session."""
+    """The calls to choose from: the calls of a session, of a run, or of a run of a given session."""
 
     session_id: str | None = None
     run_id: str | None = None
@@ -167,7 +167,7 @@ class CallChoice:
     retention_days: float = 0
 
     async def find(self, memory: Memory, number: int | None) -> StoredManifest:
-        """Return a call by its number: from the first of a run, or back from the newest of a session; None: the last.
+        """Return a call by number: from a run's first call, or back from a session's newest. None is the newest call.
 
         Raises:
             CallNotFound: the call is not recorded; the message names the recorded calls.

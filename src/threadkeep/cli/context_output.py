@@ -152,7 +152,7 @@ def _show_row(row: Row, widths: Sequence[int], mark: str, *, style: str = "") ->
 
 
 def _location(manifest: ContextManifest) -> str:
-    """Return the location of a call's earlier turns."""
+    """Return the place where the earlier turns of a call are stored."""
     if manifest.conversation is not None:
         return f"{manifest.conversation.key} of {'.'.join(manifest.conversation.namespace)}"
     return manifest.session_id or "no session"

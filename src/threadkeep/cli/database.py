@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from threadkeep.store.driver import Driver
 
 _SLICE_SECONDS = 0.25
-# Passes without progress, after which the filling ends: other processes hold locks, and each pass waits half a second.
+# Filling ends after this many passes of half a second without progress, because other processes hold locks.
 _MOST_IDLE_PASSES = 20
 
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
@@ -34,7 +34,7 @@ pending_commands = verbs("Turns that are not written to a database yet.")
 
 @dataclass(frozen=True)
 class _Schema:
-    """The schema before and after the command. `left` messages are still not indexed; None if none were counted."""
+    """The schema before and after the command. `left` is the number of messages not indexed (None: not counted)."""
 
     database: str
     before: int

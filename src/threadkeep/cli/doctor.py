@@ -133,7 +133,7 @@ def check_summary_model(settings: Settings) -> list[Finding]:
 
 
 def check_pending(settings: Settings) -> list[Finding]:
-    """Return findings about pending turns, which are not written to this database or to an earlier one yet."""
+    """Return findings about pending turns: turns not yet written to this database, or to one used earlier."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 

@@ -220,7 +220,7 @@ async def _import_lines(file: str, refusals: _Refusals, *, strict: bool) -> Impo
 
 @contextmanager
 def _reporting(importer: Importer, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show the progress of the import in the block, and again if the block is interrupted."""
+    """Show the progress of the import during the block, and the last state if the block is interrupted."""
     import asyncio
 
     try:

@@ -80,7 +80,7 @@ Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 
 
 def verbs(help_text: str) -> typer.Typer:
-    """Return the group of the commands of a noun. Rich help output would double the time of `--help`."""
+    """Return a group for the commands of a noun, without rich help, which would double the time of `--help`."""
     return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
 
 

@@ -138,7 +138,7 @@ def _show_end(run: Run, usages: Sequence[TokenUsage]) -> None:
     if run.status == "waiting":
         return
     if run.status == "done":
-        # For an old run, neither the duration nor the usage may be stored any more.
+        # The duration and the usage of an old run may already be deleted.
         tokens = _tokens(usages) or counted(0, "token")
         facts = f": {_duration(run)}, {tokens}" if run.started_at is not None else ""
         terminal.note(f"Run {run.run_id} is done{facts}.")

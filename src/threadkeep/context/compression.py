@@ -231,10 +231,10 @@ def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, 
 
 
 def sources_of(summaries: Sequence[Summary], parts: Mapping[str, Sequence[Summary]], tokens: int) -> Sequence[Summary]:
-    """Return the summaries that a model reads to merge the given ones; a merged first summary is replaced by its parts.
+    """Return the summaries that a model reads to merge the given ones.
 
-    The level of a merged summary is one above the level of its sources. While the sources and the later summaries fit
-    the tokens, they are read instead of the merged summary, so that few texts are summaries of summaries of summaries.
+    If the first summary is a merged one, the model reads its parts instead, provided that these fit into `tokens`
+    together with the later summaries. So few texts are summaries of summaries of summaries.
 
     Args:
         summaries: the summaries to merge, oldest first.

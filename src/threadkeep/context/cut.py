@@ -10,7 +10,7 @@ from itertools import count
 from threadkeep.context.tokens import TokenCounter
 
 CUT_MARK = "… [cut]"
-"""The mark at the end of a text that was cut there."""
+"""The mark that replaces the end of a text."""
 
 _MAX_CLUSTER = 32
 _LONGEST_TOKEN = 16
@@ -54,7 +54,7 @@ def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
     """Split a text into pieces within the budget; joined, the pieces equal the text. An empty text has no pieces.
 
     A piece ends at white space if there is any near its end. It separates a character from its combining marks only if
-    there are more marks than in any language. A piece of one character may exceed the budget. A long piece may be
+    there are more marks than any language uses. A piece of one character may exceed the budget. A long piece may be
     shorter than necessary, so that the text is counted only about eight times in all.
     """
     found: list[str] = []

@@ -1,8 +1,8 @@
 """Token estimates: counters that need only the text.
 
-An estimate is the sum of what the characters of a text cost, and of corrections for frequent sequences: `tion` makes a
-word cheaper in every language that has it. The costs are in `token_costs.json`, fitted by `python -m bench.fit_tokens`,
-rather too high than too low.
+An estimate is the sum of the costs of a text's characters, with corrections for frequent sequences: `tion` makes a
+word cheaper in every language that has it. The costs are in `token_costs.json`. `python -m bench.fit_tokens` fits them
+so that estimates are rather too high than too low.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ type Encoding = Literal["o200k", "cl100k"]
 type Family = Literal[
     "o200k", "cl100k", "claude2", "claude3", "claude47", "llama2", "llama3", "gemma3", "qwen3", "deepseek"
 ]
-"""The tokenizers that estimates are fitted to. `claude47` is that of Claude since Opus 4.7, `gemma3` that of Gemini."""
+"""The tokenizers with a fitted estimate. Claude uses `claude47` since Opus 4.7; Gemini uses `gemma3`."""
 
 FAMILIES: tuple[Family, ...] = get_args(Family.__value__)
 """The tokenizers in the order of the costs in `token_costs.json`."""
@@ -80,7 +80,7 @@ def installed_counter(encoding: Encoding) -> ExactCounter | None:
 
 @cache
 def _bindings(*folders: str) -> Any:
-    """Return the compiled part of bpe-openai; its Python parses five vocabularies at import, for a second and 60 MB."""
+    """Return the compiled part of bpe-openai. Importing its Python part as well would take a second and 60 MB."""
     spec = PathFinder.find_spec("bpe_openai._bindings", folders)
     if spec is None or spec.loader is None:
         raise ImportError("bpe-openai has no compiled part.")
@@ -90,15 +90,15 @@ def _bindings(*folders: str) -> Any:
 
 
 type Pattern = tuple[bytes, tuple[float, ...]]
-"""Characters or kinds of them, and the tokens per occurrence in each of `FAMILIES`."""
+"""A sequence of characters or of character kinds, and the tokens per occurrence for each of `FAMILIES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """The patterns for all texts, or for those with one script: kinds, characters, and positions of capitals.
+    """The patterns for all texts, or for texts in one script: of character kinds, of characters, and of capitals.
 
-    The first kind of a script is the kind of its characters. Only those for all texts have `runs`: words, and groups of
-    three digits.
+    The first entry in `kinds` of a script is the kind of its lead bytes. Only the patterns for all texts have `runs`:
+    words, and groups of three digits.
     """
 
     kinds: tuple[Pattern, ...]
@@ -109,7 +109,7 @@ class Patterns:
 
 @cache
 def patterns_by_script() -> dict[str, Patterns]:
-    """Return the patterns by the kind of a script's first byte; those for all texts come first, with an empty key."""
+    """Return the patterns by the kind of a script's lead byte. Patterns for all texts come first, with an empty key."""
     found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 
@@ -124,7 +124,7 @@ def _patterns(groups: dict[str, list[tuple[str, *tuple[float, ...]]]]) -> Patter
 
 
 def _pattern_bytes(text: str) -> bytes:
-    """Return the bytes of a pattern; those that are no characters are written as `hex:efbc`."""
+    """Return the bytes of a pattern; parts of a character are written in hexadecimal, such as `hex:efbc`."""
     return bytes.fromhex(text.removeprefix("hex:")) if text.startswith("hex:") else text.encode()
 
 
@@ -190,8 +190,8 @@ _IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _I
 def other_scripts(text: str) -> int:
     """Return the thousandths of a text's tokens that are in scripts other than Latin.
 
-    Latin letters, digits, punctuation and code are the rest. A character of another script counts as two of them:
-    the exact share would need a second sum over all patterns, and this takes 1 to 3 % of the time of an estimate.
+    A character of another script counts as two Latin letters, digits or other characters. This approximation takes
+    1 to 3 % of the time of an estimate; the exact share would need a second sum over all patterns.
     """
     if text.isascii():
         return 0
@@ -204,7 +204,7 @@ _BYTES = tuple(range(256))
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Patterns that are counted, with their costs."""
+    """Patterns of more than two bytes, with their costs."""
 
     patterns: tuple[bytes, ...]
     costs: tuple[float, ...]
@@ -212,7 +212,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class ScriptCosts:
-    """The longer patterns of one script."""
+    """The patterns of one script that have more than two bytes, with their costs."""
 
     lead: bytes
     kinds: Counted
@@ -222,7 +222,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer. The index of a pair is its two bytes as a number in native byte order."""
+    """All costs of one tokenizer. The index in `pairs` is two bytes, read as a number in native byte order."""
 
     pairs: list[float]
     digit_group: float
@@ -303,7 +303,7 @@ _MOST_CHARACTERS = 10  # per token: hardly any text has more, but the estimate o
 
 
 def chars4(text: str) -> int:
-    """Return four characters a token (`len(text) // 4`): fair for English, far too low for Chinese."""
+    """Return one token for four characters (`len(text) // 4`): fair for English, far too low for Chinese."""
     return len(text) // 4
 
 
@@ -323,7 +323,7 @@ def estimate_cl100k(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FamilyEstimate:
-    """The estimate for a tokenizer that is none of OpenAI's."""
+    """The estimate for a tokenizer that is not from OpenAI."""
 
     family: Family
 

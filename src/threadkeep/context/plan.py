@@ -44,8 +44,8 @@ class ContextPlan:
     """The division of a budget among sections; see the module's table.
 
     `order` is the order of the sections; the turn's steps are always last. `shares` are fractions of the budget:
-    maximums for the summary and each extra, and the minimum of the window before extras get anything. `yields` lists
-    the extras in the order in which they shrink. An `anchored` window begins at the same message as in the previous
+    maximums for the summary and each extra, and a minimum for the window, which is reserved first. `yields` lists the
+    extras in the order in which they shrink. An `anchored` window begins at the same message as in the previous
     call until it does not fit, and is then cut back to `step` of its capacity. A `sliding` window always has the newest
     messages that fit. With `fold_repeats`, an exchange that is repeated several times in a row is shown once with its
     count.
@@ -90,7 +90,7 @@ class ContextPlan:
             fixed: the tokens of the system message, the summary and the turn.
             wanted: the extras that may be present.
             shared: the tokens to which the shares apply, if the budget is the whole capacity of the model.
-            newest: the tokens of the newest messages; if they exceed the window's share, it gets half of the budget.
+            newest: the tokens of the newest messages; beyond the window's share, the window gets half of the budget.
         """
         whole = min(budget, shared or budget)
         window = self.shares["window"]

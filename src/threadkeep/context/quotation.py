@@ -60,17 +60,17 @@ def _day(moment: datetime) -> str:
 
 
 def facts_text(lines: Sequence[str]) -> str:
-    """Return the block with these lines, in order."""
+    """Return the block of facts with these lines, in order."""
     return "\n".join((FACTS_HEADER, "", *lines))
 
 
 def fitting_facts(facts: Sequence[Fact], budget: int, counter: TokenCounter) -> list[Fact]:
-    """Return the leading facts that fit into the budget as a block; skip facts that are too long."""
+    """Return the facts, in order, that fit into the budget as one block; skip each fact that no longer fits."""
     return [facts[place] for place in fitting_lines([fact_line(fact) for fact in facts], budget, counter)]
 
 
 def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> list[int]:
-    """Return the indexes of the leading lines that fit into the budget as a block; skip lines that are too long."""
+    """Return the indexes of the lines, in order, that fit into the budget as one block; skip lines that do not."""
     if not lines or counter(facts_text(lines)) <= budget:
         return list(range(len(lines)))
     left = budget - counter(FACTS_HEADER)
@@ -87,7 +87,7 @@ def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> l
 
 
 def in_stable_order(facts: Iterable[Fact]) -> list[Fact]:
-    """Return facts in the order of prompts, by scope and key, whatever the query."""
+    """Return facts sorted by scope and key, so that their order in prompts does not depend on the query."""
     return sorted(facts, key=lambda fact: (SCOPE_KINDS.index(fact.scope.kind), fact.scope.owner, fact.key))
 
 
@@ -145,7 +145,7 @@ def attribution(role: str, author: str | None) -> str:
 
 @dataclass(frozen=True)
 class QuotedTurn:
-    """A stored message of a session, to be quoted whole, or in `part`, a range of its characters."""
+    """A stored message of a session to quote: the whole message, or the range `part` of its characters."""
 
     session_id: str
     message: Message
@@ -182,7 +182,7 @@ class QuotedTurn:
         return "\n".join((f"{speaker}: {first}", *(f"> {line}" for line in others)))
 
     def heading(self, home: str) -> str:
-        """Return the lines above the first turn of a day in a prompt of the session `home`: its `seq` and its day."""
+        """Return the heading of a day's first turn: its `seq`, its day, and a note if its session is not `home`."""
         session_id, day = self.day
         where = "" if session_id == home else ", another conversation"
         return f"\n[#{self.message.seq or 0} {day.isoformat() if day else 'no date'}{where}]"
@@ -201,7 +201,7 @@ def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
 
 
 def quoted_by(block: str, role: str) -> list[str]:
-    """Return the texts of one role's turns from a block of `turns_text`; people with a name are users."""
+    """Return the texts of one role's turns in a block of `turns_text`; people with a name have the role `user`."""
     texts: list[list[str]] = []
     speaker = ""
     for line in block.removeprefix(TURNS_HEADER).splitlines():
@@ -225,7 +225,7 @@ def render(header: str, quotes: Sequence[Quote]) -> str:
 def fitting(header: str, quotes: Iterable[Quote], budget: int, counter: TokenCounter) -> list[Quote]:
     """Return the leading quotes that fit into the budget as a block; the last one may be cut with a mark.
 
-    The first quote is cut to any size; later ones only if at least half of the quote fits.
+    The first quote may be cut to a few words; a later quote is cut only if at least half of it fits.
     """
     taken: list[Quote] = []
     for quote in quotes:
@@ -332,7 +332,7 @@ def quoted_procedure(procedure: Procedure) -> str:
 
 
 def quoted_episode(episode: Episode) -> str:
-    """Return an episode as one line of JSON: its day, the question, the answer, the tools, and its end."""
+    """Return an episode as one line of JSON: its day, question, answer, tools, outcome and feedback."""
     known: dict[str, Json] = {"at": episode.at.astimezone(UTC).date().isoformat(), "asked": _cut(episode.asked)}
     if episode.answered is not None:
         known["answered"] = _cut(episode.answered)

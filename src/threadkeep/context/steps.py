@@ -97,7 +97,7 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens of each step, computed call by call up to the last; the first `parts` are the question's."""
+    """Return the tokens of each step, computed for one call after another; the first `parts` belong to the question."""
     granted: list[int] = []
     older = 0
     for step in steps:

@@ -1,4 +1,4 @@
-"""Token counters by their own name and by model name; context windows, and the part of them that a prompt may use."""
+"""Token counters, found by their own name or by a model's name; context windows, and the input budget of a prompt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _VENDORS = re.compile(r"^(?:[a-z]+\.)+(?=[a-z])")  # us.anthropic.claude-…
 
 
 def names_of(model: str | None) -> list[str]:
-    """Return the lower-case name, and the name without its provider: `anthropic/…`, `openai:…`, `us.anthropic.…`."""
+    """Return the lower-case name, and the name without a provider prefix: `anthropic/`, `openai:`, `us.anthropic.`."""
     whole = (model or "").strip().lower()
     bare = whole.rpartition("/")[2]
     names = [whole, bare, bare.partition(":")[2], _VENDORS.sub("", bare)]
@@ -120,22 +120,22 @@ LEAST_FACTOR, GREATEST_FACTOR = 0.5, 3.0
 """Bounds of the learned factor."""
 
 GREATEST_OF_OTHER = 8.0
-"""The upper bound of the factor for other scripts, of a model of an unknown family."""
+"""The upper bound of the factor for other scripts, which only models of an unknown family have."""
 
 MIN_TOKENS = 200
-"""Smaller prompts are ignored: too much of them is the provider's framing of messages and tools."""
+"""Smaller prompts are not learned from: too many of their tokens are the provider's framing of messages and tools."""
 
 _LONGEST_STEP = 0.15  # of the logarithm: one report changes the factor by 16 % at most
 _LEAST_WEIGHT = 0.1  # of the newest report: about twenty reports count
 _LONGEST_STEP_OF_SCRIPTS = 0.3  # the right factors may be far from 1
-_WEIGHT_OF_SCRIPTS = 0.5  # of every report, because each has another share of the scripts
+_WEIGHT_OF_SCRIPTS = 0.5  # of every report, because the shares of the scripts differ between reports
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFactor:
     """The factor by which an estimate is multiplied for a model: 1 before the first report.
 
-    A model of an unknown family has a factor for text in `other` scripts too, and `value` is the factor for the rest:
+    A model of an unknown family has a second factor, `other`, for scripts other than Latin. Then `value` applies to
     Latin letters, digits, punctuation and code.
     """
 
@@ -146,7 +146,7 @@ class TokenFactor:
 
     @property
     def label(self) -> str:
-        """The factor as names of counters show it: `×1.12`, or `×1.05, other scripts ×3.74`."""
+        """The factor as shown in names of counters: `×1.12`, or `×1.05, other scripts ×3.74`."""
         return _label(*_hundredths(self))
 
     @property
@@ -194,8 +194,8 @@ class TokenFactor:
 class ScaledCounter:
     """A token estimate times a factor in hundredths, rounded up.
 
-    `other_hundredths` is the factor of tokens in other scripts, if they have one of their own; `share` returns
-    how many thousandths of a text's tokens are in other scripts.
+    `other_hundredths` is the separate factor for tokens in other scripts, if there is one; `share` returns the
+    thousandths of a text's tokens that are in other scripts.
     """
 
     counter: TokenCounter
@@ -219,7 +219,7 @@ class ScaledCounter:
 
 
 def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
-    """Return the counter with its counts multiplied by the factor, rounded to hundredths, and rounded up.
+    """Return a counter that multiplies the counts by the factor (rounded to hundredths) and rounds them up.
 
     If the factor has two values, each part of a text is multiplied by the value for its scripts. An exact counter is
     never scaled: the difference to the provider's number is framing, not text.
@@ -296,7 +296,7 @@ _BY_FAMILY: dict[Family, str] = {
     "qwen3": "qwen- qwen2 qwen2. qwen3 qwen3. deepseek-r1-distill-qwen",
     "deepseek": "deepseek-v3 deepseek-v3. deepseek-r1 deepseek-chat deepseek-reasoner",
 }
-# Claude 4.7 and later versions of Claude 4. A longer number is the date of an earlier one: claude-opus-4-20250514.
+# Claude 4.7 and later 4.x versions. A longer number is the release date of Claude 4: claude-opus-4-20250514.
 _LATE_CLAUDE_4 = re.compile(r"claude-(?:[a-z]+-)?4[-.](?:[7-9]|[1-9]\d)(?!\d)")
 _FAMILIES: dict[str, Family] = {name: family for family, names in _BY_FAMILY.items() for name in names.split()}
 
@@ -309,7 +309,7 @@ def family_estimate(family: Family) -> TokenCounter:
 def counter_named(name: str) -> TokenCounter:
     """Return the counter with this name: an estimate, `chars4`, `o200k`, `cl100k` or a scaled one.
 
-    `o200k` and `cl100k` are exact. A scaled estimate has the form of `name_of`: `estimate×1.12`.
+    `o200k` and `cl100k` are exact. A scaled estimate is named as in `name_of`: `estimate×1.12`.
 
     Raises:
         InvalidInput: the name is unknown, or its extra is not installed.

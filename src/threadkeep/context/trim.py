@@ -29,7 +29,7 @@ type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool
 
 @dataclass(frozen=True)
 class Item:
-    """A message of a call: its kind, and the index of the assistant message with the tool calls to which it belongs."""
+    """A message of a call: its kind, and `group`, the index of the assistant message with its tool call."""
 
     kind: Kind
     group: int | None = None
@@ -39,11 +39,11 @@ class Item:
 class Anchor:
     """The start of history, and the distance that it moves if history does not fit.
 
-    Messages before the index `begin` are excluded. If an earlier call `set` the anchor and the rest is too large (by
-    itself, or `overflowing`: not all messages were passed in), history is cut back to `fraction` of its budget and of
-    its number of messages, with the question. It then begins with a user message; the last exchange stays if it fits at
-    all. If no call has set the anchor, history is the newest messages that fit. If the steps of the turn leave too
-    little space, history is cut back as well: the next steps then fit, and the calls of a loop share their beginning.
+    Messages before the index `begin` are excluded. `set` is True if an earlier call has set the anchor. Then, if the
+    rest does not fit, or is `overflowing` because not all messages were passed in, history is cut back: with the
+    question it has at most `fraction` of its limits for tokens and messages. It then begins with a user message; the
+    last exchange stays if it fits. Without `set`, history is the newest messages that fit. If the turn's steps leave
+    too little space, history is cut back too: the next steps then fit, and the calls of a loop share their beginning.
     """
 
     begin: int = 0
@@ -58,7 +58,7 @@ class Plan:
 
     `begin` is the start of history (or of the turn, without history). `cut_back` is True if it differs from the anchor.
     `lasting` is True if the new start also applies to later turns; messages excluded only because of this turn's steps
-    return after it. `opened` is True if the tokens include those of an opening.
+    are sent again after it. `opened` is True if `tokens` includes an opening.
     """
 
     kept: tuple[int, ...]
@@ -91,7 +91,7 @@ def plan(
         max_messages: the maximum number of messages before the turn, not counting messages with tool calls and results.
         turn: the start of the current turn if its question has several messages; by default the newest user message.
         anchor: the start of history; without one, history is the newest messages that fit.
-        whole_steps: the turn's older steps are kept whole or excluded, and the newest is excluded if it does not fit.
+        whole_steps: older steps of the turn are kept whole or excluded, never cut; the newest step may be excluded too.
         opening: the tokens of a message placed first if the first message is not a user message; 0 for none.
 
     Raises:
@@ -160,7 +160,7 @@ class _Planner:
         self._left -= tokens
 
     def _units(self, user: int | None) -> list[list[int]]:
-        """Return the groups to keep or exclude, without the newest user message; exclude results without a call."""
+        """Return the groups of messages except the newest user message; exclude tool results without a tool call."""
         units: dict[int, list[int]] = {}
         for index, item in enumerate(self._items):
             if item.kind == "system" or index == user:
@@ -222,7 +222,7 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Place the newest history that fits; if not all fits behind the anchor, cut back by a step."""
+        """Place the newest history that fits. If some of it does not fit, cut history back by the anchor's step."""
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
@@ -240,10 +240,10 @@ class _Planner:
         return fitting
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
-        """Return the newest groups that leave room to grow, starting at a user message; at least the last exchange."""
-        # The question and its answer count as well, so after this turn the window is at the fraction.
+        """Return the newest groups, from a user message on, so that history can grow; at least the last exchange."""
+        # Count the question and its answer too, so that the window has this fraction of its size after the turn.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
-        # Without the turn's steps, so that the next turn can begin there too; otherwise for this turn only.
+        # Ignore the turn's steps, so that the next turn can begin here too. If impossible, cut for this turn only.
         room = int(fraction * (self._left + self._question + self._steps)) - self._question
         if room > self._left or room <= 0:
             room = int(fraction * self._left)
@@ -257,7 +257,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Return the history that leaves room for the opening, if it does not begin with a user message."""
+        """Remove the oldest groups until the opening fits, if history does not begin with a user message."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:
@@ -270,7 +270,7 @@ class _Planner:
         return fitting
 
     def _opening_of(self, history: Sequence[Sequence[int]]) -> int:
-        """Return the tokens of the opening that this history needs."""
+        """Return the tokens of the opening; 0 if this history needs none."""
         asked = self._opened or not history or self._items[history[0][0]].kind == "user"
         return 0 if asked else self._opening
 
@@ -292,7 +292,7 @@ class _Planner:
     def _newest(
         self, history: Sequence[list[int]], room: int, places: int | None
     ) -> tuple[Sequence[list[int]], Reason | None]:
-        """Return the newest groups within a number of tokens and of messages, and the limit that stopped them."""
+        """Return the newest groups within `room` tokens and `places` messages, and the reason if tokens ran out."""
         number = len(history)
         while number:
             unit = history[number - 1]

@@ -3,8 +3,8 @@
 A window is contiguous from the newest row backwards; the result is oldest first. It stops at the first message that
 does not fit. The newest user message is always included: its tokens are reserved first, and if it is older than the
 other rows, it comes first. If it alone exceeds the budget, it is cut, and it is the only message. If the newest message
-does not fit beside it, that message is cut so that the history is not empty. A limit of 0 means none; None means no
-limit.
+does not fit beside it, that message is cut so that the history is not empty. A limit of 0 allows no messages; None
+means no limit.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Window:
         return messages_html(title, self.messages)
 
 
-# Reasons of exclusions by a caller or by retention, not by the limits.
+# Reasons that come from a caller or from retention, not from the limits. `dropped` does not count these exclusions.
 _NOT_DROPPED = ("reset", "archived", "superseded")
 
 
@@ -117,7 +117,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Extent:
-    """The extent of a session beyond the rows that were read; with it all exclusions can be named in O(1).
+    """The extent of a session beyond the rows that were read. It names all excluded ranges without reading more rows.
 
     `first_seq` is the oldest stored position, `reset_seq` the position of the last reset (0: never), `archived_seq` the
     end of the archived messages (0: none), and `available` the number of user and assistant messages after both, if
@@ -143,7 +143,7 @@ def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
 
 
 def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Window:
-    """Return the window with superseded ranges separated from the ranges that its limits exclude."""
+    """Return the window with superseded ranges as separate exclusions, removed from the other excluded ranges."""
     if not superseded:
         return window
     excluded = [*window.manifest.excluded]

@@ -47,7 +47,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
     """The episodes of a session or of a person with all ids, read from the transcripts of a database."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], messages_at: MessagesAt | None = None) -> None:
-        """With `messages_at`, texts are read by it: the rows of sessions in a graph store have none."""
+        """Create a reader. `messages_at` reads the texts of sessions in a graph store, whose rows have none."""
         super().__init__(driver, clock=clock)
         self._messages_at = messages_at
 
@@ -151,7 +151,7 @@ def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
 
 
 async def _with_texts(messages: Iterable[_EpisodeMessage], messages_at: MessagesAt) -> list[_EpisodeMessage]:
-    """Return the messages with their stored texts and metadata, without those of damaged or deleted sessions."""
+    """Return messages with their stored texts and metadata; leave out damaged and deleted sessions."""
     found: list[_EpisodeMessage] = []
     for session_id, group in groupby(messages, key=lambda message: message.session_id):
         rows = list(group)

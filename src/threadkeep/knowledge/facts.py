@@ -235,8 +235,8 @@ class Knowledge:
     async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE, shadowed: bool = False) -> list[Fact]:
         """Return the valid facts of scopes, most specific scope first, and each key only from its most specific scope.
 
-        Each scope has up to `limit` facts (1,000 at most), last changed first. `shadowed` also returns facts with a key
-        that a more specific scope has.
+        Each scope has up to `limit` facts (1,000 at most), last changed first. `shadowed` also returns facts whose
+        key a more specific scope has.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -268,7 +268,7 @@ class Knowledge:
             check_name("fact's key", key, MAX_KEY_CHARACTERS)
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
-            # A common order of all calls prevents deadlocks.
+            # All calls lock keys in the same order, which prevents deadlocks.
             return {key: await self._forget(connection, scope, key) for key in sorted(set(keys))}
 
     async def forget_facts(self, fact_ids: Sequence[str], *, user_id: str | None = None) -> tuple[int, list[str]]:
@@ -372,7 +372,7 @@ class Knowledge:
             StoreUnavailable: the database does not answer; a retry is safe.
         """
         facts = [replace(fact, key=NewFact(fact.key, fact.value, fact.kind, fact.confidence).key) for fact in facts]
-        # A common order of all calls prevents deadlocks; the values of a key are ordered by time.
+        # All calls lock keys in the same order, which prevents deadlocks; the values of a key are sorted by time.
         ordered = sorted(facts, key=lambda one: (one.scope.kind, one.scope.owner, one.key, one.valid_from))
         async with self._driver.writing() as connection:
             return sum([await self._restore(connection, fact) for fact in ordered])
@@ -473,7 +473,7 @@ class Knowledge:
     ) -> Sequence[Fact]:
         """Return the valid facts of scopes; reuse the last result while the rows are unchanged.
 
-        New evidence changes `confirmed` or `updated_at` in the row of a fact.
+        Unchanged rows have no new evidence, because it changes `confirmed` or `updated_at` in a fact's row.
         """
         rows = await self._valid(connection, scopes, limit)
         before, facts = self._remembered.get((scopes, limit), ([], []))

@@ -28,7 +28,7 @@ from threadkeep.store.driver import Driver
 
 _MOST_SESSIONS = 1_000
 _REACH = 40
-"""The number of messages that one call reads; also the number read from a session that is read for the first time."""
+"""The number of messages that one call reads, and the number that is read from a session at first."""
 _CONTEXT_MESSAGES = 4
 _MOST_PROPOSALS = 20
 _CLOSING_SECONDS = 5.0
@@ -82,7 +82,7 @@ class Learning:
     def __init__(
         self, driver: Driver, proposals: Proposals, *, observer: Observer, messages_at: MessagesAt | None = None
     ) -> None:
-        """With `messages_at`, messages are read by it: the rows of sessions in a graph store have no texts."""
+        """Create a queue. `messages_at` reads messages of sessions in a graph store, whose rows have no texts."""
         self._driver = driver
         self._messages_at = messages_at
         self._proposals = proposals

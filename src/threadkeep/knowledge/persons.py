@@ -21,7 +21,7 @@ from threadkeep.store.driver import Connection, Driver, Row
 from threadkeep.store.tables import like_pattern
 
 SEEN_INTERVAL = timedelta(hours=1)
-"""The precision of `last_seen_at`. A higher one would cost a write per message."""
+"""The precision of `last_seen_at`. A finer precision would cost a write per message."""
 
 
 class Persons:

@@ -28,7 +28,7 @@ _SPACES = re.compile(r"\s+")
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4
-# The weight of one standard deviation of similarity (a word has 1); below `_LEAST_SIMILAR`, words must match.
+# The weight of one standard deviation of similarity (a word has 1). Below `_LEAST_SIMILAR`, a fact needs a shared word.
 _SIMILAR_SHARE, _LEAST_SIMILAR = 0.5, 0.5
 
 _MOST_VECTORS = 20_000
@@ -37,7 +37,7 @@ _EMBEDDING_SECONDS = 2.0
 
 
 class _FactWords(NamedTuple):
-    """The index terms of a fact, separately for key and value, and the first letters of all terms."""
+    """The index terms of a fact, separately for key and value, and the first four letters of all terms."""
 
     key: frozenset[str]
     value: frozenset[str]
@@ -76,7 +76,7 @@ _MEMBERS: Final = _groups()
 def rank_facts(
     query: str, facts: Sequence[Fact], *, recent: Sequence[str] = (), similar: Mapping[str, float] | None = None
 ) -> list[Fact]:
-    """Return the facts that are relevant to a query, best first; equal ones keep their order.
+    """Return the facts that are relevant to a query, best first; facts with equal scores keep their order.
 
     Args:
         query: the new input.

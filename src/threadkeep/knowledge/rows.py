@@ -60,7 +60,7 @@ def owner_columns(scope: Scope) -> dict[str, object]:
 
 
 async def check_sees(connection: Connection, sql: Mapping[str, str], scope: Scope, user_id: str | None) -> None:
-    """Check that a user may see a scope; with None, every scope may be seen.
+    """Check that a user may see a scope; None stands for access to every scope.
 
     Raises:
         KnowledgeNotFound: the user may not see the scope.
@@ -79,7 +79,7 @@ async def seen_row(
     row_id: str,
     user_id: str | None,
 ) -> Row:
-    """Return the row with an id, which begins with the id, a scope and its owner.
+    """Return the row with an id. Its first columns are the id, the scope and the owner.
 
     Raises:
         InvalidInput: the id is not a valid id.

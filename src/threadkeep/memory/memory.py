@@ -70,7 +70,7 @@ class Memory(history.Memory):
 
         Sessions of the person are deleted whole; messages in sessions of others become empty rows. An interrupted call
         can be repeated. With `dry_run` nothing is written. `vacuum` rewrites a SQLite file, or the tables on
-        PostgreSQL, which takes dead rows and older remains as well; nobody can write meanwhile.
+        PostgreSQL, which also removes dead rows and older remains; writes are blocked meanwhile.
 
         Raises:
             InvalidInput: not exactly one of `session_id` and `user_id` is given.

@@ -138,7 +138,7 @@ class SyncMemory(Wrapper[Memory]):
 
     @classmethod
     def companion_of(cls, memory: history.Memory) -> Self:
-        """Open the database of an asynchronous memory a second time; it is closed with that memory.
+        """Open the database of an asynchronous memory again; the result is closed with that memory.
 
         Raises:
             InvalidInput: only that memory can use the database.
@@ -161,7 +161,7 @@ class SyncMemory(Wrapper[Memory]):
     def close(self) -> None:
         """Write pending data, close the database and end the thread; later calls do nothing.
 
-        In a forked child it does nothing, because the thread is not there.
+        In a forked child it does nothing, because a fork does not copy the thread.
         """
         if self.loop.of_this_process:
             self._close()

@@ -45,7 +45,7 @@ class SyncRetention(Wrapper[Pruner]):
 
     @property
     def rules(self) -> Retention:
-        """The limits of sessions without their own."""
+        """The limits of sessions that have no limits of their own."""
         return self.asynchronous.rules
 
 

@@ -164,7 +164,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents(page.messages) == ["mine", "from the system itself"]
 
     async def test_of_two_users_at_once_one_owns_the_session(self) -> None:
-        """The turn of the other raises and stores nothing."""
+        """The turn of the other user raises an error and stores nothing."""
         async with self.open_transcripts() as transcripts:
             outcomes = await asyncio.gather(
                 transcripts.append(turn(user("of one"), user_id="u1")),
@@ -176,7 +176,7 @@ class AppendGuarantees(TranscriptSource):
             assert len(page.messages) == 1
 
     async def test_a_turn_that_answers_a_message_is_stored_while_that_is_there(self) -> None:
-        """Otherwise the turn is rejected, even in a batch with others, and does not create its session again."""
+        """If the message is gone, the turn is rejected, even in a batch, and does not create its session again."""
         async with self.open_transcripts() as transcripts:
             late = Turn("room:1", (assistant("late"),), answers="q")
             with pytest.raises(QuestionGone):
@@ -194,7 +194,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["anew"]
 
     async def test_an_author_has_one_complete_answer_to_a_question(self) -> None:
-        """A second answer is not stored; its receipt names the first. Other authors and ordinals have their own."""
+        """A second answer is not stored; its receipt names the first. Other authors and ordinals have other answers."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")

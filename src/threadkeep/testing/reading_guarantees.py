@@ -145,7 +145,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.reset("room:1") == 5
 
     async def test_answers_to_questions_before_a_reset_are_before_it(self) -> None:
-        """They are stored after it, and stay in the transcript; `recent` has what follows them."""
+        """Such answers are stored after the reset and stay in the transcript; `recent` returns only later messages."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("q1", "q1")))
             assert await transcripts.reset("room:1") == 1
@@ -191,7 +191,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (await transcripts.recent("room:1", limit=9, after=6)).messages == ()
 
     async def test_messages_are_found_by_their_places(self) -> None:
-        """They are returned in order, each once, whatever the order of the positions; missing messages are left out."""
+        """Messages are returned by position, each once, for positions in any order; missing messages are left out."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 9)
             found = await transcripts.at("room:1", [7, 2, 2, 40, 3])

@@ -77,7 +77,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (seqs(page.messages), page.next_before) == ([8, 9, 10], 8)
 
     async def test_one_message_alone_or_all_after_one_can_be_superseded(self) -> None:
-        """Messages before and after it stay active."""
+        """After one message is superseded alone, the messages before and after it stay active."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2", "q3")
             one = await transcripts.supersede(Superseding("room:1", message_id="a1", scope="message"))
@@ -89,7 +89,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(Superseding("room:1", message_id="q2", scope="after"))).count == 0
 
     async def test_a_told_answer_takes_the_place_of_one_that_nobody_was_told(self) -> None:
-        """The other answer stays, superseded; a request for it returns the delivered one."""
+        """The other answer stays stored but superseded; a request for it returns the delivered answer."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             await transcripts.append(Turn("room:1", (replace(_TOLD, id="takeover", content="of it"),), answers="q"))
@@ -243,7 +243,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert seqs((await transcripts.newest("room:1", limit=9)).messages) == [1, 3]
 
     async def test_an_answer_to_a_superseded_question_is_superseded_too(self) -> None:
-        """It is stored, because a person may have read it, but it is not active."""
+        """The answer is stored, because a person may have read it, but it is not active."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2")
             await transcripts.supersede(Superseding("room:1", newest=1))
@@ -338,7 +338,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts, "room:2") == ["q1", "a1", "n", "other"]
 
     async def test_a_branch_has_active_messages_numbered_from_1(self) -> None:
-        """It has the messages up to the position, and its windows begin at the same message as in the session."""
+        """The branch has the messages up to the position; its windows begin at the same message as in the session."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1"))

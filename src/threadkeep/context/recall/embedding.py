@@ -45,7 +45,7 @@ def unit_vector(vector: Sequence[float]) -> array[float]:
 
 
 def dot_products(vector: array[float], others: Sequence[array[float]]) -> list[float]:
-    """Return the dot product of a vector with each of the others, which have its length; by numpy if it is there."""
+    """Return the dot products of a vector with others of the same length, by numpy if it is installed."""
     if not others or not _has_numpy():
         return [math.sumprod(vector, other) for other in others]
     numpy = import_module("numpy")
@@ -82,7 +82,7 @@ class _Tokenizer(Protocol):
 
 
 class WordVectors:
-    """An embedder without a model call: the mean of static vectors, of all languages of its tokenizer."""
+    """An embedder without model calls, for all languages of its tokenizer: the mean of static vectors of tokens."""
 
     name = "wordllama-l2-256"
 

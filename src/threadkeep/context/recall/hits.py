@@ -1,4 +1,4 @@
-"""Positions of a query's terms and of their substitutes; bits record which of them occur at a position."""
+"""Positions of a query's terms and of their substitutes; bits record the terms and substitutes at a position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOBODY: Final = -1
 
 
 class Places:
-    """The turns by position, in columns, which are read for hundreds of turns in each query.
+    """The turns by position, stored in columns, because each query reads hundreds of turns.
 
     Empty positions separate episodes and precede the first, so that the neighbours of a turn belong to its own
     episode. Their ids are empty.
@@ -67,7 +67,7 @@ class Places:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Add the turns of another conversation, whose episodes follow so many, with the change of each prior."""
+        """Add the turns of another conversation after `episodes` existing episodes, with the change of each prior."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))
@@ -78,7 +78,7 @@ class Places:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def best_of_speakers(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Return the turns of each speaker from a position on: the negative prior of the last kind, and the place."""
+        """Return each speaker's turns from a position on: the negative prior of the last kind, and the position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for place in range(begin, len(self)):
@@ -108,28 +108,28 @@ class Places:
         return found
 
     def voices_of(self, speaker: str) -> tuple[int, int]:
-        """Return the two voices of a speaker: speaking about other things, and about themselves."""
+        """Return the two voices of a speaker: of turns without and with words of the first person, such as "I"."""
         number = self.speakers.get(speaker, NOBODY)
         return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
 
 
-# A word counts fully; misspellings, synonyms, words of a requested topic and other words with its beginning count less.
+# A term of the query counts 1. Substitutes count less: a misspelling, a synonym, a word of a topic, a shared prefix.
 _MISSPELT, _SAME, _TOPIC, _ALIKE = 0.9, 0.7, 0.6, 0.4
 _MOST_MISSPELT = 3
 _MOST_TERMS = 16
 _MOST_ALIKE = 6
-# Limits of a query, independent of the length of the conversation: positions read for its own terms and for their
-# substitutes. Of a longer list, the newest positions are read, and those near the best hits so far.
+# The maximum numbers of positions that a query reads for its own terms and for substitutes, even in a long
+# conversation. From a longer list, it reads the newest positions, and positions near the best hits so far.
 _OWN_PLACES, _OTHER_PLACES = 350, 300
 _LEAST_PLACES = 30
 _BEST_PLACES = 24
 
 
 class Coverage(dict[int, float]):
-    """The share of the query, by weight, that a set of sources covers, by their bits; computed once for each set.
+    """A cache of the share of the query's weight that a set of sources covers, by the bits of the sources.
 
-    A source is a term of the query or a substitute for it, and has one bit. Only the best source of a term counts;
-    it has the lowest bit.
+    A source is a term of the query or a substitute, and has one bit. Only the best source of each term counts; its
+    bit is the lowest among the sources of the term.
     """
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ class Hits:
             self._found[number] = self._found[number] or bool(places)
 
     def _read[Value](self, places: Sequence[int], values: Sequence[Value], left: int) -> Iterable[tuple[int, Value]]:
-        """Return the positions to read, if `left` more may be read, each with its value."""
+        """Return the positions to read with their values; `left` is the number that may still be read."""
         count = len(places)
         if count <= left:
             return zip(places, values, strict=True)
@@ -226,14 +226,14 @@ def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[
             yield number, _ALIKE, places
 
 
-# Hits to score, with their neighbours; informative turns are added if there are few.
+# The most hits that are scored with their neighbours; informative turns are added up to the least candidates.
 _MOST_HITS, _LEAST_CANDIDATES = 72, 320
 _BEST_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Facts about a query beside its terms: near days by episode, positions to score, and more if there are few.
+    """A query's other facts: nearness of episodes to its days, positions to score, and more positions if these are few.
 
     Turns with the ids `left_out` are not scored.
     """

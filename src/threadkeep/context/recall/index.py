@@ -59,7 +59,7 @@ class Ranked(NamedTuple):
 
 @dataclass(slots=True)
 class _Episode:
-    """The turns of one sitting: of one session, without a long pause, and limited in number.
+    """A limited number of consecutive turns of one session, without a long pause between them.
 
     `asks` is 1 if its last turn has a question.
     """
@@ -80,21 +80,21 @@ class Analysis(NamedTuple):
 
 
 def analysis_of(text: str) -> Analysis:
-    """Return the analysis of a turn's text, which takes most of the time of adding it. It may run in a thread."""
+    """Return the analysis of a turn's text. It takes most of the time of `add`, and may run in a thread."""
     words = words_of(text[:_READ_CHARACTERS])
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 
 
 type Notice = Callable[[str, Sequence[float], Sequence[float]], None]
-"""A function of the id of a turn, its signals in the order of `PRIOR`, and those in the order of `ANSWER`."""
+"""A callback with a turn's id, its signals in the order of `PRIOR`, and its signals in the order of `ANSWER`."""
 
 
 class RecallIndex:
-    """An index that grows with the conversation; the costs of ranking hardly depend on the number of turns.
+    """An index that grows with the conversation; the time to rank turns hardly depends on their number.
 
     Adding a turn takes time proportional to its length. The same turns and the same input give the same ranking. A
     turn is never ranked higher only because of its position. An input that shares nothing with the conversation
-    ranks nothing.
+    gets an empty ranking.
     """
 
     def __init__(self, notice: Notice | None = None) -> None:
@@ -115,11 +115,11 @@ class RecallIndex:
 
     @property
     def size(self) -> int:
-        """The approximate size of the indexed terms in bytes, which is most of the memory of the index."""
+        """The approximate size of the indexed terms in bytes. They take most of the memory of the index."""
         return self._postings.size
 
     def add(self, turn: IndexedTurn, analysis: Analysis | None = None) -> None:
-        """Add the next turn, with the analysis of its text if it is known; ignore it if its id exists."""
+        """Add the next turn, or ignore it if its id exists. Pass the `analysis` of its text if it is known."""
         if turn.id in self._by_id:
             return
         number = self._episode_of(turn)
@@ -140,7 +140,7 @@ class RecallIndex:
         self._know_speaker(turn, priors[-1], place)
 
     def extend(self, other: Self) -> None:
-        """Add the turns of another index, of other sessions, as if each was added to this one."""
+        """Add the turns of an index of other sessions, as if each turn had been added to this index."""
         begin, episodes = len(self._places), len(self._episodes)
         changes = self._postings.extend(other._postings, begin, list(other._by_id.values()))
         self._places.extend(other._places, episodes, [PRIOR["rarity"] * change for change in changes])
@@ -156,7 +156,7 @@ class RecallIndex:
             self._of_role.setdefault(role, set()).update(speakers)
 
     def dump(self) -> Iterator[Packed]:
-        """Yield copies of the parts of the state, to store them; nothing may be added in between."""
+        """Yield copies of the parts of the state, to store them; add no turns until all parts are yielded."""
         yield from self._postings.dump()
         yield from self._places.dump()
         episodes = [
@@ -210,8 +210,8 @@ class RecallIndex:
             asker: The speaker of the input; by default any speaker with the role `user`.
             now: The time of the input; by default the time of the last turn.
             exclude: Ids to leave out, such as those of the window.
-            limit: The most turns to return.
-            semantic: The embedding similarity of the input and a turn, by id; turns without one count as dissimilar.
+            limit: The maximum number of turns.
+            semantic: The embedding similarity to the input, by turn id; turns without one count as dissimilar.
         """
         likeness = self._likeness(semantic) if semantic else None
         matching = self._matching(query, recent, asker, now, likeness.best() if likeness else (), exclude)
@@ -220,24 +220,24 @@ class RecallIndex:
             scores = [(score + likeness.share(place), place) for score, place in scores]
         # A stable sort: equal scores stay in the order of positions.
         scores.sort(key=itemgetter(0), reverse=True)
-        # Created by the hundred; the constructor of a named tuple takes twice as long.
+        # A query creates hundreds of entries, and the constructor of a named tuple takes twice as long.
         ids, new = self._places.ids, tuple.__new__
         return [new(Ranked, (ids[place], score, place, matching)) for score, place in scores[:limit]]
 
     def weights_of(self, query: str) -> dict[str, float]:
-        """Return the terms of an input with their rarity, to choose passages by."""
+        """Return the rarity of each term of an input, as weights for choosing passages."""
         terms = dict.fromkeys(terms_of(words_of(query[:_READ_CHARACTERS])))
         return {term: self._postings.rarity(len(self._postings.of_term(term)[0])) for term in terms}
 
     def meaningful(self, query: str) -> str:
-        """Return an input without stop words and the names of speakers, to embed it.
+        """Return an input without stop words and names of speakers, for an embedding.
 
-        Those are in most turns, and would make the turns of a speaker alike to each question about the speaker.
+        A name would make every question about a speaker similar to all turns of the speaker.
         """
         return meaningful(query[:_READ_CHARACTERS], self._names)
 
     def candidates(self, query: str) -> Iterator[tuple[str, Kind, dict[str, float]]]:
-        """Yield the id of every candidate for this input, with its signals, for fitting the weights."""
+        """Yield each candidate's id, the kind of answer and the signals, for fitting the weights."""
         matching = self._matching(query, (), None, None)
         for place in matching.places:
             yield self._places.ids[place], matching.kind, matching.signals(place)
@@ -281,7 +281,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Return the episodes near these days: the distance, and whether the day is within the episode."""
+        """Return, for each episode near these days, its nearness from 0 to 1, and 1 if it began on one of the days."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4
@@ -298,11 +298,11 @@ class RecallIndex:
         return Likeness(known, len(self._by_id), self._places) if known else None
 
     def _askers(self, asker: str | None) -> frozenset[str]:
-        """Return the speaker of an input; all users if it is not a known one."""
+        """Return the speaker of an input, or all users if `asker` is not a known speaker."""
         return frozenset((asker,)) if asker in self._speakers else frozenset(self._of_role.get("user", ()))
 
     def _others(self, asker: str | None) -> frozenset[str]:
-        """Return the speakers that "you" means: the assistants, or everybody else."""
+        """Return the speakers that "you" means: the assistants, or without any, everybody but the asker."""
         return frozenset(self._of_role.get("assistant", ())) or frozenset(self._speakers) - self._askers(asker)
 
     def _know_speaker(self, turn: IndexedTurn, prior: float, place: int) -> None:
@@ -322,7 +322,7 @@ class RecallIndex:
             del best[_TELLING_TURNS:]
 
     def _episode_of(self, turn: IndexedTurn) -> int:
-        """Return the episode that this turn continues, or a new one."""
+        """Return the number of the episode that this turn continues, or of a new episode."""
         last = self._episodes[-1] if self._episodes else None
         if last is not None and last.turns < _EPISODE_TURNS and last.session == turn.session:
             pause = (turn.time - last.last_time).total_seconds() if turn.time and last.last_time else 0.0
@@ -338,7 +338,7 @@ class RecallIndex:
 
 
 def _counted(terms: Sequence[str]) -> dict[str, int]:
-    """Return how often each term is there; most turns have no term twice."""
+    """Return the count of each term. Most turns have no term twice, which is faster to count."""
     counts = dict.fromkeys(terms, 1)
     return counts if len(counts) == len(terms) else Counter(terms)
 
@@ -348,12 +348,12 @@ def _role_of(turn: IndexedTurn) -> str:
 
 
 def _is_agent(turn: IndexedTurn) -> bool:
-    """Return whether a program speaks: an assistant without a name, or with one such as `researcher`."""
+    """Return True for an assistant without a capitalised name, such as `researcher`: a program, not a person."""
     return _role_of(turn) == "assistant" and not turn.speaker[:1].isupper()
 
 
 COST_SHARE: Final = 1.3
-"""A turn that costs e times as much needs a score that is higher by this."""
+"""A turn that costs e times as much as another is worth as much if its score is higher by this."""
 
 
 def select(
@@ -364,13 +364,13 @@ def select(
     group_of: Callable[[str], Hashable] | None = None,
     group_cost: int = 0,
 ) -> list[Ranked]:
-    """Return the turns to quote, in order of value; skip a turn that does not fit into the rest of the budget.
+    """Return the turns to quote, best value first; skip turns that do not fit into the remaining budget.
 
     Args:
         ranked: Turns with their scores, from `RecallIndex.rank`.
-        cost_of: The tokens of the turn with this id, with its frame.
-        budget: The most tokens of all turns together.
-        group_of: The group of a turn, such as its day; its first turn costs more.
+        cost_of: Returns the tokens of the turn with an id, including its frame.
+        budget: The maximum number of tokens of all turns together.
+        group_of: Returns the group of a turn, such as its day; the first turn of a group costs more.
         group_cost: The tokens that the first turn of a group costs in addition.
     """
     costs = [max(1, cost) for cost in map(cost_of, map(itemgetter(0), ranked))]

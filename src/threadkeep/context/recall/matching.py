@@ -61,7 +61,7 @@ class Scoring:
         for place, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
             score = priors[place] + amounts[place] + shares.get(episodes[place], 0.0)
             if asked:
-                # Most candidates are in a row, and two of three shares are known from the last one.
+                # Most candidates follow each other: two of the three shares are then known from the previous one.
                 if place == following:
                     before, here = here, after
                 else:
@@ -83,7 +83,7 @@ class Scoring:
         return scores
 
     def _windows(self, chosen: Sequence[int]) -> list[Sequence[int]]:
-        """Return the bits of the hits at each of these positions and of the five on each side."""
+        """Return, for each of these positions, the bits of the hits there and at five positions on each side."""
         found = self._found.hits.masks
         if len(self._places) > _SHORT:
             get, none = found.get, repeat(0)
@@ -94,7 +94,7 @@ class Scoring:
         return [masks[place - BESIDE : place + BESIDE + 1] for place in chosen]
 
     def _amounts(self) -> list[float] | defaultdict[int, float]:
-        """Return the weighted term counts of a turn and of two neighbours on each side, by position."""
+        """Return, by position, the weighted BM25 scores of a turn and of two neighbours on each side."""
         weights, found = self._weights, self._found
         beside = weights["near_score"] * found.per_score
         here = beside + weights["score"] * found.per_score + weights["when_score"] * found.per_when_score
@@ -112,7 +112,7 @@ class Scoring:
 
 
 OF_MANY = "_of_many"
-"""Suffix of signals that count in proportion to the number of turns that match about as well as the best one."""
+"""The suffix of signals that count more if many turns match about as well as the best one."""
 
 _OF_MANY = [name.removesuffix(OF_MANY) for name in MATCH if name.endswith(OF_MANY)]
 _NEARLY, _MANY_SCALE = 0.8, 0.2
@@ -143,7 +143,7 @@ class Matching:
         return _MANY_SCALE * math.log1p(sum([share >= nearly for share in shares]))
 
     def scores(self) -> list[tuple[float, int]]:
-        """Return each candidate position with its score: the prior of the turn plus its weighed `signals`."""
+        """Return the score and the position of each candidate: the turn's prior plus its weighted `signals`."""
         found = Found(
             hits=self._hits,
             profile=self._profile,
@@ -156,7 +156,7 @@ class Matching:
         return Scoring(self._places, found, self._weights).scores(self.places)
 
     def _episode_shares(self) -> dict[int, float]:
-        """Return the weighted signals of each episode that has any."""
+        """Return the weighted sum of the signals of each episode that has any."""
         weights = self._weights
         of_words, of_score = weights["episode_words"], weights["episode_score"]
         shares = {episode: of_words * words + of_score * score for episode, (words, score) in self._episodes.items()}
@@ -221,7 +221,7 @@ class Matching:
 
 _MOST_ALIKE = 120
 _BEST_TURNS = 3
-# If few similarities are known, outliers would otherwise have unlimited weight.
+# The limit of an outlier's weight, which would be very large if few similarities are known.
 _MOST_SPREADS = 5.0
 
 

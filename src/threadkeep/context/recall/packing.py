@@ -30,7 +30,7 @@ class Packed(NamedTuple):
 
 
 def pack(states: Iterable[Packed]) -> bytes:
-    """Return these states as bytes, as one. Arrays of one name follow one another; values have names of their own."""
+    """Return these states as the bytes of one state. Arrays of the same name are joined; names of values are unique."""
     arrays: dict[str, array[Any]] = {}
     values: dict[str, Any] = {}
     for state in states:
@@ -43,7 +43,7 @@ def pack(states: Iterable[Packed]) -> bytes:
 
 
 def unpack(data: bytes) -> Packed:
-    """Return the state in these bytes, as one.
+    """Return the state in these bytes.
 
     Raises:
         zlib.error: the bytes are damaged.
@@ -73,7 +73,7 @@ def divided(whole: array[Any], lengths: Sequence[int]) -> Iterator[array[Any]]:
 
 @cache
 def analysis_version() -> str:
-    """Return a name of the way in which texts are indexed.
+    """Return the version of the analysis of texts for the index.
 
     It changes with any module or list of this package, with the stemmer, and with Python's Unicode data.
     """

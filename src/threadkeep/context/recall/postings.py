@@ -19,10 +19,10 @@ from threadkeep.context.recall.words import ASKS, COUNTS
 # BM25 with a fixed average length, so that stored values stay valid when turns are added.
 _SATURATION, _LENGTH_SHARE, _USUAL_TERMS = 1.2, 0.6, 22.0
 _BEGINNING = 4
-# The share of letters that a term and its misspelling have in common: one of seven may differ.
+# The least similarity of a term and its misspelling: one of seven letters may differ.
 _LEAST_ALIKE = 0.8
 _ROUNDING = 1e-9
-# Measured on conversations between people: a term with its arrays, and each position with its weight.
+# Bytes of a term with its arrays, and of a position with its weight, measured on conversations between people.
 _TERM_BYTES, _POSITION_BYTES = 550, 10
 # The distance from a known position within which a frequent term is looked up.
 _REACH = 2
@@ -31,8 +31,8 @@ _REACH = 2
 class Postings:
     """Terms, topics and prefixes of terms, each with the positions of their turns.
 
-    Positions and weights are in arrays: lists of numbers take five times the memory. `size` is about the memory of the
-    terms, in bytes.
+    Positions and weights are in arrays: lists of numbers take five times the memory. `size` is the approximate memory
+    of the terms in bytes.
     """
 
     def __init__(self) -> None:
@@ -80,9 +80,9 @@ class Postings:
         return found
 
     def extend(self, other: Self, begin: int, turns: Sequence[int]) -> list[float]:
-        """Add the turns of other posting lists, which are at the positions `turns` there, from position `begin` on.
+        """Add the turns of other posting lists from position `begin` on; `turns` are their positions in those lists.
 
-        Return the change of the rarity of their terms by position, because of the turns that are now before them.
+        Return, by position, the change of the rarity of a turn's terms, because more turns now precede it.
         """
         end = max(turns, default=-1) + 1
         counts, alone, behind = [0] * end, [0.0] * end, [0.0] * end
@@ -153,9 +153,9 @@ class Postings:
                     yield self._terms[other][0]
 
     def misspelt(self, term: str, most: int) -> Iterator[Sequence[int]]:
-        """Yield the positions of the terms that this one, which no turn has, may be a misspelling of.
+        """Yield the positions of known terms that are similar to an unknown term, which may be misspelt.
 
-        They have the first letter in common, and most of the others in the same order.
+        They have the same first letter, and most of the other letters in the same order.
         """
         if len(term) <= _BEGINNING or term in self._terms:
             return
@@ -163,7 +163,7 @@ class Postings:
         near: list[str] = []
         for length in range(len(term) - 1, len(term) + 2):
             terms, others = self._spellings.get((term[0], length), ((), ()))
-            # Letters that only one of them has are not in common. Comparing all of the others would take long.
+            # Comparing the order of letters with all terms would take long, so the sets of letters are compared first.
             apart = (1 - _LEAST_ALIKE) * (len(term) + length) + _ROUNDING
             near += [terms[number] for number, other in enumerate(others) if (letters ^ other).bit_count() <= apart]
         near = [other for other in near if len(beginning.intersection(other[:_BEGINNING])) > 1]
@@ -180,12 +180,12 @@ def _positions() -> array[int]:
 
 
 def _letters_of(term: str) -> int:
-    """Return the letters of a term as bits; letters may share one."""
+    """Return the set of a term's letters as bits; different letters may have the same bit."""
     return reduce(or_, (1 << (ord(letter) & 63) for letter in term))
 
 
 def beside(places: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield indexes into a long list of positions: from `first` on, and earlier ones near the sorted `known` ones."""
+    """Yield indexes into a list of positions: earlier ones near one of the sorted `known`, then all from `first`."""
     last = -1
     for place in known:
         index = max(bisect_left(places, place - _REACH, 0, first), last + 1)
@@ -201,7 +201,7 @@ _ASKED, _BELONGING = 1.5, 1.0
 
 
 class Profile(dict[int, float]):
-    """The share of a query's topics that a turn has, by the bits of the turn's topics; computed once for each set."""
+    """A cache of the share of a query's topics that a turn has, by the bits of the turn's topics."""
 
     def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
         super().__init__()

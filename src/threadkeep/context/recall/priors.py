@@ -13,7 +13,7 @@ from typing import NamedTuple
 from threadkeep.context.recall.weights import ANSWER, PRIOR
 from threadkeep.context.recall.words import BASE_FORMS, WordTable, is_unspaced, words_of
 
-# Signs of single words, and of texts without spaces; in lower case.
+# Patterns of signs, for lower-case words and for lower-case texts without spaces.
 _TIME, _NUMBER, _CAUSE, _PLACE, _FIRST_PERSON, _SECOND_PERSON, _CLOCK_WORD = (1 << number for number in range(7))
 _PATTERNS = {
     _TIME: re.compile(
@@ -45,7 +45,7 @@ _PLACE_PHRASE = re.compile(
     r"\b(?:at|in|near|from|to|around|visit|visited|visiting) (?:the |a |my |our )?[A-Z]"
     r"|\b(?:city|town|country|park|beach|street|place|restaurant|store|home)\b|在|去|到"
 )
-# A capital within a sentence, or text in quotation marks. Most texts have none of the latter.
+# `_CAPITAL` finds a capital within a sentence; `_NAME` also finds quoted text, which most texts do not have.
 _CAPITAL = re.compile(r" (?!I\b)[A-Z](?<=[a-z0-9,;:'’)] [A-Z])\w")
 _NAME = re.compile(r"(?<=[a-z0-9,;:'’)] )(?!I\b)[A-Z]\w|[\"“「《][^\"”」》]+[\"”」》]")
 _QUOTED = re.compile('["“「《]')
@@ -131,7 +131,7 @@ def prior_signals(signs: Signs, terms: int, words: int, rarity: float, surroundi
         signs: The signs found in its text.
         terms: The number of distinct meaningful terms.
         words: The number of words.
-        rarity: The rarity of its terms before it, about 0 to 1.
+        rarity: The rarity of its terms in the turns so far, about 0 to 1.
         surroundings: Facts about its speaker and the turns before it.
     """
     return (
@@ -157,6 +157,6 @@ def answer_signals(signs: Signs) -> Sequence[float]:
 
 
 def priors_of(signals: Sequence[float], answers: Sequence[float]) -> Priors:
-    """Return the prior of a turn with these signals, for each kind of answer; the last kind has no signal."""
+    """Return the prior of a turn with these signals, for each kind of answer; the last kind, `other`, has no signal."""
     base = math.sumprod(PRIOR.values(), signals)
     return (*(base + weight * answer for weight, answer in zip(ANSWER.values(), answers, strict=True)), base)

@@ -16,7 +16,7 @@ type Kind = Literal["when", "number", "who", "where", "why", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
 
 ROLES: Final = frozenset(("user", "assistant"))
-"""Roles stand for speakers without a name."""
+"""The roles, which are used as names of speakers without a name."""
 
 _READ_CHARACTERS = 8_000
 _RECENT_CHARACTERS = 1_500
@@ -66,9 +66,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Participants:
-    """The speakers of a conversation: by each word of their names in lower case; "I" of an input, and "you".
+    """The speakers of a conversation by each lower-case word of their names, and the speakers that "I" and "you" mean.
 
-    `nicknames` are the beginnings of these words; see `nicknames_of`.
+    `nicknames` has the speakers by prefixes of these words; see `nicknames_of`.
     """
 
     names: Mapping[str, str]
@@ -78,7 +78,7 @@ class Participants:
 
 
 def nicknames_of(name: str) -> Iterator[str]:
-    """Yield the beginnings of a name that may stand for it."""
+    """Yield the prefixes of a name that may be used as nicknames."""
     return (name[:length] for length in range(_LEAST_NICKNAME, len(name)))
 
 
@@ -173,26 +173,26 @@ def _kind(text: str, words: Sequence[str]) -> Kind:
     return "why" if "why" in opening else "other"
 
 
-# A line, or a sentence of one; a piece without an end is cut at this many characters.
+# A piece: a line, or a sentence of a line; a longer one is split after 400 characters.
 _PIECES = re.compile(r"[^\n]{1,400}?(?:[.!?。！？]+(?=\s)|[。！？]|$)|\n|[^\n]{1,400}", re.MULTILINE)
 _QUOTED_CHARACTERS = 60_000
 _MOST_PIECES = 3_000
 
 
 class Passage(NamedTuple):
-    """A range of characters of a text: the first, and the one after the last."""
+    """A range of characters of a text: the first position, and the position after the range."""
 
     first: int
     last: int
 
 
 def passage_of(text: str, terms: Mapping[str, float], characters: int) -> Passage:
-    """Return the sentences in a row that have the most weight of these terms.
+    """Return the consecutive sentences with the greatest weight of these terms.
 
     Args:
         text: The text to quote from.
         terms: The weight of each term of the query.
-        characters: The length of the passage. A single longer sentence is cut.
+        characters: The maximum length of the passage. A single longer sentence is cut.
     """
     found = _PIECES.finditer(text[:_QUOTED_CHARACTERS])
     pieces = list(islice(((one.start(), one.end()) for one in found if not one[0].isspace()), _MOST_PIECES))
@@ -207,7 +207,7 @@ def passage_of(text: str, terms: Mapping[str, float], characters: int) -> Passag
             inside.subtract(known[first])
             weight -= sum(terms[term] for term in known[first] if not inside[term])
             first += 1
-        # Of equal passages the shortest beginning counts: the answer often follows the words of the question.
+        # Of equal passages the first is chosen: more text follows the words of the question, and often has the answer.
         if weight > best_weight + 1e-9:
             best, best_weight = first, weight
     begin = _without_space(text, pieces[best][0]) if pieces else 0

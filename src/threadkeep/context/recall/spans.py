@@ -69,7 +69,7 @@ _HAN_NEAR_DAYS: dict[str, tuple[int, int]] = {
 
 
 def _read_words() -> dict[str, dict[str, int]]:
-    """Return the words of other languages in `data/dates.txt`: the number of each, by kind."""
+    """Read the words of other languages in `data/dates.txt`; return the number of each word, by kind."""
     kinds: dict[str, dict[str, int]] = {}
     for line in lines_of("dates.txt"):
         name, words = line.split(":")
@@ -122,7 +122,7 @@ _OTHER_HINTS = {
 _UNSPACED_HINT = re.compile(_any_of(word for word in _OTHER_HINTS if word[0] >= "\u3040") + "|월|전")
 
 
-# Patterns without case take these for ASCII letters, which the tables are written in.
+# Patterns that ignore case match these letters like ASCII letters, but the tables contain only ASCII letters.
 _DOTTED = {ord("İ"): "i"}
 _LIKE_ASCII = _DOTTED | {ord("ı"): "i", ord("ſ"): "s", ord("\u212a"): "K"}
 
@@ -143,7 +143,7 @@ def spans_of(text: str, known: Span, now: int) -> list[Span]:
 
     Args:
         text: The text to scan.
-        known: The range of days with data; a date without a year is tried in each of its years.
+        known: The range of days with data; a date without a year is tried in its last five years.
         now: The day of the text, for words such as "yesterday".
     """
     spans: list[Span] = []
@@ -209,7 +209,7 @@ def _relative(found: re.Match[str], _known: Span, now: int) -> Iterator[Span]:
 
 
 def _around(which: int, length: int, now: int) -> Span:
-    """Return the last (-1), this (0) or the next (1) week, month or year, with days around it."""
+    """Return the days of the last (-1), this (0) or the next (1) week, month or year, with a margin."""
     if which == 0:
         return Span(now - length, now)
     return Span(now, now + 2 * length) if which > 0 else Span(now - length - length // 2, now - length // 3)

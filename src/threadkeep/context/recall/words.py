@@ -1,4 +1,4 @@
-"""Words of a text: stems of Latin words; single characters and pairs in scripts without spaces."""
+"""Index terms of a text: stems of words; single characters and pairs in scripts without spaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 
 def lines_of(name: str) -> list[str]:
-    """Return the lines of a list, without its comments."""
+    """Return the lines of a file in `data`, without its comments."""
     text = files("threadkeep.context.recall").joinpath("data", name).read_text(encoding="utf-8")
     return [line for line in text.splitlines() if not line.startswith("#")]
 
@@ -55,7 +55,7 @@ class _Stemmer(Protocol):
     def stemWord(self, word: str) -> str: ...  # noqa: N802 - the name of the package
 
 
-# The first and the last letter of scripts in which most texts are of one language that has a stemmer.
+# Scripts that are mostly used by one language: the first and the last letter, and the stemmer of the language.
 _STEMMED_SCRIPTS = (
     ("\u0370", "\u03ff", "greek"), ("\u0400", "\u052f", "russian"), ("\u0530", "\u058f", "armenian"),
     ("\u0600", "\u06ff", "arabic"), ("\u0900", "\u097f", "hindi"), ("\u0b80", "\u0bff", "tamil"),
@@ -70,7 +70,7 @@ def _stemmer(language: str) -> _Stemmer:
 
 
 def stem(word: str) -> str:
-    """Return the stem of a lower-case word: an English one in Latin letters, else one of the main language of a script.
+    """Return the stem of a lower-case word, by English rules for Latin letters or by the main language of its script.
 
     Words of other scripts stay unchanged.
     """
@@ -185,7 +185,7 @@ def meaningful(text: str, names: Collection[str]) -> str:
 
 
 def terms_of(words: list[str]) -> list[str]:
-    """Return the index terms of these words: stems of meaningful words; characters and pairs without spaces."""
+    """Return the index terms of words: stems of meaningful words; characters and pairs in scripts without spaces."""
     if all(map(str.isascii, words)):
         return list(filter(None, map(_TERMS.__getitem__, words)))
     terms: list[str] = []
@@ -198,7 +198,7 @@ def terms_of(words: list[str]) -> list[str]:
 
 
 class WordTable[Value](dict[str, Value]):
-    """A value of each word, computed when it is first read. It keeps no long words, and is emptied when it has many."""
+    """A cache of a value for each word. It does not store long words, and is cleared when it is full."""
 
     def __init__(self, value_of: Callable[[str], Value]) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class WordTable[Value](dict[str, Value]):
 
 
 def _term_of(word: str) -> str:
-    """Return the stem of a word with spaces around it; empty for a stop word."""
+    """Return the index term of a word in a script with spaces: its stem; empty for a stop word."""
     if word in STOP_WORDS:
         return ""
     return stem(word.removesuffix("'s").replace("'", "") if "'" in word else word)

@@ -83,7 +83,7 @@ class GraphitiClient(Protocol):
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return the last messages of a group by time, oldest first; an unknown group has no messages."""
+        """Return the last messages of a group; see `newest_first`. An unknown group has no messages."""
 
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None

@@ -148,7 +148,7 @@ def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text
 
 
 def allowed_since(rows: Sequence[Sequence[Row]]) -> datetime:
-    """Return the time from which on messages may be sent, from the rows of `Consents.statements` if they allow any."""
+    """Return the time from which on messages may be sent. The rows of `Consents.statements` must allow sending."""
     [granted], [trusted] = rows
     if "backfill" in _classes(granted[0]):
         return datetime.min.replace(tzinfo=UTC)

@@ -170,15 +170,15 @@ class Deliveries:
         self._observer.notify(EpisodesDelivered(result="confirmed", count=len(numbers)))
 
     async def take_back(self, numbers: Sequence[int]) -> None:
-        """Queue again messages that the server did not accept; this does not count as an attempt."""
+        """Requeue messages that the server did not accept; this does not count as an attempt."""
         await self._execute_each("take_back", [{"number": number} for number in numbers])
 
     async def try_again(self, number: int) -> None:
-        """Queue again a message that the server refused; this counts as an attempt."""
+        """Requeue a message that the server refused; this counts as an attempt."""
         await self._execute("try_again", {"number": number})
 
     async def repeat(self, numbers: Sequence[int]) -> None:
-        """Queue again messages that the server accepted but did not store; count each as repeated."""
+        """Requeue messages that the server accepted but did not store; count each as repeated."""
         await self._execute_each("repeat", [{"number": number} for number in numbers])
         if numbers:
             self._observer.notify(EpisodesDelivered(result="repeated", count=len(numbers)))
@@ -205,7 +205,7 @@ class Deliveries:
         return int(count), time_of(seen_at)
 
     async def newer_episodes(self, group_id: str, said_at: datetime) -> int:
-        """Return the number of messages that were sent to a group and are not older than a time."""
+        """Return the number of messages sent to a group that were said at this time or later."""
         [(count,)] = await self._fetch("newer_episodes", {"group_id": group_id, "said_at": time_text(said_at)})
         return int(count)
 
@@ -236,7 +236,7 @@ class Deliveries:
         return self._count_dead(self._found(number, await self._execute("drop", row)), "dropped")
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """Return the numbers of messages by status, of dead messages by reason, and of repeats."""
+        """Return the number of messages by status, of dead messages by reason, and of all repeats."""
         by_status: dict[str, int] = {}
         dead: dict[str, int] = {}
         repeats = 0
@@ -268,7 +268,7 @@ class Deliveries:
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:
-        """Return for each group the number of messages that were given up involuntarily; groups without any are absent.
+        """Return the number of failed messages of each group that has any, without those that a person dropped.
 
         The result is cached for up to a minute, because it counts all dead messages.
         """

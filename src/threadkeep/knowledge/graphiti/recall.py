@@ -83,8 +83,8 @@ class _Groups:
 class GraphRecaller:
     """A recall that searches a Graphiti server once per turn.
 
-    A turn waits at most until the deadline. After a missed deadline or a failure, turns do not wait until the server
-    has answered a search in the background.
+    A turn waits at most until the deadline. After a missed deadline or a failure, turns do not search; they resume when
+    a search in the background has succeeded.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class GraphRecaller:
         return GraphRecall(tuple(shown), tuple(reported))
 
     def _judge(self, answers: Sequence[list[GraphFact] | GraphOutcome]) -> GraphRecallOutcome:
-        """Open the breaker if the turn waited without a result, or close it; return the outcome over all scopes."""
+        """Open the breaker after a missed deadline or if every search failed, else close it; return the outcome."""
         failed = [answer for answer in answers if not isinstance(answer, list)]
         if "deadline" in failed or len(failed) == len(answers):
             self._breaker.failed()
@@ -255,7 +255,7 @@ class GraphRecaller:
         )
 
     def _probe(self, groups: _Groups, query: str) -> None:
-        """Search in the background, while no turn waits, if the breaker allows a call."""
+        """Start a search in the background, for which no turn waits, if the breaker allows a call."""
         if (self._probing is None or self._probing.done()) and self._breaker.allows():
             group_ids = next(iter(groups.ids.values()))
             self._probing = asyncio.create_task(

@@ -213,7 +213,7 @@ class RestClient:
         return httpx2.AsyncClient(
             headers=self._headers,
             follow_redirects=False,
-            verify=self._verify or False,  # there is none for http
+            verify=self._verify or False,  # plain HTTP needs no certificates
             timeout=None,
             limits=httpx2.Limits(keepalive_expiry=_KEPT_ALIVE_SECONDS),
         )

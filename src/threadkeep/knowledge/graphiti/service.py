@@ -67,7 +67,7 @@ class GraphitiStatus:
 
 @dataclass(frozen=True)
 class Promoted:
-    """A stored fact and the number of its queued episodes; `closed` is the reason if it may not be sent."""
+    """A stored fact and the number of its queued episodes; `closed` is the reason if the fact may not be sent."""
 
     fact: Fact
     queued: int
@@ -321,7 +321,7 @@ class Graphiti:
     async def retract(self, fact_id: str) -> Retracted:
         """Delete the episode of a forgotten fact on the server, if it is there, and check that it is gone.
 
-        Without consent nothing is sent. An episode on the server then stays there, and the result reports it.
+        Without consent no request is sent: the episode stays on the server, and the result reports it.
         """
         if self.options is None:
             return Retracted(0, "")

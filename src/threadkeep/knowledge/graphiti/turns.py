@@ -139,7 +139,7 @@ class TurnQueue:
     async def make_deliveries(self) -> int:
         """Create the deliveries of the oldest turns, and return the number of these turns; 0 if there are none.
 
-        If the queue exceeds its limits, whole turns are given up: the least urgent kind first, the oldest first.
+        If the queue exceeds its limits, whole turns are given up: the least urgent kind first, oldest turn first.
         """
         now = self._clock()
         async with self._driver.reading() as connection:
@@ -185,7 +185,7 @@ class TurnQueue:
         return added
 
     async def revive(self, connection: Connection, scope: Scope, message: Outbound) -> int:
-        """Queue again a message of a scope that was given up; return 0 if there is no such message."""
+        """Requeue a message of a scope that was given up; return 0 if there is no such message."""
         row = {"group_id": await self.group_of(connection, scope), "name": message.name, "content": message.content}
         return await connection.execute(self._sql["revive"], row)
 
@@ -212,7 +212,7 @@ class TurnQueue:
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the scopes in the options that have an owner for this session who can own knowledge."""
+        """Return the scopes in the options for a session; skip scopes without a valid owner."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
@@ -220,7 +220,7 @@ class TurnQueue:
         owners = {"session": session_id, "workspace": workspace, "user": person}
         scopes = []
         for kind in self._options.scopes:
-            # An owner of an older version may be invalid; its turn must not block those behind it.
+            # An owner stored by an older version may be invalid; its turn must not block later turns.
             with contextlib.suppress(InvalidInput):
                 scopes.append(Scope(kind, owners[kind] or ""))
         return scopes

@@ -28,7 +28,7 @@ _GROUPS_AT_ONCE = 8
 _LEASE_TIMEOUTS = 3
 _LONGEST_POLL_SECONDS = 15.0
 _DENIED_SECONDS = 300.0
-# Episodes of other writers may be newer than the episodes to confirm.
+# Additional episodes to read, because other writers may have added newer ones than the episodes to confirm.
 _EPISODES_OF_OTHERS = 50
 _MOST_EPISODES = 10_000
 _BEGINNING = datetime(1, 1, 2, tzinfo=UTC)
@@ -206,12 +206,12 @@ class DeliveryWorker:
         return _Pause(min(self._options.poll_seconds, 1.0) / 2)
 
     async def _pause_without_messages(self, lease: Lease) -> _Pause:
-        """Return the pause of a group that has no message to send, with the reason if messages are queued."""
+        """Return the pause of a group without messages to send; queued messages are then waiting for consent."""
         queued, _ = await self._deliveries.open_of(lease.group_id)
         return _Pause(_LONGEST_POLL_SECONDS, error="no_consent") if queued else _Pause(self._options.poll_seconds)
 
     async def _progress(self) -> tuple[int, datetime | None]:
-        """Return the number of unconfirmed messages and the time of the last progress; read them once per poll."""
+        """Return the number of unconfirmed messages and the time of the last confirmation, cached for one poll."""
         now = self._clock()
         if (
             self._known_progress is None
