@@ -30,7 +30,7 @@ def normalised_endpoint(text: str) -> str:
     """Return the address of a Graphiti server in one spelling: trimmed, without slashes at the end.
 
     Raises:
-        InvalidInput: it is not an http or https address with a host.
+        InvalidInput: the text is not an http or https address with a host.
     """
     trimmed = text.strip().rstrip("/")
     try:

@@ -37,7 +37,7 @@ PROCEDURE_SOURCES: tuple[ProcedureSource, ...] = get_args(ProcedureSource.__valu
 
 MAX_OWNER_CHARACTERS = 512
 MAX_KEY_CHARACTERS = 128
-"""A PostgreSQL index must hold the key with its owner, at four bytes a character."""
+"""The key and its owner, at four bytes a character, must fit into one entry of a PostgreSQL index."""
 MAX_VALUE_CHARACTERS = 10_000
 MAX_CONTENT_CHARACTERS = 50_000
 MAX_DEPTH = 32
@@ -106,8 +106,8 @@ class Fact:
 class NewFact:
     """A fact to remember.
 
-    Without a `kind`, a new fact is `world_knowledge` and an existing fact keeps its kind. `key` becomes its canonical
-    form.
+    Without a `kind`, a new fact is `world_knowledge` and an existing fact keeps its kind. `key` is replaced by
+    its canonical form (`canonical_key`).
     """
 
     key: str
@@ -135,8 +135,8 @@ class NewFact:
 class Proposal:
     """A fact that was proposed from a message: by a `learner`, or by a directive (`directive` is its kind).
 
-    `evidence` is the message that it comes from, and `fact_id` the accepted fact. `decided_by` is the person who
-    accepted, rejected or undid it, or the confidence that it needed to be accepted automatically.
+    `evidence` is the message of the proposal, and `fact_id` the accepted fact. `decided_by` is the person who
+    accepted, rejected or undid the proposal, or the confidence that was required to accept it automatically.
     """
 
     id: str
@@ -195,9 +195,9 @@ class FactQuery:
 class Procedure:
     """Instructions for a kind of task, under a name that is unique in their scope.
 
-    A procedure applies if the goal contains one of the phrases of `goal_contains` (case-insensitive; no phrases
-    match any goal) and the context has all names of `context_has`. `used`, `succeeded` and `failed` count its uses.
-    The store assigns the id, the counts and the times.
+    A procedure applies if the goal contains one of the phrases of `goal_contains` (case-insensitive; without
+    phrases, every goal matches) and the context has all names of `context_has`. `used`, `succeeded` and `failed` count
+    its uses. The store assigns the id, the counts and the times.
     """
 
     scope: Scope
@@ -277,8 +277,8 @@ class Person:
 class Episode:
     """A question of a person with its answer and the outcome of its run.
 
-    `seq` is the first message of the question. `ended` is the status of the run if it is over, else of the answer.
-    `tools` are the names of the tools that were called, as far as they are still stored. `feedback` is the value of the
+    `seq` is the first message of the question. `ended` is the status of the run if the run is over, else the status
+    of the answer. `tools` are the names of the called tools that are still stored. `feedback` is the value of the
     key `feedback` in the metadata of the answer or the question.
     """
 
@@ -316,7 +316,7 @@ def check_name(what: str, value: object, most: int) -> None:
     """Check a name or an id.
 
     Raises:
-        InvalidInput: it is not text, is blank or too long, or has control characters or lone surrogates.
+        InvalidInput: the value is not text, is blank or too long, or has control characters or lone surrogates.
     """
     if not isinstance(value, str) or not value.strip() or len(value) > most or CONTROLS.search(value):
         raise InvalidInput(f"A {what} is text of 1 to {most} characters, not only spaces, without control characters.")

@@ -24,7 +24,7 @@ SPEAKERS: tuple[Role, ...] = ("user", "assistant")
 """The roles that take part in the conversation; `system` rows are notes in the transcript."""
 
 TAKEN_BACK = "recalled"
-"""The metadata key of a note that holds the id of a message which its author took back in a chat."""
+"""The metadata key of a note about a message that its author took back in a chat; the value is the message's id."""
 
 MAX_ID_CHARACTERS = 512
 _TIMES = ("sent_at", "created_at", "superseded_at")
@@ -160,8 +160,8 @@ class Message:
 class Turn:
     """The messages that one append stores, in one transaction.
 
-    If `answers` is the id of a message, the turn is stored only while the session has that message. `told` is true if
-    a caller gets the answer as soon as it is stored. `told_at` is the time at which a caller got it in an outage.
+    If `answers` is the id of a message, the turn is stored only if the session has this message. `told` is true if a
+    caller gets the answer as soon as it is stored. `told_at` is the time at which a caller got it during an outage.
     `workspace` is the workspace of the run, if it names one.
     """
 
@@ -183,7 +183,7 @@ class Receipt:
     characters that databases reject (NUL, lone surrogates) were replaced by U+FFFD. `deleted` are the duplicates
     whose messages were deleted since; they are not stored again. `adopted` is the id of an answer that already
     existed for the same question; the answer of this call was not stored, or was stored as superseded. The positions
-    are 0 if that answer is pending.
+    are 0 if the existing answer is still pending.
     """
 
     first_seq: int

@@ -82,8 +82,8 @@ class NewRun:
     """A request for a run. Repeating a `run_id`, or a session's `message_id`, requests the same run.
 
     A child names its parent and the node that started it. `places` are conversations that its agents store under
-    their own keys: the run is ordered among their turns and among those of its session. With `any_session` the
-    caller did not choose this session, so the message may join a turn of another session.
+    their own keys; the run is ordered among the turns of its session and of these conversations. With `any_session`,
+    the caller did not choose the session, so the message may join a turn of another session.
     """
 
     run_id: str
@@ -112,7 +112,7 @@ class NewRun:
 
 
 REPLY: Final = "reply"
-"""The key, in the `interrupt` of a run, of the id of the message that answered its newest question."""
+"""The key in a run's `interrupt` for the id of the message that replied to the run's newest question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +120,9 @@ class Run:
     """An execution of a workflow, with its state.
 
     `inputs` has one entry for each message that the run answers; it is empty if a process has only claimed the
-    message. `result` is the output; `error` names a kind, never text of people. `interrupt` is the question of a
-    waiting run to a person, and `resume_value` the reply if it is `resumed`. `arrival` is its number among the turns
-    of its session; None if it is not ordered among them. A run with `cancel_requested_at` still counts as running
+    message. `result` is the output; `error` is a kind of error, never a person's text. `interrupt` is the question of a
+    waiting run to a person, and `resume_value` the reply to a `resumed` run. `arrival` is the run's number among the
+    turns of its session; None if it has no such number. A run with `cancel_requested_at` still counts as running
     until its worker releases it; `cancel_reason` says why. A `set_aside` run failed too often; it is not retried
     until a person asks for it.
     """
@@ -160,7 +160,7 @@ class Run:
 
     @property
     def unbegun(self) -> bool:
-        """Return whether the run is a turn of a session that was accepted but has not begun."""
+        """True if the run is a session's turn that was accepted but has not begun."""
         waits = self.status == "queued" and self.started_at is None and self.cancel_requested_at is None
         return waits and self.parent_run_id is None and self.arrival is not None and self.workflow not in OWN_NAMES
 
@@ -171,7 +171,7 @@ class Run:
 
     @property
     def newest_message_id(self) -> str | None:
-        """The id of the message that the run's answer replies to: a reply to its question, or else its newest input."""
+        """The id of the message to which the run replies: the reply to its question, else its newest input."""
         reply = self.interrupt.get(REPLY) if isinstance(self.interrupt, Mapping) else None
         if isinstance(reply, str):
             return reply
@@ -192,7 +192,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class NotYet:
-    """The run cannot start: it waits for the run `behind`, or another process has it (`behind` is its own id)."""
+    """The run cannot start: it waits for the run `behind`, or another process has it (`behind` is then its own id)."""
 
     run: Run
     behind: str

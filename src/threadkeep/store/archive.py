@@ -121,8 +121,8 @@ class Restoring(Protocol):
 class Archive:
     """A restorer of exported sessions into the tables.
 
-    A message keeps its id, times, tokens and status, and stays superseded. A message with an existing id is not
-    stored again. An existing session keeps its title, tags and metadata, and new messages follow its own. The reset
+    A message keeps its id, times, tokens and status; a superseded one stays superseded. A message with an existing id
+    is not stored again. An existing session keeps its title, tags and metadata; new messages follow its own. The reset
     stays after the same message, unless there is a later reset. Archived messages are archived again if they keep their
     `seq`. The parts of one call are stored atomically, except parts of sessions that belong to another user.
     """
@@ -138,7 +138,7 @@ class Archive:
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store the parts in one transaction; return the results in their order."""
         outcomes: dict[int, Restored | WrongUser] = {}
-        # Lock in the same order everywhere, which prevents deadlocks between processes.
+        # Lock sessions in the same order everywhere, which prevents deadlocks.
         places = sorted(range(len(parts)), key=lambda place: parts[place].info.session_id)
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["note_restored"], {"value": str(uuid7())})
@@ -213,7 +213,7 @@ class Archive:
 
 
 def _counting(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
-    """Return the parameters that add messages to a session; with none they only lock its row."""
+    """Return the parameters of `reserve`; without messages, the statement only locks the session's row."""
     turn = Turn(info.session_id, (), info.user_id)
     return session_parameters(turn, messages, now=time_text(info.updated_at))
 

@@ -75,8 +75,8 @@ class TranscriptBackend:
 class BackendDependencies:
     """The dependencies of a transcripts backend: the tables, token counter, clock, and error callback.
 
-    `troubled` is called for a session whose conversation another writer changed during a write (`ConversationChanged`,
-    once per attempt), and for a session whose rows could not be updated.
+    `troubled` is called if another writer changed a session's conversation during a write (`ConversationChanged`, once
+    per attempt), and if a session's rows could not be updated.
     """
 
     driver: Driver
@@ -110,10 +110,10 @@ async def open_table_backend(dependencies: BackendDependencies) -> AsyncIterator
 
 
 async def check_location(driver: Driver, wanted: TranscriptLocation) -> None:
-    """Check that a database has no sessions with messages in another location than the wanted one.
+    """Check that the messages of a database's sessions are in the wanted location.
 
     Raises:
-        InvalidSettings: it has; the message names the setting.
+        InvalidSettings: they are in the other location; the message names the setting.
     """
     statement, other, place = _ELSEWHERE[wanted]
     if await driver.fetch(load_statements("graph_index.sql")[statement], {}):

@@ -21,7 +21,7 @@ type Report = Callable[[int, int], object]
 
 _LOGS = ("-wal", "-shm")
 _BESIDE = ("-journal", *_LOGS)
-# SQLITE_CORRUPT and SQLITE_NOTADB: a file that has to be replaced cannot be read.
+# SQLITE_CORRUPT and SQLITE_NOTADB: the file that a copy replaces may be unreadable.
 _DAMAGED = (11, 26)
 _PAGES = 2048
 _BUSY_SECONDS = 10.0
@@ -90,7 +90,7 @@ def is_plain(file: Path) -> bool:
 def restore_sqlite(
     source: Path, target: Path, report: Report = lambda done, total: None, *, key: str | None = None
 ) -> None:
-    """Replace a database that no process has open with a copy. An interrupted call leaves the old database.
+    """Replace a database with a copy, while no process has it open. An interrupted call leaves the old database.
 
     The old database may be damaged, or its file lost. If the path is a link, its target is replaced. With a `key` the
     database is encrypted, even if the copy is not.
@@ -111,11 +111,11 @@ def restore_sqlite(
             copy_sqlite(source, partial, report, key=key)
         if target.exists():
             _empty_log(target, key)
-        # A process that was killed left them, or the file is damaged: SQLite would apply them to the copy.
+        # Remove logs that a killed process or a damaged database left; SQLite would apply them to the copy.
         for ending in _BESIDE:
             file.with_name(file.name + ending).unlink(missing_ok=True)
         partial.replace(file)
-        # The engine's records belong to the old rows; it creates new ones from the table of runs.
+        # The engine's own file belongs to the old rows; the engine creates it again from the table of runs.
         for ending in ("", *_LOGS):
             target.with_name(f"{target.name}.runs{ending}").unlink(missing_ok=True)
     finally:
@@ -144,11 +144,11 @@ def dump_postgres(dsn: str, target: Path) -> None:
 
 
 def dump_version(file: Path) -> int:
-    """Return the schema version of a copy of `pg_dump`.
+    """Return the schema version of a copy that `pg_dump` wrote.
 
     Raises:
         InvalidInput: the file is not an intact copy of a Threadkeep database.
-        StoreUnavailable: there is no `pg_restore`, or it cannot read the copy, such as that of a newer `pg_dump`.
+        StoreUnavailable: there is no `pg_restore`, or it cannot read the copy, for example one of a newer `pg_dump`.
     """
     with file.open("rb") as opened:
         is_dump = opened.read(5) == b"PGDMP"
@@ -160,7 +160,7 @@ def dump_version(file: Path) -> int:
 
 
 def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
-    """Restore a copy of `pg_dump` into a database, in one transaction.
+    """Restore a copy that `pg_dump` wrote into a database, in one transaction.
 
     Raises:
         StoreUnavailable: there is no `pg_restore`, or it failed; the database is unchanged.
@@ -211,7 +211,7 @@ def _encrypt(source: Path, target: Path, key: str) -> None:
 
 
 def _empty_log(path: Path, key: str | None) -> None:
-    """Move a database's WAL into its file, so that an interrupted call loses nothing of it; not if it is damaged."""
+    """Move a database's WAL into its file, so that an interrupted restore loses nothing; skip a damaged database."""
     with _translated(), closing(_opened(path, None if is_plain(path) else key)) as database:
         try:
             # Wait briefly only: a process that has the file open keeps its lock until it ends.

@@ -32,8 +32,8 @@ def open_checkpointer(
 ) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
     """Open a LangGraph checkpointer for `graph.compile(checkpointer=…)`. Open one per application.
 
-    While graphs run, it raises the store's errors, such as `StoreUnavailable`. From rows it creates only objects of
-    LangGraph's list of safe types, such as messages, and of `types`; values of other types stay plain data.
+    While graphs run, it raises the store's errors, such as `StoreUnavailable`. It deserializes only LangGraph's safe
+    types, such as messages, and `types`; values of other types stay plain data.
     """
     # By default, LangGraph would import and call any function that a row names, unless the environment forbids it.
     return _opened(address, options, JsonPlusSerializer(allowed_msgpack_modules=list(types) or None))
@@ -70,7 +70,7 @@ async def _opened(
                 with translated():
                     await saver.setup()
         else:
-            # `setup` would write.
+            # Skip `setup`, because it would write.
             saver.is_setup = True
             saver._has_task_path = "task_path" in foreign["writes"]  # noqa: SLF001 - `setup` would have detected it
         yield saver

@@ -35,7 +35,7 @@ class _Winner(NamedTuple):
 
 @dataclass
 class _Sorted:
-    """The messages of a turn: new ones with their columns, and existing ones."""
+    """The messages of a turn, sorted into new ones (with their columns), existing ones and a duplicate answer."""
 
     fresh: list[dict[str, object]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -49,10 +49,10 @@ class _Sorted:
 class TurnWriter:
     """A writer that stores turns one by one.
 
-    A duplicate complete answer is not stored: the receipt names the first one. An answer that was delivered while the
-    database was down (`Turn.told_at`) replaces one that was not delivered; otherwise it is stored as superseded. An
-    answer whose question was superseded before is stored as superseded, too. An answer that is the first message after
-    a reset, and whose question is before the reset, moves the reset behind itself.
+    A second complete answer to a question is not stored; the receipt names the first one. But an answer that was
+    delivered while the database was down (`Turn.told_at`) replaces an undelivered first answer; if the first answer was
+    delivered too, the second is stored as superseded. An answer to a superseded question is stored as superseded. If an
+    answer is the first message after a reset, and its question is before the reset, the reset moves behind the answer.
     """
 
     def __init__(self, graph_turns: GraphTurns | None = None) -> None:
@@ -81,7 +81,7 @@ class TurnWriter:
 
     async def _question(self, connection: Connection, turn: Turn) -> Message:
         """Return the message that the turn answers."""
-        # Lock the session first, so that a deletion either is complete or waits for this turn.
+        # Lock the session first: a concurrent deletion is then either complete, or waits for this turn.
         await connection.execute(self._sql["lock_session"], {"session_id": turn.session_id})
         rows = await connection.fetch(self._sql["message_with_id"], self._key(turn, turn.answers))
         if not rows:
@@ -163,7 +163,7 @@ type _Outcome = Receipt | StoreError | WrongUser | QuestionGone
 _GROUP_TURNS = 512
 # Each session that waits for a lock occupies a connection.
 _WAITING_SESSIONS = 2
-# If this many sessions of a group are locked, the whole table is locked, and the rest would fail too.
+# If this many sessions of a group are locked, the whole table probably is; the rest fails without an attempt.
 _MOST_LOCKED = 4
 _REFUSED = "The turn cannot be stored together with its other statements; store one after the other."
 
@@ -171,9 +171,9 @@ _REFUSED = "The turn cannot be stored together with its other statements; store 
 class GroupCommit:
     """A writer that stores the turns of a process in groups. `append` returns when the turn is durable.
 
-    Most turns are new, so a group is first passed to the driver as a whole, without checking its ids. If a message
-    exists already, a turn's question does not exist or is before a reset, or two users use one session, nothing of the
-    group is stored. Then the group is written again in one transaction, turn by turn, with a check of each id.
+    Most turns are new, so a group is first passed to the driver as a whole, without checking its ids. Nothing
+    of the group is stored if a message exists already, if a turn's question does not exist or is before a reset, or if
+    two users use one session. Then the group is written again in one transaction, turn by turn, checking each id.
 
     A session whose row is locked by another transaction gets a task that waits for the lock. Its later turns are queued
     behind it, and turns of all other sessions are stored meanwhile.
@@ -191,12 +191,12 @@ class GroupCommit:
         self._closed = False
 
     async def append(self, prepared: PreparedTurn) -> Receipt:
-        """Store a turn together with others that wait. Cancelling the caller does not stop the write."""
+        """Store a turn in a group with other queued turns. Cancelling the caller does not stop the write."""
         if self._closed:
             raise StoreClosed("The memory was closed; append inside its `async with open_memory(...)` block.")
         self._queue.append(prepared)
         if self._task is None:
-            # Use a new context, because otherwise the task would keep the first caller's whole run in memory.
+            # A copy of the first caller's context would keep that caller's whole run in memory.
             self._task = asyncio.create_task(self._write_groups(), context=Context(), name="threadkeep-group-commit")
         return await prepared.stored
 
@@ -209,7 +209,7 @@ class GroupCommit:
             await asyncio.wait(self._waiting)
 
     async def _write_groups(self) -> None:
-        """Write the queued turns, and those that arrive meanwhile."""
+        """Write the queued turns, including turns that arrive meanwhile."""
         try:
             while self._queue:
                 group, self._queue = self._queue[:_GROUP_TURNS], self._queue[_GROUP_TURNS:]
@@ -218,7 +218,7 @@ class GroupCommit:
             self._task = None
 
     async def _write_free(self, group: list[PreparedTurn]) -> None:
-        """Write the turns of a group; if a session already waits for a lock, append its turns to its queue."""
+        """Write the turns of a group; queue the turns of sessions that already wait for a lock."""
         free: list[PreparedTurn] = []
         for prepared in group:
             self._locked.get(prepared.turn.session_id, free).append(prepared)
@@ -293,7 +293,7 @@ class GroupCommit:
         _settle(group, receipts)
 
     async def _store_apart(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a group that the database rejected: joined turns separately, the others with a check of each id."""
+        """Store a rejected group again: turns with joined statements one by one, the others with a check of each id."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])
@@ -318,7 +318,7 @@ class GroupCommit:
         rows: list[dict[str, object]] = []
         graph_turns: list[dict[str, object]] = []
         behind: dict[int, int] = {}
-        # The same order everywhere prevents deadlocks between processes.
+        # All processes lock sessions in the order of their ids, which prevents deadlocks.
         for session_id, turns in _by_session(group).items():
             if len({prepared.turn.user_id for prepared in turns}) > 1:
                 raise WrongUser(session_id)
@@ -374,7 +374,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _noted(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the turn's row for Graphiti, if any; `left` is the number of its session's messages from this turn on."""
+    """Return the turn's row for Graphiti, if any; `left` counts the session's new messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     places = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **places}]

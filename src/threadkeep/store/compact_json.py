@@ -18,11 +18,11 @@ from threadkeep.records import Json
 
 _JSON_AS_IT_IS = frozenset(b'{["-0123456789tfn')
 _RAW_DEFLATE = -15
-# Records are short, so clearing deflate's default tables would take longer than everything else.
+# Records are short; clearing deflate's default tables would take longer than the compression.
 _MEMORY_LEVEL = 5
 _HEX = "[0-9a-f]"
-# JSON text escapes control characters, so it never contains these, which mark extracted hashes (two units) and
-# ids (one unit).
+# Marks of extracted hashes (two units) and ids (one unit). JSON text never contains these characters, because it
+# escapes control characters.
 _HASH, _ID = "\x01", "\x02"
 _UNITS: Mapping[str, int] = {_HASH: 2, _ID: 1}
 _UNIT_BYTES = 16
@@ -111,7 +111,7 @@ _EACH, _ALL, _FIELDS, _COUNT = "each", "all", "fields", "count"
 
 
 def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return a manifest in packed form; `columns` are fields of its row. Other formats stay unchanged."""
+    """Return a manifest in packed form, without its row's `columns`; a manifest in another format stays unchanged."""
     entries = manifest.get("entries")
     told = all(manifest.get(name) == value for name, value in columns.items())
     if not isinstance(entries, list) or _PACKED in manifest or not told:
@@ -141,7 +141,7 @@ def places_of_ids(manifest: Mapping[str, Json]) -> set[int]:
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without ids that the transcript has under the same `seq`: all ids, or those in `ids`."""
+    """Return a manifest without the ids of transcript messages; with `ids`, only matching ids are omitted."""
 
     def shorter(entry: Json) -> Json:
         place = _place(entry)

@@ -59,7 +59,7 @@ async def read_condition(driver: Driver) -> Condition:
     """Return the condition of a database, without changing anything.
 
     Raises:
-        StoreUnavailable: it does not answer.
+        StoreUnavailable: the database does not answer.
     """
     sql = load_statements(f"{driver.backend}/condition.sql")
     schema = await schema_version(driver)

@@ -56,14 +56,14 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         return state_of(await self._driver.fetch(sql, parameters))
 
     def state_statement(self, session_id: str, profile: str, *, user_id: str | None = None) -> Statement:
-        """Return the statement whose rows `state_of` takes."""
+        """Return the statement that reads the rows for `state_of`."""
         return self._sql["state"], {"session_id": session_id, "profile": profile, "user_id": user_id}
 
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
         """Move the anchor of a profile to a message, forward only and only if the session exists.
 
-        With a `revision`, move it only while the session has that revision: windows start again after messages were
-        superseded.
+        With a `revision`, move it only if the session still has this revision; after messages were superseded, windows
+        start again.
         """
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         async with self._driver.writing() as connection:
@@ -86,7 +86,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the steps of an answer whose question exists; keep only the agent's newest turns."""
+        """Store the steps of an answer, if its question exists; keep only the agent's newest `turns`."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -96,7 +96,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
 
 
 def state_of(rows: Sequence[Row]) -> ContextState:
-    """Return the state in the rows of its statement."""
+    """Return the state in the rows of `state_statement`."""
     if not rows:
         return ContextState()
     anchor_seq, *borders = rows[0][:5]
@@ -112,7 +112,7 @@ class TokenFactors(ClockedTables, sql=("token_factors.sql",)):
         return {str(model): (float(factor), int(samples), other) for model, factor, samples, other in rows}
 
     async def save(self, model: str, factor: float, samples: int, other: float | None = None) -> None:
-        """Store a model's factor, replacing the previous one; `other` is that for other scripts."""
+        """Store a model's factor, replacing the previous one; `other` is the factor for other scripts."""
         row = {
             "model": clean_text(model),
             "factor": float(factor),
@@ -137,8 +137,8 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
     ) -> None:
         """Store vectors of messages; skip messages that do not exist.
 
-        `last_id` is the id of the last row's message. If another message has that `seq`, the session was replaced by
-        another one of this name, and nothing is stored.
+        `last_id` is the id of the last row's message. If another message has this `seq`, another session has the
+        name now, and nothing is stored.
         """
         if not rows:
             return
@@ -169,7 +169,7 @@ class IndexedState:
 
     @property
     def begins(self) -> tuple[datetime, int]:
-        """When the session began, and its first message that may be indexed."""
+        """The time when the session began, and the first `seq` that may be indexed."""
         return self.created_at, self.begin
 
 
@@ -193,7 +193,7 @@ class IndexedTexts:
 class RecallIndexes(Protocol):
     """The stored indexes of sessions for recall; an index is bytes in the format of the caller.
 
-    A stored index is deleted together with words that it contains.
+    When words in an index are deleted, the index is deleted with them.
     """
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
@@ -221,7 +221,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
         """Store the index of a session up to `last_seq` in place of its former one, unless the session has changed."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
-        # One statement: the server has all of the data when it locks the session.
+        # One statement, so that the server has received all of the data when it locks the session.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])
 
     async def remove(self, session_id: str) -> None:

@@ -47,7 +47,7 @@ def seconds_left() -> float | None:
 
 
 def unstorable_text() -> InvalidInput:
-    """Return the error for a parameter with a character that the engine has no bytes for."""
+    """Return the error for a parameter with a character that the engine cannot encode."""
     return InvalidInput("A text has a NUL character or half of a surrogate pair, which no database stores; remove it.")
 
 
@@ -156,8 +156,8 @@ class Driver(Protocol):
 
     `reading()` lends a connection for single statements. `writing()` lends one inside a transaction that takes its
     write lock at once, is durable when the block ends, and is rolled back when the block raises. On PostgreSQL it
-    raises `RowLocked` after waiting `lock_timeout_seconds` for one lock; None is the value of the options. On both
-    engines 0 means to wait forever.
+    raises `RowLocked` after waiting `lock_timeout_seconds` for one lock; None means the timeout of the options. On both
+    engines, 0 means no limit.
     """
 
     @property

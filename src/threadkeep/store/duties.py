@@ -1,4 +1,4 @@
-"""Tables by which processes share work: duties that one process does at a time, and the state of channels."""
+"""Tables that coordinate processes: duties that one process does at a time, and the state of channels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from threadkeep.store.statements import ClockedTables
 class Duties(ClockedTables, sql=("duties.sql",)):
     """The table `chat_duties`: the owner of each duty, and when it was last done by the owner's clock.
 
-    Each write is a single call to the database. A transaction of several calls would stay open while a blocking call
-    stops the event loop, and that call may need the lock of the file.
+    Each write is a single call to the database. A transaction of several calls would stay open while blocking code
+    stops the event loop, and this code may need the lock of the file.
     """
 
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
         """Claim a duty for a time, or extend the claim.
 
-        Return False if another process has it, or if it was done within the last `every_seconds`. A claim that is not
-        renewed in time may be taken by another process, and so may one that was made by a clock far ahead.
+        Return False if another process has it, or if it was done within the last `every_seconds`. Another process
+        may take a claim that was not renewed in time, or that a clock far ahead has made.
         """
         now = self._clock()
         parameters = {
@@ -88,7 +88,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return await self._keep((self._sql["keep_first"], {**parameters, "now": time_text(self._clock())}))
 
     async def _keep(self, statement: Statement) -> bool:
-        # Store the value first: a transaction that waits for its row then holds no other, which prevents deadlocks.
+        # Store the value first: a transaction that waits for its row has then locked no other, so nothing deadlocks.
         statements, parameters = [statement], statement[1]
         if parameters["expires_at"] is not None:
             forgotten = {"scope": parameters["scope"], "now": time_text(self._clock())}

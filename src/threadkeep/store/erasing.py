@@ -78,7 +78,7 @@ class TableErasing:
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the sessions to delete as a whole, and those that an interrupted erase has deleted already."""
+        """Return the sessions to delete as a whole, including those that an interrupted erase has deleted."""
         async with self._driver.reading() as connection:
             return [str(row[0]) for row in await self._fetch(connection, "own_sessions_of", wanted)]
 
@@ -155,7 +155,7 @@ class TableErasing:
                 await connection.execute(self._sql[name], place)
 
     async def delete_person(self, ids: Sequence[str]) -> None:
-        """Delete the rows of a person that are in no session."""
+        """Delete the rows of a person that belong to no session."""
         statements = ("delete_runs_of_user", "forget_answered_user", "delete_active_sessions", "delete_values")
         channels = ("delete_outgoing", "delete_channel_sessions")
         knowledge = ("delete_facts", "delete_procedures", "delete_person", "delete_api_keys", "delete_groups_of_user")
@@ -188,9 +188,9 @@ class TableErasing:
         return [dict(zip(_KEY_FIELDS, row, strict=True)) for row in sorted(rows, key=lambda row: str(row[0]))]
 
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
-        """Delete facts with evidence in deleted sessions, the sessions' groups in the Graphiti queue, and threads.
+        """Delete facts with evidence in deleted sessions, and the sessions' threads and groups in the Graphiti queue.
 
-        Episodes of deleted facts are no longer sent, or are deleted in Graphiti by the worker of their group.
+        Unsent episodes of deleted facts are dropped; the worker of their group deletes the others in Graphiti.
         """
         async with self._driver.writing() as connection:
             rows = [{"session_id": session_id} for session_id in session_ids]
@@ -209,7 +209,7 @@ class TableErasing:
             await connection.execute(self._sql["delete_group_of_session"], {"session_id": session_id})
 
     async def episodes_elsewhere(self, wanted: Erasable) -> int:
-        """Return the number of episodes that stay in Graphiti groups which others use too, such as a workspace's."""
+        """Return the number of episodes that stay in shared Graphiti groups, such as a workspace's."""
         async with self._driver.reading() as connection:
             return int((await self._fetch(connection, "episodes_elsewhere", wanted))[0][0])
 
@@ -222,7 +222,7 @@ class TableErasing:
         return int((await self._driver.fetch(self._sql["retractions"], {}))[0][0])
 
     async def forget_runs(self, wanted: Erasable) -> None:
-        """Delete facts of all scopes with evidence in runs of the person or session; call it before deleting these."""
+        """Delete facts of all scopes with evidence in runs of the person or session, before the runs are deleted."""
         await self._driver.write([self._selecting("drop_facts_of_runs", wanted)])
 
     async def delete_checkpoints(self, wanted: Erasable) -> None:
@@ -251,8 +251,8 @@ class TableErasing:
     async def overwrite(self, *, vacuum: bool) -> bool:
         """Overwrite deleted texts in the search index and the WAL; return False if a reader keeps the WAL.
 
-        On PostgreSQL dead rows stay until VACUUM. With `vacuum` all tables of the schema are rewritten, which
-        blocks all access, and also the planner's statistics, because they contain values of rows.
+        On PostgreSQL dead rows stay until VACUUM. With `vacuum`, all tables of the schema are rewritten, which blocks
+        all access; the planner's statistics are rewritten too, because they contain values of rows.
         """
         if self._driver.backend == "postgres":
             if vacuum:
@@ -265,7 +265,7 @@ class TableErasing:
         async with self._driver.reading() as connection:
             for (table,) in await connection.fetch(self._sql["tables"], {}):
                 await connection.execute(f"VACUUM (FULL, ANALYZE) {table}", {})
-            # Without the permission, PostgreSQL only warns, or the server's next checkpoint has the same effect.
+            # Without permission, this only warns; the server's next checkpoint has the same effect as ours.
             await connection.execute("VACUUM FULL pg_catalog.pg_statistic", {})
             with contextlib.suppress(StoreError):
                 await connection.execute("CHECKPOINT", {})

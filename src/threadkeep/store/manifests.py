@@ -39,9 +39,8 @@ _CLOCKS_DIFFER = timedelta(minutes=1)
 class NotedManifest:
     """The record of a model call that is not stored yet; it is stored with its session or, without one, with its run.
 
-    `manifest` returns its values when the record is written. `texts` maps digests to texts of the context that are in
-    `manifest` returns its values when the record is written. `texts` maps digests to texts of the context that are in
-    no transcript. `again` means that an earlier attempt may have stored it.
+    `manifest` returns the values of the record when it is written. `texts` maps digests to texts of the context that
+    are in no transcript. `again` means that an earlier attempt may have stored the record.
     """
 
     session_id: str | None
@@ -104,16 +103,16 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     async def add(self, entries: Iterable[NotedManifest]) -> int:
         """Store a group of records in one transaction; return how many of them are stored now.
 
-        Records of a deleted session are skipped, and so are records older than their session, which belong to an
-        earlier session with the same id. If the session does not exist yet, but the run does, the record is stored with
-        the run.
+        If the session of a record does not exist yet, the record is stored with its run. The same holds for a record
+        that is older than its session: it belongs to an earlier session with the same id. A record is skipped if its
+        run does not exist either.
 
         Raises:
             InvalidMessage: a manifest is not JSON; nothing was stored.
             RowLocked: another transaction has locked one of the sessions; nothing was stored.
         """
         rows = [(entry, _clean_manifest(entry)) for entry in entries]
-        # Lock in the same order everywhere, which prevents deadlocks between processes.
+        # Lock sessions and runs in the same order everywhere, which prevents deadlocks.
         rows.sort(key=lambda row: row[0].place)
         for tries_left in reversed(range(_TRIES)):
             try:
@@ -127,7 +126,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     def joined(self, entry: NotedManifest) -> list[Statement]:
         """Return the statements that store a record in the transaction that stores its session's messages.
 
-        Every id in the manifest must be the id that the transcript has under the `seq` of that entry.
+        All ids of transcript messages in the manifest must match the transcript, because they are not stored again.
         """
         session_id = str(entry.session_id)
         short = packed(without_ids(entry.manifest()), _columns(session_id, entry.run_id))
@@ -201,7 +200,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
             return await self._whole(connection, found)
 
     async def _whole(self, connection: Connection, found: Sequence[StoredManifest]) -> list[StoredManifest]:
-        """Return manifests with their omitted ids."""
+        """Return manifests with their omitted ids restored."""
         ids = {
             session_id: await self._ids_at(
                 connection, session_id, [each.manifest for each in found if each.session_id == session_id]
@@ -255,12 +254,12 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Return whether the same record is stored already, with the session or (before it existed) with the run."""
+        """Return whether the record is stored already, with its owner or (before the session existed) with its run."""
         keepers = dict.fromkeys((keeper, _Keeper("run_id", noted[0].run_id)))
         return any([await self._was_noted(connection, each, key, noted) for each in keepers])
 
     async def _was_noted(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Return whether the owner has an equal record; unpacked, because packing depends on the transcript."""
+        """Return whether the owner has an equal record, compared unpacked: packing depends on the transcript."""
         entry, manifest = noted
         rows = await connection.fetch(self._sql[keeper.statement("noted_then")], key)
         found = [_manifest_of((keeper.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
@@ -298,7 +297,7 @@ def _clean_manifest(entry: NotedManifest) -> dict[str, Json]:
 
 
 def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
-    """Return the fields of a manifest that its row has as columns, in the order in which they are read."""
+    """Return the fields of a manifest that are columns of its row, in the order of the unpacked manifest."""
     return ({} if session_id is None else {"session_id": session_id}) | {"run_id": run_id}
 
 

@@ -17,14 +17,14 @@ from threadkeep.store.statements import ClockedTables
 type Address = Mapping[str, Json]
 
 WRONG_CLOCK_SECONDS = 3_600.0
-"""Seconds. If the clocks of two processes differ by more, one is wrong. No claim of a message is longer."""
+"""Seconds by which the clocks of two processes may differ at most. No claim of a message is longer."""
 _USER = "user_id"
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
 
 
 def address_of(user_id: str) -> str:
-    """Return the JSON text by which a stored address names its person."""
+    """Return the part of a stored address's JSON text that names a person."""
     return json_text({_USER: user_id})[1:-1]
 
 
@@ -32,8 +32,8 @@ def address_of(user_id: str) -> str:
 class Outgoing:
     """A message to send: the answer of a run to `message_id`, or a `content` that is not in a transcript.
 
-    `parts_sent` parts have arrived. `uncertain` is true if a process died, or lost its connection, while it sent
-    a part that may have arrived. `partial` is the text of a growing answer so far.
+    `parts_sent` parts have arrived. `uncertain` is true if a process died or lost its connection while it
+    sent a part: the part may have arrived. `partial` is the text of a growing answer so far.
     """
 
     number: int
@@ -101,11 +101,11 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     ) -> bool:
         """Add the answer to a message; return False if it exists already.
 
-        Without a `content` it is the answer of the run. If it `waits`, it is ready when the run is over, else at once.
-        It is not sent until `after` has passed, because the platform may fetch it before. With `remember`, its address
-        becomes the address of the session's person, with the `user_id` of the session, which may not be stored yet.
-        `about` is the person who gets the answer, also in a group; the answer is erased with this person. `message` has
-        the data needed to process the message again; it is dropped when the answer is ready.
+        Without a `content`, the run supplies the answer. If the answer `waits`, it is ready when the run is over, else
+        at once. It is sent after the delay `after`, in which the platform may fetch it. With `remember`, `address`
+        and `user_id` are stored for the session's person; the session may not be stored yet. `about` is the person who
+        gets the answer, also in a group; erasing this person erases the answer. `message` has the data needed to
+        process the message again; it is dropped when the answer is ready.
         """
         now = self._now()
         person = {**address, _USER: user_id} if user_id is not None else address
@@ -127,7 +127,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def send(self, session_id: str, message_id: str, content: str) -> bool:
         """Add an unsolicited text; return False if it exists already, or the session has no known address.
 
-        It is not sent as a reply to the person's last message.
+        The text is not sent as a reply to the person's last message.
         """
         recipient = await self.recipient(session_id)
         if recipient is None:
@@ -149,7 +149,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def own(self, channel: str, session_id: str, user_id: str) -> bool:
         """Assign a session without an owner to its person; return False if a person has written in it.
 
-        Earlier versions stored a first message of the bot without an owner, and the person was rejected afterwards.
+        Earlier versions stored a bot's first message without an owner, and later rejected the person.
         """
         return await self._execute("own", {"channel": channel, "session_id": session_id, "user_id": user_id}) > 0
 
@@ -204,13 +204,13 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             return await self._let_go(connection, await connection.fetch(self._sql["make_ready"], parameters))
 
     async def left(self, *, older_than: timedelta) -> list[LeftMessage]:
-        """Return the messages that are older than a time and still have no run, because their process died."""
+        """Return the messages older than `older_than` that have no run, because their process died."""
         rows = await self._driver.fetch(self._sql["left"], {"before": time_text(self._clock() - older_than)})
         found = [(number, channel, _address(address)) for number, channel, address in rows]
         return [LeftMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]
 
     async def end_unasked(self, *, older_than: timedelta) -> int:
-        """End waiting answers without a run that are older than a time: their process died. Return their number."""
+        """End waiting answers older than `older_than` without a run (their process died); return their number."""
         now = self._clock()
         parameters = {"now": time_text(now), "before": time_text(now - older_than)}
         return await self._execute("end_unasked", parameters)
@@ -241,7 +241,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("note_part", parameters) > 0
 
     async def move(self, number: int, owner: str, address: Address) -> bool:
-        """Send the rest of a message to another address; return False if the claim was lost."""
+        """Change the address for the rest of a message; return False if the claim was lost."""
         return await self._change("move", number, owner, address=json_text(address))
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
@@ -256,12 +256,12 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def fail(self, number: int, owner: str, error: str) -> bool:
         """Mark a message as failed, for a person to handle; return False if the claim was lost.
 
-        `error` is the name of a kind and must not quote anything.
+        `error` is the name of a kind of error; it must not quote texts.
         """
         return await self._change("fail", number, owner, error=error, now=self._now())
 
     async def sent(self, channel: str, session_id: str, *, limit: int = 50) -> list[Outgoing]:
-        """Return the answers of a session of which a part has arrived, newest first."""
+        """Return the answers of a session that have arrived at least in part, newest first."""
         parameters = {"channel": channel, "session_id": session_id, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["sent"], parameters)]
 
@@ -278,7 +278,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("retry", {"number": number, "now": self._now()}) > 0
 
     async def drop(self, number: int) -> bool:
-        """Drop a message that is not over; return False if it is."""
+        """Drop a message; return False if it is over already."""
         return await self._execute("drop", {"number": number, "now": self._now()}) > 0
 
     async def entries(
@@ -302,7 +302,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         }
 
     async def remove_ended(self, *, older_than: timedelta) -> int:
-        """Delete messages that ended longer ago than a time; a failed one stays until a person has handled it."""
+        """Delete messages that ended more than `older_than` ago; failed messages stay until a person handles them."""
         return await self._execute("remove_ended", {"before": time_text(self._clock() - older_than)})
 
     async def _find(

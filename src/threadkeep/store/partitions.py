@@ -17,12 +17,12 @@ type Progress = Callable[[int, int, int], object]
 """A callback after each step that gets the number of finished ranges, of all ranges, and of copied messages."""
 
 _RANGES = 200
-# Short, because readers have to wait as well, and because a later deadlock check could fail other transactions.
+# Short, because readers wait too; and below PostgreSQL's deadlock_timeout, whose check could fail other transactions.
 _LOCK_SECONDS = GROUP_LOCK_SECONDS
 _PAUSE_SECONDS = 1.0
 _MOST_TRIES = 100
 _SQL = load_statements("postgres/partitions.sql")
-# Blocks of several statements are indented.
+# A line that is not indented begins the next statement.
 _STATEMENT_END = re.compile(r";\n(?=\S)")
 
 
@@ -30,7 +30,7 @@ def check_partitions(backend: Backend, partitions: int | None) -> None:
     """Check that a database can have partitions.
 
     Raises:
-        InvalidSettings: it cannot, because it is SQLite.
+        InvalidSettings: the database is SQLite.
     """
     if partitions is not None and backend == "sqlite":
         variable = "THREADKEEP_PARTITIONS"
@@ -97,7 +97,7 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
 
     Raises:
         InvalidInput: the tables cannot get this number of partitions.
-        RowLocked: other transactions kept something locked for long; the next call continues.
+        RowLocked: other transactions kept the tables locked for too long; the next call continues.
     """
     state = await partition_state(driver)
     if (refusal := state.refusal(partitions)) is not None:

@@ -32,15 +32,15 @@ from threadkeep.store.statements import load_statements
 
 type DictConnection = psycopg.AsyncConnection[DictRow]
 
-# Longer than the pause between two queries of an idle worker, or else each would need two round trips.
+# Longer than the poll interval of an idle worker; otherwise each of its queries would need two round trips.
 _TRUSTED_SECONDS = 2.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
-# The pool's pauses between attempts double up to this value; then the next caller starts again. So a server that
+# The pool retries for this time with pauses that double; after that, the next caller starts again. So a server that
 # returns after a long time is found within seconds.
 _RECONNECT_SECONDS = 5
-# Any fixed number identifies this lock among a database's advisory locks. It is not a parameter: a statement with one
-# keeps its snapshot until the next statement, and CREATE INDEX CONCURRENTLY waits for old snapshots.
+# Any fixed number identifies this lock among a database's advisory locks. It is not a parameter: a statement with
+# parameters keeps its snapshot until the next statement, and CREATE INDEX CONCURRENTLY waits for old snapshots.
 _TRY_SETUP_LOCK = "SELECT pg_try_advisory_xact_lock(7310865113)"
 
 
@@ -142,7 +142,7 @@ class PostgresDriver:
         before: Sequence[Statement] = (),
         after: Sequence[Statement] = (),
     ) -> Appended:
-        """Store a group of new turns with one statement, which is its own transaction if it is alone."""
+        """Store a group of new turns with one statement; without other statements it is its own transaction."""
         parameters = {
             "sessions": json.dumps(sessions, ensure_ascii=False),
             "messages": json.dumps(messages, ensure_ascii=False),
@@ -168,7 +168,7 @@ class PostgresDriver:
         """Read times in UTC, and JSON columns as text, because one codec parses them for both engines."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
-        # Not as connection options, which would replace those of the DSN. A pooler keeps the time zone of each client.
+        # Not connection options: they would replace those of the DSN. A pooler keeps the time zone of each client.
         await raw.execute("SELECT set_config('TimeZone', 'UTC', FALSE)")
         if await negotiate_pooler(raw):
             self._is_pooled = True
@@ -178,7 +178,7 @@ class PostgresDriver:
             await raw.execute("SET default_transaction_read_only = on")
 
     def _short_wait(self) -> Sequence[Statement]:
-        """Return the statement after which a transaction waits for a lock as long as a group of turns does."""
+        """Return the statement that limits a transaction's wait for a lock to that of a group of turns."""
         return self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds or GROUP_LOCK_SECONDS))
 
     def _lock_timeout(self, given: float | None) -> Sequence[Statement]:
@@ -305,8 +305,8 @@ async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
 async def close_in_pipeline(raw: psycopg.AsyncConnection[Any]) -> None:
     """Close a connection that a cancelled call has left in pipeline mode; the pool opens another one.
 
-    psycopg 3.3.9 leaves it so if it is cancelled between entering the mode and its next statement. There a statement
-    returns its rows before it is committed, and is rolled back when the connection ends.
+    psycopg 3.3.9 leaves the mode on if it is cancelled between entering it and the next statement. In this mode, a
+    statement returns its rows before it is committed, and is rolled back when the connection ends.
     """
     if raw.info.pipeline_status != psycopg.pq.PipelineStatus.OFF:
         await raw.close()
@@ -340,5 +340,5 @@ async def _configure_dict_connection(raw: DictConnection) -> None:
 
 
 def _timeout_text(seconds: float) -> str:
-    """Return seconds in the format of PostgreSQL's settings; only 0 becomes 0, which turns a timeout off."""
+    """Return seconds as a PostgreSQL setting of at least 1 ms; 0 stays 0, which turns the timeout off."""
     return f"{max(1, round(seconds * 1000))}ms" if seconds > 0 else "0"

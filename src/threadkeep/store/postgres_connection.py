@@ -97,7 +97,7 @@ class PostgresConnection:
 class PostgresTransaction:
     """A write transaction, with a pipeline for each group of statements; it begins with `first`.
 
-    `limits` returns the statement that makes later statements wait for a lock for a short time only.
+    `limits` returns the statement that shortens the lock timeout for the statements `beside`.
     """
 
     def __init__(

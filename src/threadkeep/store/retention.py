@@ -1,4 +1,4 @@
-"""Retention in the tables: of the messages of sessions, and of finished runs."""
+"""Retention in the tables: archiving and deleting old messages, and deleting finished runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ type Action = Literal["archive", "delete"]
 REDELIVERY: Final = timedelta(days=7)
 """The time for which ids of deleted messages are remembered, so that a redelivered message is not a new turn."""
 
-# Not every use of a text records its time.
+# A margin, because not every use of a text updates its time.
 _TEXT_RENEWAL = timedelta(days=1)
 STEP_MESSAGES: Final = 200
 """The maximum number of messages in a step."""
@@ -71,7 +71,7 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Removal:
-    """A removal from a session: all messages up to a `seq`; with a time, only if the session was idle since."""
+    """A removal of all messages of a session up to a `seq`; with `idle_before`, only if the session is idle since."""
 
     session_id: str
     action: Action
@@ -113,7 +113,7 @@ class RetentionRows:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return sessions in the order of their ids; `with_own` only sessions with their own limits."""
+        """Return sessions in the order of their ids; if `with_own`, only sessions with their own limits."""
         parameters = {"after": after, "limit": limit, "user_id": user_id}
         statement = self._sql["sessions_with_own" if with_own else "sessions"]
         return [_prunable(row) for row in await self._driver.fetch(statement, parameters)]
@@ -125,7 +125,7 @@ class RetentionRows:
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` up to which all messages after `after` were stored before a time."""
+        """Return the last `seq` before the first message after `after` that was stored at `moment` or later."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
@@ -137,7 +137,7 @@ class RetentionRows:
         return int(rows[0][0]) - 1 if rows else 0
 
     async def extent(self, removal: Removal) -> Removed:
-        """Return what a removal would remove now."""
+        """Return the numbers of messages and tokens that a removal would remove now."""
         between = {"session_id": removal.session_id, "after": removal.after_seq, "upto": removal.upto_seq}
         [(messages, tokens)] = await self._driver.fetch(self._sql["extent"], between)
         return Removed(removal.upto_seq, int(messages), int(tokens))
@@ -148,7 +148,7 @@ class RetentionRows:
         Raises:
             RowLocked: another transaction has locked the session.
         """
-        # Query only one step, so that no query plan reads the whole session; there are no gaps between steps.
+        # Query only the range of one step, so that no query plan reads the whole session.
         upto = min(removal.upto_seq, removal.after_seq + messages)
         place = {"session_id": removal.session_id, "after": removal.after_seq, "upto": upto}
         rows = _of_one_step(await self._driver.fetch(self._sql["sizes"], place))
@@ -177,7 +177,7 @@ class RetentionRows:
             return await delete_session(connection, self._deletion, session_id)
 
     async def forget_ids(self) -> None:
-        """Forget ids of deleted messages after the time in which their platform may send them again."""
+        """Forget the ids of messages deleted so long ago that their platform does not send them again."""
         parameters = {"before": time_text(self._clock() - REDELIVERY), "limit": STEP_MESSAGES}
         while True:
             async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
@@ -267,7 +267,7 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The times before which a run must have ended; without `set_aside_before`, runs set aside are never deleted."""
+    """The times before which expired runs ended; without `set_aside_before`, runs set aside never expire."""
 
     before: datetime
     set_aside_before: datetime | None = None

@@ -119,7 +119,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return True
 
     async def _try_step(self, sessions: Sequence[_Behind], locked: set[str]) -> list[_Behind]:
-        """Index the next messages of sessions; leave out those with a locked row, and add these to `locked`."""
+        """Index the next messages of sessions; skip sessions with a locked row, and add them to `locked`."""
         try:
             return await self._step(sessions)
         except RowLocked:
@@ -155,7 +155,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_terms(
         self, connection: Connection, terms: Sequence[str], place: Parameters, limit: int
     ) -> list[Row]:
-        """Search by fingerprints of the terms, and drop texts with fingerprints that match only by chance."""
+        """Search by fingerprints of the terms, and drop texts whose fingerprints match only by chance."""
         if not terms:
             return []
         whose = "found" if place["user_id"] is None else "found_of_user"
@@ -199,7 +199,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _step(self, sessions: Sequence[_Behind]) -> list[_Behind]:
         """Index the next messages of sessions in one transaction; return the sessions that have more messages.
 
-        A session that another process has changed meanwhile is left out.
+        A session that another process has changed meanwhile is skipped.
         """
         async with self._driver.reading() as connection:
             found = await connection.fetch_each([(self._sql["texts"], session.step) for session in sessions])

@@ -48,7 +48,7 @@ def term_pattern(term: str) -> str:
 
 
 def trigram_expression(words: Iterable[str]) -> str:
-    """Return the FTS5 query for texts with the trigrams of all words, limited to a selective number."""
+    """Return the FTS5 query for texts with the trigrams of all words, limited to the first 64 trigrams."""
     trigrams = (word[at : at + TRIGRAM] for word in words for at in range(len(word) - TRIGRAM + 1))
     quoted = ('"' + trigram.replace('"', '""') + '"' for trigram in list(dict.fromkeys(trigrams))[:_MOST_TRIGRAMS])
     return " ".join(quoted)
@@ -77,7 +77,7 @@ def _capitals() -> Mapping[str, str]:
     for char in map(chr, range(_CASED)):
         for lowered in {*char.lower()} - {char}:
             found[lowered] += char
-    # It occurs only at the end of a word, so the lower case of a single character does not show it.
+    # A final sigma occurs only at the end of a word, so `lower` of a single character never returns it.
     found["ς"] += "Σ"
     return found
 
@@ -91,7 +91,7 @@ _AVERAGE_CHARACTERS = 500
 
 
 def relevance(text: str, words: str) -> float | None:
-    """Return the score of a text for the words of `relevance_words`; None if one is missing (case-insensitive)."""
+    """Return the score of a text for the words of `relevance_words`; None if a word is missing (case-insensitive)."""
     folded = text.casefold()
     damping = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(folded) / _AVERAGE_CHARACTERS)
     score = 0.0

@@ -30,9 +30,9 @@ _LINE_SUFFIX = ".line"
 
 @dataclass(frozen=True)
 class DamagedTurn:
-    """An unreadable line with its size in bytes. `path` is its own file, or the pending file that still contains it.
+    """An unreadable line of `size` bytes. `path` is its separate file, or the pending file that still contains it.
 
-    `entry_id` is a digest of its bytes, so the same line has the same id in any file.
+    `entry_id` is a digest of the bytes, so the same line has the same id in any file.
     """
 
     entry_id: str
@@ -111,9 +111,9 @@ _LOOK_SECONDS = 0.005
 
 @dataclass(eq=False)
 class PendingTurn:
-    """A pending turn. `error` is the class name of the last error; `tries` counts the attempts of this process.
+    """A turn that waits to be stored. `error` is the class name of the last error, `tries` counts this process's tries.
 
-    `namespace` is the graph store namespace of its conversation, if an agent stores it there.
+    `namespace` is the conversation's namespace in the graph store, if an agent stores the conversation there.
     """
 
     entry_id: str
@@ -126,7 +126,7 @@ class PendingTurn:
 
     @property
     def refused(self) -> bool:
-        """True if a retry cannot help, because the session is another user's; the turn does not block others."""
+        """True if retries cannot help, because the session belongs to another user. Such a turn blocks no others."""
         return self.error == WrongUser.__name__
 
 
@@ -144,7 +144,7 @@ class SpoolFile:
         """Create a file for this process."""
         make_private_folder(folder)
         path = folder / f"{uuid7()}{_SUFFIX}"
-        # Lock it before it gets its name, because a starting process could take it for a dead process's file.
+        # Lock the file before it gets its final name; otherwise a starting process could take it over.
         unnamed = path.with_suffix(".new")
         descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,7 +154,7 @@ class SpoolFile:
 
     @classmethod
     def take_over(cls, path: Path) -> SpoolFile | None:
-        """Take over the file of a dead process; return None while its process lives."""
+        """Take over the file of a dead process; return None if the process lives or the file is gone."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         except FileNotFoundError:
@@ -165,13 +165,13 @@ class SpoolFile:
         tighten(path)
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            # The next write must not continue a line that a crash truncated.
+            # End a line that a crash truncated, so that the next write begins a new line.
             os.write(descriptor, b"\n")
         return cls(path, descriptor)
 
     @property
     def is_there(self) -> bool:
-        """True while the path names this file; data that is written to a removed file would be lost."""
+        """True while the path names this open file; data written to a removed file is lost."""
         try:
             named = self.path.stat()
         except OSError:
@@ -216,11 +216,11 @@ class SpoolFile:
             self.keep(entry)
 
     def failed(self, entry: PendingTurn) -> None:
-        """Record the error of a pending turn, for inspection from outside."""
+        """Record the error of a pending turn, so that other processes can read it."""
         self._append({"failed": entry.entry_id, "error": entry.error})
 
     def done(self, entry: PendingTurn) -> None:
-        """Forget a turn that was written or dropped. If no turn is left, the file is emptied."""
+        """Mark a turn as stored or dropped; empty the file if nothing is left."""
         self._open_entries.discard(entry.entry_id)
         if self._open_entries or self._has_unreadable:
             self._append({"done": entry.entry_id})
@@ -242,12 +242,12 @@ class SpoolFile:
         os.close(self._descriptor)
 
     def abandon(self) -> None:
-        """Close the file without removing anything; it was removed or replaced."""
+        """Close a file that was removed or replaced; leave its path alone."""
         os.close(self._descriptor)
 
     def _append(self, line: dict[str, Any]) -> None:
         dump_json(line)  # raises if the line is not JSON
-        # Only ASCII, so that no character of a message ends a line or is lost.
+        # Escape to ASCII, so that no character of a message ends the line or fails to encode.
         data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
         size = os.fstat(self._descriptor).st_size
         try:
@@ -268,7 +268,7 @@ def spool_files(folder: Path) -> list[Path]:
 def in_use(path: Path) -> bool:
     """Return whether the process that owns a file is alive.
 
-    It takes a shared lock for a moment, for which `take_over` waits.
+    The check takes a shared lock for a moment; `take_over` waits for such locks.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -281,7 +281,7 @@ def in_use(path: Path) -> bool:
 
 
 def _own(descriptor: int) -> bool:
-    """Lock a file for its owner, waiting for processes that only check it."""
+    """Lock a file exclusively; wait while others only check it, and return False if it has an owner."""
     for _ in range(_LOOKS):
         if _locked(descriptor, fcntl.LOCK_EX):
             return True
@@ -321,7 +321,7 @@ def read_entries(path: Path) -> list[PendingTurn]:
 def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
     """Return the content of a file, without locking it.
 
-    An incomplete last line is skipped, because its process may be writing it; with `cut_off` it counts as unreadable.
+    An incomplete last line is skipped, because its process may still write; with `cut_off` it counts as unreadable.
     """
     try:
         *lines, rest = path.read_bytes().split(b"\n")

@@ -34,7 +34,7 @@ SHARES_MEMORY: Final = sqlite3.sqlite_version_info >= (3, 36)
 
 _READERS = 4
 _STOP_SECONDS = 0.01
-# The lower bits of SQLite's error codes are the kind, the higher bits are details.
+# The low byte of an SQLite error code is the primary code; the higher bits are details.
 _KIND_OF_ERROR = 0xFF
 # A commit writes whole pages to the WAL, and a turn changes about nine pages, so smaller pages save bytes. Pages of
 # 8 KB stored the texts of the benchmark in the same space.
@@ -44,8 +44,8 @@ _PAGE_BYTES = 4096
 class SqliteDriver:
     """A SQLite database in a file, or in memory if there is no path.
 
-    A database in memory has one connection, with one user at a time. With a `memory_name`, another driver of
-    the process opens the same database.
+    A database in memory has a single connection, which serves one caller at a time. Drivers of a process that have
+    the same `memory_name` share a database.
     """
 
     backend: Final[Backend] = "sqlite"
@@ -71,7 +71,7 @@ class SqliteDriver:
             await asyncio.to_thread(self._file.check)
 
     def reading(self) -> AbstractAsyncContextManager[SqliteConnection]:
-        """Lend a connection for reading; if its user is cancelled, its statement is interrupted."""
+        """Lend a connection for reading; if the caller is cancelled, its statement is interrupted."""
         if self._path is None:
             return self._reading_memory()
         return _Lent(self.take_reader, self.give_reader)
@@ -92,7 +92,7 @@ class SqliteDriver:
             return await connection.fetch(sql, parameters)
 
     async def take_reader(self) -> SqliteConnection:
-        """Return a connection for reading that nobody else uses until `give_reader`."""
+        """Return a connection for reading that belongs to the caller until `give_reader`."""
         await self._reader_slots.acquire()
         with OnFailure(self._reader_slots.release):
             self._check_open()
@@ -100,7 +100,7 @@ class SqliteDriver:
         return connection
 
     async def give_reader(self, connection: SqliteConnection, failure: type[BaseException] | None) -> None:
-        """Take a connection back; interrupt its statement first if its user was cancelled."""
+        """Take a connection back; interrupt its statement first if the caller was cancelled."""
         try:
             if failure is not None and issubclass(failure, asyncio.CancelledError):
                 await _to_its_end(_stop(connection.raw))
@@ -113,7 +113,7 @@ class SqliteDriver:
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
-        """Lend a connection inside a write transaction; only 0 changes the timeout for the file's lock."""
+        """Lend a connection in a write transaction; a lock timeout of 0 means no limit, other values have no effect."""
         async with _Lent(self.take_writer, self.give_writer) as connection:
             await _begin(connection, for_ever=lock_timeout_seconds == 0)
             yield connection
@@ -166,7 +166,7 @@ class SqliteDriver:
             return await self._writing_connection()
 
     async def give_writer(self, connection: SqliteConnection, failure: type[BaseException] | None) -> None:
-        """Take the writing connection back; roll its transaction back first if its user failed."""
+        """Take the writing connection back; roll its transaction back first if the caller failed."""
         try:
             if failure is not None:
                 await self._roll_back(connection)
@@ -196,8 +196,8 @@ class SqliteDriver:
     async def _roll_back(self, connection: SqliteConnection) -> None:
         """Roll back the transaction; if that fails, close the connection, and the next writer opens another.
 
-        It also runs if no transaction seems open: the BEGIN of a cancelled caller may still be in the queue of the
-        connection's thread, and this runs after it.
+        Roll back even if no transaction seems open: the BEGIN of a cancelled caller may still be queued in the
+        connection's thread, and the rollback runs after it.
         """
         try:
             await asyncio.shield(connection.raw.rollback())
@@ -225,7 +225,7 @@ class SqliteDriver:
 
 
 class _Lent:
-    """A connection of a driver for the duration of a block; a generator would cost a tenth of a short read."""
+    """A context manager that lends a connection; a generator-based one would slow a short read by a tenth."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class _Lent:
         return self._connection
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Give it back."""
+        """Give the connection back."""
         await self._give(self._connection, kind)
 
 
@@ -279,7 +279,7 @@ async def _open(
     )
     async with AsyncOnFailure(raw.close):
         await raw.create_function(RELEVANCE, 2, relevance, deterministic=True)
-        # SQLite's own function only converts ASCII letters.
+        # SQLite's own `lower` only converts ASCII letters.
         await raw.create_function(
             "lower", 1, lambda text: None if text is None else str(text).lower(), deterministic=True
         )
@@ -290,7 +290,7 @@ async def _open(
         await raw.execute(f"PRAGMA synchronous = {options.synchronous}")
         [[mode]] = await raw.execute_fetchall("PRAGMA journal_mode")
         if path is not None and mode != "wal":
-            # The page size of an existing file does not change. SQLCipher reads files with its own size only.
+            # An existing file keeps its page size. SQLCipher only reads files with its own page size.
             if key is None:
                 await raw.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             await _switch_to_wal(raw, options.lock_timeout_seconds)
@@ -298,7 +298,7 @@ async def _open(
 
 
 def _database(path: Path | None, *, read_only: bool, memory_name: str | None) -> tuple[str | Path, bool]:
-    """Return SQLite's name of a database, and whether that is a URI."""
+    """Return the database name for `sqlite3.connect`, and whether it is a URI."""
     if path is not None and read_only:
         return read_only_uri(path), True
     if path is not None:
@@ -314,7 +314,7 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
         await (await opening).close()
         raise
     except sqlite_errors():
-        # Wait for its thread, which would otherwise post to this event loop after the loop was closed.
+        # Wait for the connection's thread; otherwise it may post to this event loop after the loop was closed.
         await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
         raise
 
@@ -333,7 +333,7 @@ async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
 
 
 async def _to_its_end(work: Coroutine[object, object, None]) -> None:
-    """Wait for work even if the wait is cancelled again, because the connection's next user must not meet it."""
+    """Wait until the work is done, even if cancelled again; the next caller must get an idle connection."""
     task = asyncio.ensure_future(work)
     while not task.done():
         with suppress(asyncio.CancelledError):
@@ -342,13 +342,13 @@ async def _to_its_end(work: Coroutine[object, object, None]) -> None:
 
 async def _stop(raw: aiosqlite.Connection) -> None:
     """Interrupt a statement that no caller waits for, so that the next statement is not delayed."""
-    # Repeat it, because the statement may still be queued in the connection's thread; this query runs after it.
+    # Repeat the interrupt, because the statement may still be queued; the query `behind` runs after the statement.
     behind = asyncio.ensure_future(raw.execute_fetchall("SELECT 1"))
     while not behind.done():
         with suppress(*sqlite_errors(ValueError)):
             await raw.interrupt()
         await asyncio.wait([behind], timeout=_STOP_SECONDS)
-    behind.exception()  # it may have been interrupted itself
+    behind.exception()  # the query may have been interrupted too
 
 
 async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:

@@ -38,7 +38,7 @@ class SqliteConnection:
             cursor = await self.raw.execute(sql, parameters)
             if cursor.rowcount >= 0:
                 return cursor.rowcount
-            # Python counts changes only for statements that begin with their verb, not with WITH.
+            # Python does not count the changes of a statement that begins with WITH.
             [(changed,)] = await self.raw.execute_fetchall("SELECT changes()")
             return int(changed)
 
@@ -61,7 +61,7 @@ class SqliteConnection:
 def read_only_uri(path: Path) -> str:
     """Return SQLite's URI of a file that is only read.
 
-    Without a WAL file no process is writing it, and on a read-only mount SQLite could not create a WAL for reading.
+    A read-only file without a WAL has no writer. It is opened as immutable, because SQLite could not create a WAL.
     """
     wal = path.with_name(path.name + "-wal")
     immutable = is_read_only(path) and not (wal.exists() and wal.stat().st_size)
@@ -71,8 +71,8 @@ def read_only_uri(path: Path) -> str:
 class Batch(NamedTuple):
     """Statements passed in place of a statement's parameters; `rows` receives the results.
 
-    The first of a transaction (`begins`) wait for the file's lock as long as the connection does, or for
-    `wait_seconds`. After the last ones it is committed (`commits`).
+    A batch with `begins` first begins a transaction: it waits for the file's lock up to the connection's timeout, or
+    `wait_seconds` if that is shorter. A batch with `commits` ends with a COMMIT.
     """
 
     statements: Sequence[Statement]
@@ -122,7 +122,7 @@ class Begin(NamedTuple):
 
 
 def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> sqlite3.Cursor:
-    """Begin a write transaction; wait for the file's lock as long as the connection does, or `wait_seconds`.
+    """Begin a write transaction; wait for the lock up to the connection's timeout, or `wait_seconds` if shorter.
 
     Raises:
         DatabaseFileReplaced: the file was removed or replaced.
@@ -214,7 +214,7 @@ class OpenFile(NamedTuple):
         """Check that the path still names this file. Blocking I/O.
 
         Raises:
-            DatabaseFileReplaced: it names no file, or another one.
+            DatabaseFileReplaced: the path names no file, or another one.
         """
         try:
             found = self.path.stat()
@@ -234,7 +234,7 @@ _CALLS = (Group, Batch, Begin, OpenFile)
 
 
 class BatchingConnection:
-    """A connection in aiosqlite's thread. A group is one call, because every call costs a thread switch."""
+    """A connection in aiosqlite's thread. A group of statements is one call, to save thread switches."""
 
     file: OpenFile | None = None
 
@@ -324,7 +324,7 @@ def connect(database: str | Path, key: str | None, **options: Any) -> sqlite3.Co
 
 
 def export_plain(source: Path, target: Path, key: str) -> None:
-    """Write an encrypted copy of a plain file. Blocking I/O."""
+    """Write an encrypted copy of an unencrypted file. Blocking I/O."""
     connection = _sqlcipher().connect(source.absolute().as_uri() + "?mode=ro", uri=True, isolation_level=None)
     try:
         connection.execute(f"ATTACH DATABASE ? AS copy KEY \"x'{key}'\"", (str(target),))

@@ -20,7 +20,7 @@ _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
 @cache
 def load_statements(*paths: str) -> Mapping[str, str]:
-    """Return all statements of the given files below `sql/`, by name. `-- include: x` inserts the earlier text `x`."""
+    """Return all statements of the given files below `sql/`, by name. `-- include: x` inserts an earlier one."""
     found: dict[str, str] = {}
     for path in paths:
         text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
@@ -85,7 +85,7 @@ class Tables:
 
 
 class ClockedTables(Tables):
-    """A base class for access to tables with times, which it gets from a clock."""
+    """A base class for access to tables with times; a clock supplies the times."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         super().__init__(driver)

@@ -30,7 +30,7 @@ class Uncovered:
 class ArchivedSummary:
     """An exported summary, with data to verify that its messages are the same in another database.
 
-    `messages` is the number of exported messages in its range, which are its last ones, from `first_id` to `last_id`.
+    `messages` is the number of exported messages at the end of its range, from `first_id` to `last_id`.
     """
 
     summary: Summary
@@ -94,8 +94,8 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         Args:
             summary: the summary; its `created_at` is stored unchanged.
             replaces: ids of the summaries that it merges. Together they must cover exactly its range.
-            last_id: the id of the message at its end. If that has another id, the session was replaced.
-            revision: the session's revision when its messages were read. If it has changed, some may be superseded.
+            last_id: the id of its last message. If the stored message has another id, the session was replaced.
+            revision: the session's revision when the messages were read; a change may have superseded messages.
 
         Return False, and store nothing, if the range does not fit: another process was faster, the session was reset or
         changed, or it is gone.
@@ -153,7 +153,7 @@ async def add_summary(
     if replaces:
         fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
     else:
-        # Archived messages may be left out.
+        # A summary may skip archived messages.
         lowest = ranges[-1][2] if ranges else reset_seq
         highest = max(lowest, archived_seq)
         fits = lowest < summary.first_seq <= highest + 1 and summary.last_seq <= last_seq

@@ -52,7 +52,7 @@ class SupersedingWriter:
     async def supersede(
         self, connection: Connection, superseding: Superseding, new: Prepared | None, *, now: str
     ) -> Superseded:
-        """Supersede messages; `new` is the version that replaces them. Raises as `Transcripts.supersede`."""
+        """Supersede messages; `new` is the version that replaces them. Raise the errors of `Transcripts.supersede`."""
         place = {"session_id": superseding.session_id}
         held = await connection.fetch(self._sql["hold"], place)
         if held and superseding.user_id not in (None, held[0][0]):
@@ -107,7 +107,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["refresh_session"], known)
 
     async def _title(self, connection: Connection, between: dict[str, object], seqs: frozenset[int]) -> str | None:
-        """Return the title after messages with these `seq` values were superseded; other messages do not change it."""
+        """Return the title after these messages were superseded; it changes only if it came from one of them."""
         title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
         users = await connection.fetch(self._sql["superseded_users"], between)
         # Some messages in the range may have been superseded earlier.
@@ -138,7 +138,7 @@ class SupersedingWriter:
             await connection.execute(self._sql["forget_vectors"], {**between, "model": model})
 
     async def branch(self, connection: Connection, branching: Branching, *, now: str) -> None:
-        """Create a session with the messages of another one. Raises as `Transcripts.branch`."""
+        """Create a session with the messages of another one. Raise the errors of `Transcripts.branch`."""
         held = await connection.fetch(self._sql["hold"], {"session_id": branching.session_id})
         if not held:
             raise SessionNotFound(branching.session_id)
@@ -237,12 +237,12 @@ def check_branch(branching: Branching, parent: Sequence[object]) -> None:
     """Reject an existing session that is not the requested branch; `parent` has its parent session and `seq`.
 
     Raises:
-        InvalidInput: it is another session.
+        InvalidInput: the session is not this branch.
     """
     if tuple(parent) != (branching.session_id, parent[1] if branching.at is None else branching.at):
         raise InvalidInput(f"There is a session {branching.branch_id!r} already; use another id for the branch.")
 
 
 def no_message_at(session_id: object, place: object) -> InvalidInput:
-    """Return the error of a branch at a `seq` that no message has."""
+    """Return the error for a branch at a `seq` without a message."""
     return InvalidInput(f"Session {session_id!r} has no message with seq {place}; branch at an existing message.")

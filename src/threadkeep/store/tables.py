@@ -63,8 +63,8 @@ _DELETION = (
 class TableTranscripts:
     """The transcript contract on SQL tables; see `threadkeep.store.transcripts.Transcripts` for its guarantees.
 
-    `count` counts the tokens of a text, once, when it is stored. `clock` gives `created_at` and `updated_at`. With
-    `graph_turns`, turns are recorded for Graphiti as they are stored.
+    `count` counts the tokens of a text once, when the text is stored. `clock` supplies `created_at` and `updated_at`.
+    With `graph_turns`, stored turns are also recorded for Graphiti.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class TableTranscripts:
     async def append_joined(
         self, turn: Turn, join: Callable[[Sequence[Message]], Joined | None]
     ) -> tuple[Receipt, Sequence[list[Row]]]:
-        """Store a new turn and the statements of `join` in one transaction; return the rows of the statements.
+        """Store a new turn and the statements of `join` in one transaction; return the receipt and their rows.
 
         `join` gets the messages as they will be stored, and returns the statements, or None if they are too large.
 
         Raises:
-            TurnRefused: a message is known already, or a statement rejected the turn; nothing was stored.
+            TurnRefused: a message is known, the statements are too large, or one rejected the turn; nothing was stored.
         """
         prepared = self._prepare(turn)
         joined = join(prepared.messages)
@@ -143,7 +143,7 @@ class TableTranscripts:
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the rows for a window."""
+        """Return the messages for a window, and the marks of their session."""
         sql, parameters = self.recent_statement(session_id, limit=limit, before=before, after=after, user_id=user_id)
         async with self._driver.reading() as connection:
             rows = await connection.fetch(sql, parameters)
@@ -207,7 +207,7 @@ class TableTranscripts:
         return [message_of(row) for row in rows]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
+        """Mark an answer, or the one that replaced it, as delivered to a caller; return the marked answer."""
         key: dict[str, object] = {"session_id": session_id, "id": message_id, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             while not await connection.execute(self._sql["mark_told"], key):
@@ -318,7 +318,7 @@ async def delete_session(connection: Connection, sql: Mapping[str, str], session
     """Delete a session and all derived data in an open transaction; return False if it did not exist."""
     key = {"session_id": session_id}
     there = await connection.execute(sql["lock_session"], key) > 0
-    # If it did not exist, a new session may have been created and indexed meanwhile, which must stay.
+    # If the session did not exist, another transaction may have created and indexed it meanwhile; keep its index.
     if there:
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):
             await delete_session(connection, sql, child_id)

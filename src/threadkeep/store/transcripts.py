@@ -1,4 +1,4 @@
-"""Lists of sessions. It imports little, so that a command that lists sessions starts fast."""
+"""The contract of transcripts, and lists of sessions. It imports little, so that listing sessions starts fast."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ END = 2**62
 class Marks(NamedTuple):
     """The fields of a session that change whenever stored messages change; an append does not change them.
 
-    A session that is deleted and begins again has another `created_at`. A restored one has the same: `restored` changes
-    whenever a session is restored.
+    A session that is deleted and created again has another `created_at`. A restored session has its old `created_at`,
+    but `restored` changes whenever any session is restored.
     """
 
     reset_seq: int
@@ -119,7 +119,7 @@ class Recent:
 
     `newest_user` is the newest user message if it is older than all of `messages`; a window always includes it.
     Messages up to `archived_seq` are archived; messages up to `deleted_seq` are deleted. `revision` is the session's.
-    `marks` are there if the store has them and there are messages.
+    `marks` is None if the store has no marks or there are no messages.
     """
 
     messages: tuple[Message, ...]
@@ -132,14 +132,14 @@ class Recent:
 
 
 type Scope = Literal["message", "from", "after", "run"]
-"""`message`: only the message; `from`: and all later ones; `after`: later ones; `run`: and later ones of its run."""
+"""`message`: it alone; `from`: it and all later ones; `after`: all later ones; `run`: it and later ones of its run."""
 
 
 @dataclass(frozen=True)
 class Superseding:
     """A request to supersede active messages: the `newest` ones, or those that `message_id` and `scope` select.
 
-    `by` is appended as the new version of the message with that id; without it the messages are not replaced. Messages
+    `by` is appended as the new version of the message `message_id`; without `by` there is no new version. Messages
     after `upto` stay unchanged.
     """
 
@@ -154,7 +154,7 @@ class Superseding:
 
 @dataclass(frozen=True)
 class Superseded:
-    """The number of messages superseded now, and their range; its ends are 0 if there are none.
+    """The number of messages superseded now, and their first and last `seq`; both are 0 if there are none.
 
     `messages` has the messages, oldest first, if the newest ones were requested. `by` is the new version as stored.
     """
@@ -207,7 +207,7 @@ class Transcripts(Protocol):
     - A superseded message stays with its `seq` and its id, marked. It is not in the `active` view, in `recent`, in
       searches or in `message_count`. Concurrent calls supersede different messages. An answer to a superseded question
       is stored as superseded.
-    - An answer to a question before a reset is before the reset too, unless another message follows the reset.
+    - An answer to a question before a reset also counts as before it, unless another message follows the reset.
     """
 
     @property
@@ -231,7 +231,7 @@ class Transcripts(Protocol):
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the rows for a window between two `seq` values, both excluded; see `Recent`."""
+        """Return the messages for a window between two `seq` values, both excluded; see `Recent`."""
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
         """Return the message with an id, superseded or not."""
@@ -246,7 +246,7 @@ class Transcripts(Protocol):
         """Return the complete answers to a stored question, in order; superseded ones only if it is superseded."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
+        """Mark an answer, or the one that replaced it, as delivered to a caller; return the marked answer."""
 
     async def supersede(self, superseding: Superseding) -> Superseded:
         """Supersede messages in one transaction; do nothing if the session does not exist.
@@ -264,8 +264,8 @@ class Transcripts(Protocol):
     async def branch(self, branching: Branching) -> None:
         """Create a session with copies of another one's messages, numbered from 1, in one transaction.
 
-        The copies keep their ids, times and tokens. They are the active messages up to `at`; if the message there is
-        superseded, the messages that were active before it was superseded. An existing branch stays unchanged.
+        The copies keep their ids, times and tokens. Active messages up to `at` are copied; if the message at `at` is
+        superseded, the messages that were active until then. An existing branch stays unchanged.
 
         Raises:
             SessionNotFound: there is no such session.
@@ -283,7 +283,7 @@ class Transcripts(Protocol):
         """Change fields of a session."""
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Start later windows after the existing messages; return the last `seq` before, None without a session."""
+        """Start later windows after the existing messages; return their last `seq`, None without a session."""
 
     async def delete(self, session_id: str) -> bool:
         """Delete a session, its messages and all derived data; return False if it did not exist."""

@@ -72,7 +72,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
 
 
 class RunPlaces(Tables, sql=("runs_order.sql",)):
-    """The positions that runs take after their start, because an agent's key may not be known earlier."""
+    """The positions that runs take after their start, when the key of an agent's conversation is known."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -125,7 +125,7 @@ class RunPlaces(Tables, sql=("runs_order.sql",)):
         self._freed = asyncio.Event()
 
     async def freed(self, seconds: float) -> None:
-        """Wait until a position may be free, at most `seconds`, because other processes do not notify this one."""
+        """Wait until a position may be free, but at most `seconds`: other processes do not notify this one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._freed.wait()

@@ -20,7 +20,7 @@ _CLOCKS_DIFFER = timedelta(seconds=15.0)
 """The largest expected difference between the clocks of two processes; a time further ahead is not trusted."""
 
 DISOWNED = "1970-01-01T00:00:00.000000+00:00"
-"""The `heartbeat_at` of a run after its process was found dead; before, it is the time when the attempt began."""
+"""The `heartbeat_at` of a run whose process was found dead; otherwise it is the time when the attempt began."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
     A run may begin when none of its conversations has an earlier run that is queued or running. Its conversations are
     its session and the conversations that its agents store under their own keys. A run that waits for a person does not
-    block others. A child in a conversation of one of its ancestors is part of that turn and has no own position.
+    block others. A child in a conversation of an ancestor is part of the ancestor's turn, without its own position.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
@@ -58,8 +58,8 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         """Store a run at the end of its session's order; for a repeated request return the existing run.
 
         `policy` applies to a message that arrives while another turn of its session is queued or running; a child is
-        always queued. With an `owner` the run begins at once, if it may. A child with a parent that is being stopped is
-        cancelled.
+        always queued. With an `owner` the run begins at once, if nothing blocks it. A child is
+        cancelled if its parent is over or is being stopped.
 
         Raises:
             SessionBusy: the policy is `reject`, and there is another turn.
@@ -75,7 +75,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return await self._add(new, policy, owner)
 
     async def release(self, session_id: str, message_id: str) -> bool:
-        """Release an answered message for a new run to answer; return False while a run answers or will retry it."""
+        """Release an answered message to a new run; return False while a run still answers or retries it."""
         key = {"session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders(connection, [session_id])
@@ -102,7 +102,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return NotYet(run, before[0][0] if before else run_id)
 
     async def stop_as_it_begins(self, run_id: str, *, reason: str = "requested") -> bool:
-        """Let a queued run end when it is next in the order, in any process; return False if it is not queued."""
+        """Mark a queued run to be stopped when its turn comes, by any process; return False if it is not queued."""
         parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders_of(connection, run_id)
@@ -131,7 +131,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
     async def ready(self, *, limit: int, waited_seconds: float = 0.0) -> list[str]:
         """Return the runs of all sessions that may begin now and have waited long enough, the oldest first."""
-        # Include the time itself, because times are stored in microseconds.
+        # One microsecond later, to include runs that arrived exactly at this time.
         before = self._clock() - timedelta(seconds=waited_seconds) + timedelta(microseconds=1)
         return await self._ids("ready", limit=limit, before=time_text(before))
 
@@ -140,7 +140,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return await self._ids("abandoned", limit=limit, disowned=DISOWNED)
 
     def beginning(self, new: NewRun, policy: DoubleTexting, owner: str, question_id: str) -> Joined:
-        """Return the statements that store a run that begins at once, in the transaction that stores its question.
+        """Return the statements that store and begin a run in the transaction that stores its question.
 
         They reject the question if the run may not begin now, or if its message is known already.
         """
@@ -267,7 +267,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return await _there(connection, run_id)
 
     async def _ids(self, statement: str, **parameters: object) -> list[str]:
-        """Return the ids of the runs that a statement finds, which are its first column."""
+        """Return the ids of the runs that a statement finds: the rows' first column."""
         return [row[0] for row in await self._driver.fetch(self._sql[statement], parameters)]
 
 

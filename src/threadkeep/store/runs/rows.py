@@ -64,7 +64,7 @@ def restored(value: Values, said: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without its text, which is often its output too; None if the text is not a message's."""
+    """Return a run's result without the text that a message in the transcript has; None if it names no message."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -107,7 +107,7 @@ def _changed(value: Values, change: Callable[[Values, str, str], dict[str, Json]
     return changed
 
 
-# The columns of the statement, in the order of the record; the column for `inputs` is named `input`.
+# The columns of the statement `rows`, in the order of the fields of `Run`; the column for `inputs` is `input`.
 _COLUMNS = tuple(column.name for column in fields(Run) if column.name != "resumed")
 _TIMES = ("started_at", "heartbeat_at", "ended_at", "cancel_requested_at", "created_at", "deadline_at")
 _AT_ONCE = 200
@@ -145,7 +145,7 @@ def json_of(text: str | bytes | None) -> Any:
 
 
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
-    """Return the inputs in a column; the text of an input is None if the transcript has it under the `message_id`."""
+    """Return the inputs in a column; a text is None if it is in the transcript, under the `message_id`."""
     entries: Sequence[Mapping[str, Any]] = json_of(stored) or ()
     return tuple(
         [
@@ -158,7 +158,7 @@ def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunI
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return parameters for storing inputs without the text of a single message, in case the transcript has it."""
+    """Return a single message's input in full and without its text, which the transcript may have; else None values."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -235,7 +235,7 @@ async def fetch_run(connection: Connection, run_id: str) -> Run | None:
 
 
 def _run_left(row: Row) -> Run:
-    """Return the run of an answered message that is otherwise deleted: it is over and has no texts."""
+    """Return a deleted run from the record that its message was answered; it is over and has no texts."""
     run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at = row
     known = {
         "run_id": run_id,

@@ -64,7 +64,7 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         return [(name, version) for name, version in rows]
 
     async def forget(self, unused: Sequence[tuple[str, str]]) -> int:
-        """Delete unused versions, except those with which runs have begun since they were found.
+        """Delete the given versions, except versions with which runs have begun meanwhile.
 
         Return the number deleted.
         """
@@ -88,8 +88,8 @@ def _version_of(row: Row) -> WorkflowVersion:
 class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     """The table of runs, and the tables that depend on it.
 
-    Guarantees: of the runs of a conversation that have an arrival, at most one is running, and they begin in the order
-    of arrival. Only the owner of a run can end it. When an owner is found dead, its runs are disowned, and other
+    Guarantees: in a conversation, at most one run with an arrival is running, and these runs begin in the order of
+    their arrival. Only the owner of a run can end it. When an owner is found dead, its runs are disowned, and other
     processes may begin them again. All rows are deleted with the session.
     """
 
@@ -112,7 +112,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             return await fetch_run(connection, run_id)
 
     async def owners(self) -> set[str]:
-        """Return the processes that have active runs, except disowned ones."""
+        """Return the owners of active runs, not counting disowned runs."""
         return {owner for (owner,) in await self._driver.fetch(self._sql["owners"], {"disowned": DISOWNED})}
 
     async def take_lock(self) -> None:
@@ -149,7 +149,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     ) -> bool:
         """Record the end of a run; return False if the owner has lost it. Repeating the call changes nothing.
 
-        `error` names a kind and never quotes people. A run that is `set_aside` stays failed until a person retries it.
+        `error` is a kind of error, not a text. A run that is `set_aside` stays failed until a person retries it.
         """
         ending = RunEnding(status, result, error, set_aside)
         return await self.end(run_id, owner, ending) is not None
@@ -178,9 +178,9 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     def ending(
         self, run: Run, ending: RunEnding, group: TraceGroup, others: Sequence[Statement], messages: Sequence[Message]
     ) -> Joined | None:
-        """Return the statements that end a run that is done, in the transaction that stores its answer in `messages`.
+        """Return the statements that end a run in the transaction that stores its answer, the only one of `messages`.
 
-        They reject the answer if the owner has lost the run. Return None if the trace is too long for one row.
+        They reject the answer if the owner has lost the run. Return None without a session or if the trace is too long.
         """
         [answer] = messages
         said = {str(answer.id): answer.content}
@@ -209,7 +209,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def set_aside(self, run_id: str, error: str) -> bool:
         """Fail a run that no process executes any more, and set it aside; return False if it is over or waits.
 
-        It does not check the owner: the caller must know that no process executes the run.
+        The owner is not checked: the caller must know that no process executes the run.
         """
         return await self._execute("set_aside", {"run_id": run_id, "error": error, "now": time_text(self._clock())}) > 0
 
@@ -234,8 +234,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def resume_by(self, message_id: str, run: Run, value: Json, *, is_reply: bool = True) -> bool:
         """Resume a waiting run with a message of its session.
 
-        With `is_reply`, the run's answer is a reply to this message from now on; otherwise a channel that asked sends
-        it. Return False if the run does not wait, or if the message is known already, because it counts only once.
+        With `is_reply`, the run's answer becomes a reply to this message; otherwise the channel that asked sends the
+        answer. Return False if the run does not wait, or if the message is known already: a reply counts only once.
         """
         asked = run.interrupt if isinstance(run.interrupt, Mapping) else {}
         interrupt = json_text({**asked, REPLY: message_id})
@@ -244,7 +244,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             await self._locks.hold_orders_of(connection, run.run_id)
             current = await fetch_run(connection, run.run_id)
             if current is None or current.interrupt != run.interrupt:
-                return False  # it asks another question by now
+                return False  # the run asks another question now
             if not await connection.fetch(self._sql["take_reply"], parameters):
                 return False
             await connection.execute(self._sql["resume"], parameters)

@@ -17,7 +17,7 @@ from threadkeep.store.runs.rows import json_of, lookups, missing_in, restored, s
 from threadkeep.store.statements import load_statements
 
 MOST_EVENTS = 250
-"""The maximum number of events in a packed trace; reading a page of a longer one would unpack too many events."""
+"""The maximum number of events in a packed trace; reading any page of the trace unpacks all of its events."""
 
 _MOST_CHARACTERS = 60_000
 
@@ -40,7 +40,7 @@ def event_of(row: Sequence[Any]) -> StoredEvent:
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
-    """Return events packed in order; None if there are none or too many."""
+    """Return the events in their order, packed; None if there are none, too many or too long ones."""
     parts: list[str] = []
     number = moment = 0
     for event in events:
@@ -136,9 +136,9 @@ class TraceLimits:
 
 @dataclass
 class TraceGroup:
-    """Events and usage that are stored atomically; `after` is the newest event that was stored before.
+    """Events and usage that are stored atomically; `after` is the number of the newest event that the caller knows.
 
-    If there are newer events, the group is stored already: the reply to an earlier attempt was lost. None skips the
+    If the trace has newer events, an earlier attempt stored the group and only its reply was lost. None skips this
     check.
     """
 
@@ -149,7 +149,7 @@ class TraceGroup:
 
 @dataclass(frozen=True)
 class _Extent:
-    """The extent of a stored trace."""
+    """The size of a stored trace: its last number, its characters, and whether it was cut."""
 
     last_number: int
     characters: int
@@ -184,9 +184,9 @@ class RunTrace:
             run_id: the run.
             events: the events in order. Beyond the limits, only a mark and events of kind `status` are stored.
             usage: added to the usage of the run.
-            owner: if the run does not belong to this owner any more, nothing is stored and None is returned.
-            after: the newest event that the caller knows. If there are newer ones, this group is stored already (the
-                reply to an earlier attempt was lost), and nothing is stored.
+            owner: if the run no longer belongs to this owner, nothing is stored and None is returned.
+            after: the number of the newest event that the caller knows. If there are newer ones, an earlier attempt
+                stored this group and only its reply was lost, so nothing is stored.
         """
         group = TraceGroup(list(events), list(usage), after)
         async with self._driver.writing() as connection:
@@ -197,7 +197,7 @@ class RunTrace:
             return await self.store(connection, run_id, held, group)
 
     def hold(self, run_id: str, group: TraceGroup | None, *, ends: bool = False) -> list[Statement]:
-        """Return the statements that lock a run's trace until the transaction ends and read its extent."""
+        """Return the statements that read a run's trace and lock it until the transaction ends."""
         if group is None:
             return []
         said = texts_in(event.data for event in group.events)
@@ -218,7 +218,7 @@ class RunTrace:
     ) -> int:
         """Store a group in a transaction that holds the trace; return the number of the newest event.
 
-        If the run `ends` with it, the whole trace is packed, unless it is too long.
+        If the run `ends` with the group, the whole trace is packed, unless the trace is too long.
         """
         [(last_number, characters, cut, *packed)], *found = held
         before = _Extent(int(last_number), int(characters), bool(cut))
@@ -288,7 +288,7 @@ class RunTrace:
         """Return the statements that store the whole trace of a run in one row; none if it is too long.
 
         `said` has the texts, by message id, that the same transaction stores in the transcript. Only the owner of the
-        run may call this, because it replaces the stored part.
+        run may execute the statements, because they replace the stored trace.
         """
         short = [replace(event, data=shortened(event.data, said)) for event in group.events]
         events, extent = self._fitting(_Extent(0, 0, cut=False), short)

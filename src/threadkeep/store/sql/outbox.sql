@@ -169,7 +169,7 @@ ORDER BY number DESC
 LIMIT :limit
 
 -- name: fail_sent
--- Mark a message as failed that the platform had accepted.
+-- Mark a message as failed after the platform had accepted it.
 UPDATE chat_outbox SET
     status = 'failed', owner = NULL, owned_until = NULL, error = :error, parts_sent = :parts, address = :address,
     ended_at = :now

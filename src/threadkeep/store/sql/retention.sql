@@ -103,8 +103,8 @@ WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND m.cre
 ON CONFLICT (session_id, id) DO NOTHING
 
 -- name: runs_of_messages
--- Included by other statements: runs that answered the messages, or spoke in them before another run answered again,
--- with the runs below them without a session.
+-- Included by other statements: runs that answered the messages, runs that spoke in them before another run answered
+-- again, and all runs below that have no session.
 WITH RECURSIVE gone (run_id) AS (
     SELECT r.run_id FROM chat_messages m JOIN chat_runs r ON r.session_id = m.session_id AND r.message_id = m.id
     WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto

@@ -105,8 +105,8 @@ LIMIT :limit
 
 -- name: recent
 -- The rows of a window: after the last reset, the archive and :after, newest first, without system rows. The lower
--- bound is a subquery and the rows come from one table: so both bounds limit the index scan in every plan of
--- PostgreSQL, and no row beyond them is read, however long the session is.
+-- bound is a subquery, and the rows come from one table. So both bounds limit the index scan in every plan of
+-- PostgreSQL, and rows outside of them are never read.
 SELECT
     m.*, s.reset_seq, s.archived_seq, s.deleted_seq, s.revision, s.created_at,
     (SELECT c.value FROM chat_channel_state c WHERE c.scope = 'threadkeep' AND c.name = 'restored'), s.last_user_seq
@@ -274,14 +274,14 @@ WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = 
 RETURNING reset_seq
 
 -- name: reset_after_answer
--- An answer that follows a reset directly, and whose question is before it, is before it too.
+-- If an answer directly follows a reset, and its question is before the reset, move the reset behind the answer.
 UPDATE chat_sessions SET reset_seq = last_seq
 WHERE session_id = :session_id AND reset_seq >= :question_seq AND reset_seq = :first_seq - 1
 
 -- name: delete_runs
--- Also runs without a session that wrote in it, such as those of an agent with its own conversation, and the roots of
--- their trees if these have no session; each with the runs below it without a session, because all of these contain
--- its messages. Runs that spoke in the parent session of a branch are kept.
+-- Also delete runs without a session that wrote in it (such as runs of an agent with its own conversation), the roots
+-- of their trees, and the runs below, if these have no session either: all of them contain its messages. Runs that
+-- spoke in the parent session of a branch are kept.
 WITH RECURSIVE gone (run_id) AS (
     SELECT run_id FROM chat_runs WHERE session_id = :session_id
     UNION
