@@ -17,7 +17,7 @@ from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Pr
 
 @dataclass(frozen=True)
 class Place:
-    """The position and time of a turn: the chunk of the next message, if it exists already."""
+    """The layout and time for a new turn, and the chunk for its first message, if that already exists."""
 
     layout: GraphLayout
     last_chunk: Value | None
@@ -41,7 +41,7 @@ class Appended:
 class Written:
     """The receipt of a turn; if messages were only appended, also the former version and the changes.
 
-    `rows` are those of the statements beside it, once the transaction is committed.
+    `rows` are the rows that statements in the same transaction returned, after the commit.
     """
 
     receipt: Receipt
@@ -90,7 +90,7 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
 def _grown(
     conversation: Conversation, fresh: Sequence[tuple[Message, Mapping[str, object]]], now: datetime
 ) -> Conversation:
-    """Return the conversation with messages appended; superseded messages change only its last `seq`."""
+    """Return the conversation with messages appended; superseded messages do not affect the title and last messages."""
     first = conversation.last_seq + 1
     placed = [(seq, message) for seq, (message, row) in enumerate(fresh, start=first) if not row.get("superseded_at")]
     first_user = next((message.content for _, message in placed if message.role == "user" and message.content), None)
@@ -116,7 +116,7 @@ def _grown(
 def chunk_items(
     conversation: Conversation, messages: Iterable[Value], place: Place, *, before: Sequence[Value] = ()
 ) -> dict[ItemKey, Value]:
-    """Return the chunks of messages, which must be in order; those `before` are in the chunk of the first one."""
+    """Return the chunks of messages, which are in order; `before` are earlier messages in the first chunk."""
     found: dict[ItemKey, Value] = {}
     last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):

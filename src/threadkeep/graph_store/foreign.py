@@ -20,7 +20,7 @@ from threadkeep.observe import Backend
 
 _PAGE_ITEMS = 10_000
 
-# Per store, not per caller: an agent's node may have its own transcripts in each run.
+# The locks belong to the store, because a node of an agent may create its own transcripts in each run.
 _LOCKS: WeakKeyDictionary[BaseStore, Locks[ItemKey]] = WeakKeyDictionary()
 
 
@@ -62,7 +62,7 @@ class StoreItems:
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_StoreWriting]:
-        """Return the conversation with these metadata, which only this process writes."""
+        """Yield the conversation with these metadata; it is safe if only this process writes to it."""
         yield _StoreWriting(self._store, self, metadata)
 
 
@@ -83,7 +83,7 @@ class _StoreWriting:
         return list({item.key async for item in self._items.search(namespace) if item.key.startswith(beginning)})
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write the items in one batch, the metadata last: messages beyond the metadata do not count."""
+        """Write the items in one batch, the metadata last, because readers ignore messages beyond the metadata."""
         [found] = await self._items.get([self._metadata])
         if (found is None) != (version is None) or (found is not None and found.get("version") != version):
             raise ConversationChanged
@@ -98,7 +98,7 @@ class _StoreWriting:
 
 
 async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
-    """Execute a batch even if the caller is cancelled; an interrupted store may stop working."""
+    """Execute a batch even if the caller is cancelled, because an interrupted store may stop working."""
     batch = asyncio.ensure_future(store.abatch(operations))
     with _translated():
         try:
@@ -121,7 +121,7 @@ def _put(key: ItemKey, value: Value | None) -> PutOp:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Translate any error of a store into ours: each store has its own errors, and none says which are transient."""
+    """Translate an error of a store into `StoreUnavailable`, because stores do not say which errors are transient."""
     with ErrorBoundary(raising=(StoreError,)) as call:
         yield
     if call.error is not None:
@@ -132,7 +132,7 @@ def _translated() -> Iterator[None]:
 
 
 class IndexedStore(AsyncBatchedBaseStore):
-    """A LangGraph store that refuses a query without an index. LangGraph's own ignore it and return any items."""
+    """A LangGraph store that rejects a query without an index. LangGraph's stores ignore it and return any items."""
 
     async def asearch(
         self,
@@ -150,7 +150,7 @@ class IndexedStore(AsyncBatchedBaseStore):
         Raises:
             InvalidInput: there is a query, but no index.
         """
-        # Not in `abatch`, where it would fail all concurrent operations.
+        # Check this here, because an error in `abatch` would fail all concurrent operations.
         if query and getattr(self, "index_config", None) is None:
             raise InvalidInput(
                 "This graph store has no index, so it cannot search by a query; give one to "

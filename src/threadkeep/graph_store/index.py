@@ -48,7 +48,7 @@ class SessionIndex:
         self._deletion = deletion_statements(driver.backend)
 
     async def follow(self, session_id: str) -> None:
-        """Bring the rows of a session up to date with its conversation; delete them if it does not exist.
+        """Bring the rows of a session up to date with its conversation; delete them if that does not exist.
 
         Raises:
             StoreError: the messages of a session of this name are in the tables.
@@ -57,7 +57,7 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn; return False if the index is not at the conversation's version before the turn."""
+        """Add the rows of a turn; return False if the existing rows are not at the version before the turn."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
@@ -93,14 +93,14 @@ class SessionIndex:
         await self._driver.write([(self._sql["hide_before"], {"session_id": session_id})])
 
     async def forget_derived(self, session_id: str, first_seq: int) -> None:
-        """Deactivate summaries, anchors and vectors that were made of messages from `first_seq` on."""
+        """Deactivate summaries, anchors and vectors that were made from messages from `first_seq` on."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})
             if rows and rows[0][0] >= first_seq:
                 await self._superseding.forget_derived(connection, session_id, first_seq, int(rows[0][0]))
 
     async def copy_summaries(self, branching: Branching) -> None:
-        """Copy the summaries of a branch's first messages, unless those were superseded."""
+        """Copy the summaries of the messages in a branch, unless the branch was made at a superseded message."""
         place = {
             "session_id": branching.session_id,
             "branch_id": branching.branch_id,
@@ -121,7 +121,7 @@ class SessionIndex:
         """Index the next messages of a conversation; return True if there is more to do."""
         place = {"session_id": session_id}
         seen = _indexed(await self._driver.fetch(self._sql["indexed"], place))
-        # Read it after the row, so that it is at least as new as the version in the row.
+        # Read the conversation after the row, so that it is at least as new as the version in the row.
         conversation = await self._reader.conversation(session_id)
         if seen is not None and seen.version is None:
             raise StoreError(
@@ -177,7 +177,7 @@ class SessionIndex:
         return True
 
     async def _mark(self, connection: Connection, conversation: Conversation, upto: int) -> None:
-        """Mark the rows of superseded messages, and deactivate data that was made of them."""
+        """Mark the rows of superseded messages, and deactivate data derived from them."""
         session_id, seqs = conversation.session_id, list[int]()
         mark = {
             "session_id": session_id,

@@ -1,4 +1,4 @@
-"""Transcripts of a memory in a graph store, with the rows in its tables."""
+"""Transcripts of a memory in a graph store, with index rows in its tables."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from threadkeep.store.transcripts import Branching, SessionChanges, SessionQuery
 class IndexedTranscripts(GraphTranscripts):
     """Transcripts of sessions: conversations are in the graph store, lists come from the tables.
 
-    A turn is stored when the graph store has it. `catch_up` updates rows that could not follow; `failed` is called with
-    the session and the error. The rows of a deleted conversation are deleted with all their derived data.
+    A turn is stored when the graph store has it. If an update of its rows fails, `failed` is called with the session
+    and the error, and `catch_up` retries. The rows of a deleted conversation are deleted with all their derived data.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class IndexedTranscripts(GraphTranscripts):
         session_id = superseding.session_id
         first_seq = await self._first_seq(superseding)
         if first_seq is not None:
-            # Before the messages: no summary of them stays active in between, even if this process dies there.
+            # Do this before the messages change, so that no summary of them stays active if this process dies.
             await self.index.follow(session_id)
             await self.index.forget_derived(session_id, first_seq)
         superseded = await super().supersede(superseding)
@@ -79,7 +79,7 @@ class IndexedTranscripts(GraphTranscripts):
         return message.seq if message is not None and message.superseded_at is None else None
 
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
-        """Turn messages into empty ones, for an erase, and drop what was made of them."""
+        """Remove the content of messages and the data derived from them, for an erase."""
         await super().empty(session_id, seqs)
         await self.index.forget_derived(session_id, min(seqs))
         await self._follow(session_id)
@@ -101,7 +101,7 @@ class IndexedTranscripts(GraphTranscripts):
         return told
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return sessions by their rows, newest activity first; without those whose metadata cannot be read."""
+        """Return sessions from their rows, newest activity first, except sessions with unreadable metadata."""
         found: list[SessionInfo] = []
         while True:
             page = await self._listed.sessions(query)
@@ -128,7 +128,7 @@ class IndexedTranscripts(GraphTranscripts):
 
     async def delete(self, session_id: str) -> bool:
         """Delete a session, its messages and all derived data."""
-        # The rows last: the deleting run is among them, and retries if its process dies in between.
+        # Delete the rows last: they include the deleting run, which retries if its process dies in between.
         there = await super().delete(session_id)
         # A retry may find no conversation: the rest is completed by `catch_up`.
         self._behind.add(session_id)
@@ -151,7 +151,7 @@ class IndexedTranscripts(GraphTranscripts):
         for session_id in list(self._behind):
             try:
                 if await self.reader.conversation(session_id) is None:
-                    # Before the rows are deleted, because only they name the conversation.
+                    # Do this before the rows are deleted, because only they still name the conversation.
                     await self.writer.remove_rest(session_id)
                 await self.index.follow(session_id)
             except SessionDamaged:
@@ -179,7 +179,7 @@ class IndexedTranscripts(GraphTranscripts):
         return None if info is None else info.user_id
 
     async def _follow(self, session_id: str, written: Written | None = None) -> None:
-        """Update the rows of a session, by the changes if they are known; a failure does not undo the write."""
+        """Update the rows of a session, from `written` if possible; a failure does not undo the write."""
         self._behind.add(session_id)
         try:
             async with self._following.of(session_id):

@@ -49,7 +49,7 @@ class Readable(Protocol):
 
 
 class Writing(Protocol):
-    """A locked conversation: no other lock holder writes to it before the block ends."""
+    """A locked conversation. Other writers that use the lock wait until the block ends."""
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
@@ -63,15 +63,15 @@ class Writing(Protocol):
         The write is atomic at the end of the block.
 
         Raises:
-            ConversationChanged: the metadata have another version (None: they exist already).
+            ConversationChanged: the metadata do not have this version; for None, they already exist.
         """
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Remove items of the conversation, once in a block, whatever the version of its metadata."""
+        """Remove items of the conversation, once in a block, regardless of the version of its metadata."""
 
 
 class ReadItems:
-    """Items that are read once each."""
+    """A cache of items; each item is read once."""
 
     def __init__(self, source: Readable) -> None:
         self._source = source
@@ -86,7 +86,7 @@ class ReadItems:
 
 
 class ReadOnce(ReadItems):
-    """A locked conversation whose items are read once: nobody else changes them before the block ends.
+    """A locked conversation whose items are read only once, because they do not change before the block ends.
 
     If the items are in our table, the statements in `beside` are executed in the same transaction; at its end `rows`
     receives the rows that they return.
@@ -118,7 +118,7 @@ class Items(Protocol):
 
     @property
     def locks(self) -> Locks[ItemKey]:
-        """The locks of conversations in this process, by their metadata."""
+        """The locks of conversations in this process, by the keys of their metadata."""
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in their order."""
@@ -127,7 +127,7 @@ class Items(Protocol):
         """Yield the id and the metadata of every conversation of a layout, unordered."""
 
     def writing(self, metadata: ItemKey) -> AbstractAsyncContextManager[Writing]:
-        """Lock the conversation with these metadata, for a caller that holds its lock in this process."""
+        """Lock the conversation with these metadata; the caller already holds its lock in `locks`."""
 
 
 class Locks[Key: Hashable]:
@@ -147,7 +147,7 @@ class Locks[Key: Hashable]:
 _ITEMS_AT_ONCE = 200
 _PAD_BYTES = 8192
 _GROWING = "messages"
-"""The field of an item that usually grows, a list."""
+"""The list field of an item that usually grows."""
 _PAGE_ITEMS = 500
 
 
@@ -162,7 +162,7 @@ class TabledStore:
 
 
 class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
-    """The items of one of LangGraph's own stores, through our driver to the same database."""
+    """The items in the table of a LangGraph store, through our driver for the same database."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -201,7 +201,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
 
 
 class _TableWriting:
-    """A conversation that this transaction locks with the first statement."""
+    """A conversation that the transaction locks with its first statement."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class _TableWriting:
         return [key for (key,) in rows if key.startswith(beginning)]
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write the metadata at the end, if they still have this version, and the other items."""
+        """Collect the writes for the commit: the metadata, if they still have this version, and other items."""
         changes: list[Statement] = []
         row = {**_place(self._metadata), "version": version}
         if metadata is None:
@@ -256,7 +256,7 @@ class _TableWriting:
         self._changes = changes
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Remove items of the conversation at the end, whatever the version of its metadata."""
+        """Collect the removal of items for the commit, regardless of the version of the metadata."""
         self._changes = _groups(self._sql["delete_items"], [_place(key) for key in keys])
 
     async def commit(self) -> None:
@@ -270,7 +270,7 @@ class _TableWriting:
                 self._known[key] = value
 
     def _text(self, value: Value, key: ItemKey | None = None) -> str:
-        """Return the JSON of an item; extend its former JSON if it was read under this key and has only grown."""
+        """Return the JSON of an item. If it was read with this key and has only grown, extend its former JSON."""
         former = None if key is None else self._read.get(key)
         text = (_grown(former, value) if isinstance(former, Stored) else None) or _json(value)
         text = _padded(text) if self._is_sqlite else text
@@ -285,7 +285,7 @@ class _TableWriting:
 
 
 class _Reading:
-    """The statements that read items; they need not return values that `known` has and that are unchanged."""
+    """The statements that read items; unchanged items that are in `known` are not parsed again."""
 
     def __init__(self, sql: Mapping[str, str], keys: Sequence[ItemKey], known: MutableMapping[ItemKey, Stored]) -> None:
         self._keys = keys
@@ -311,7 +311,7 @@ class _Reading:
 
 
 def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
-    """Return the statement for all rows, split into groups of limited size."""
+    """Return one statement for each group of rows; the size of a group is limited."""
     groups = [rows[start : start + _ITEMS_AT_ONCE] for start in range(0, len(rows), _ITEMS_AT_ONCE)]
     return [(for_rows(sql, len(group)), row_parameters(group)) for group in groups]
 

@@ -1,4 +1,4 @@
-"""Messages of chunks that were read before, so that an unchanged one is checked only once."""
+"""A cache of the messages in chunks, so that an unchanged message is checked only once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from threadkeep.records import Message
 
 _MOST_CHARACTERS = 16_000_000
 _LEAST_CHARACTERS = 1_000
-"""What a conversation counts without messages, so that their number is limited too."""
+"""The size of a conversation without messages; it limits the number of conversations too."""
 _MESSAGE_CHARACTERS = 500
-"""What a message counts without its texts."""
+"""The size of a message without its texts."""
 _SEQ = itemgetter("seq")
 
 
 class KnownMessages:
-    """The messages of one chunk, each with the value that it was made of; `characters` is their size.
+    """The messages of one chunk, each with the stored value from which it was made; `characters` is their size.
 
     `value` is the chunk as it was written or read last.
     """
@@ -39,7 +39,7 @@ class KnownMessages:
     def messages_in(
         self, conversation: Conversation, value: Value, places: tuple[int, int] | None = None
     ) -> list[Message]:
-        """Return messages of the chunk as the function of this name does."""
+        """Return messages of the chunk, as `shapes.messages_in` does."""
         with damaged_chunk(conversation, self.chunk):
             self._take(conversation, value)
             first, last = (0, len(self._values)) if places is None else self._between(*places)
@@ -54,14 +54,14 @@ class KnownMessages:
                     self._message(at)
 
     def _take(self, conversation: Conversation, value: Value) -> None:
-        """Take the values of the chunk; messages of equal values are kept."""
+        """Store the values of the chunk; keep the messages of values that have not changed."""
         if self._taken is not None and self._taken[0] is value and self._taken[1] == conversation.chunk_size:
             return
         values, kept = values_in(conversation, self.chunk, value), self._messages
         if values[: len(kept)] != self._values:
             pairs = zip(self._values, kept, values, strict=False)
             kept = [message if former == now else None for former, message, now in pairs]
-        # Only a value of our table is never changed; some stores return the very object that they keep.
+        # A value from our table never changes. Other stores may return the object that they keep: copy its messages.
         own = isinstance(value, Stored)
         self._values = values if own else [{**each} for each in values]
         self._messages = [*kept, *[None] * (len(values) - len(kept))]
@@ -69,7 +69,7 @@ class KnownMessages:
         self._taken = (value, conversation.chunk_size) if own else None
 
     def hold(self, value: Value) -> None:
-        """Keep the chunk as it was written or read last, all of which counts."""
+        """Keep the chunk as it was last written or read, and compute its size."""
         self.value, messages = value, value["messages"]
         texts = len(value.text) if isinstance(value, Stored) else 0
         texts = texts or sum(len(one) for each in messages for one in each.values() if isinstance(one, str))
@@ -77,7 +77,7 @@ class KnownMessages:
         self.characters = _LEAST_CHARACTERS + _MESSAGE_CHARACTERS * len(messages) + 2 * texts
 
     def _between(self, first_seq: int, last_seq: int) -> tuple[int, int]:
-        """Return where the messages between two `seq` values, both included, begin and end."""
+        """Return the start and end index of the messages between two `seq` values, both included."""
         return bisect_left(self._values, first_seq, key=_SEQ), bisect_right(self._values, last_seq, key=_SEQ)
 
     def _message(self, at: int) -> Message:
@@ -85,14 +85,14 @@ class KnownMessages:
         if message is None:
             value = self._values[at]
             message = self._messages[at] = message_in(value, self._value_field)
-        # A copy of JSON, which callers may change.
+        # Return a copy if the message has JSON, because callers may change that.
         return message.with_fields() if message.metadata or message.original is not None else message
 
 
 class KnownChunks:
-    """The newest chunk of each conversation that was used last, limited in characters.
+    """The newest chunks of the most recently used conversations, limited in characters.
 
-    A chunk is read from the store each time: only the messages of equal values are not made again.
+    A chunk is read from the store each time, but messages whose values have not changed are not created again.
     """
 
     def __init__(self, value_field: str) -> None:
@@ -104,7 +104,7 @@ class KnownChunks:
     def messages_in(
         self, conversation: Conversation, chunk: int, value: Value, places: tuple[int, int] | None = None
     ) -> list[Message]:
-        """Return the messages of a chunk as the function of this name does. Raises `SessionDamaged`."""
+        """Return the messages of a chunk, as `shapes.messages_in` does. Raises `SessionDamaged`."""
         if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
             return messages_in(conversation, chunk, value, self._read_plain, places)
         known = self.of(conversation.session_id, chunk)
@@ -149,7 +149,7 @@ class KnownChunks:
             self.forget(next(iter(self._chunks)))
 
     def chunk(self, session_id: str) -> int | None:
-        """Return the newest chunk of a conversation when it was read or written last."""
+        """Return the number of a conversation's newest chunk at the last read or write; None if it is not cached."""
         known = self._chunks.get(session_id)
         return None if known is None else known.chunk
 

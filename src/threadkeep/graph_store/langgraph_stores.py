@@ -122,12 +122,12 @@ async def _open_sqlite_store(
 
 
 def open_own_store(address: DatabaseAddress, options: StoreOptions) -> AbstractAsyncContextManager[BaseStore]:
-    """Open the store of a memory. A database in memory has LangGraph's own store in memory."""
+    """Open the store of a memory. An in-memory database gets an `InMemoryStore`."""
     return nullcontext(InMemoryStore()) if address.in_memory else open_graph_store(address, options)
 
 
 def items_of(store: BaseStore) -> Items:
-    """Return the items of a store: by its table for `threadkeep.create_graph_store`, else by its interface."""
+    """Return the items of a store, from its table if it is one of our stores, otherwise through its interface."""
     if isinstance(store, TabledStore) and store.items is not None:
         return store.items
     return StoreItems(store)

@@ -58,7 +58,7 @@ def first_of(chunk: int, size: int) -> int:
 
 
 def stretches(first_seq: int, last_seq: int, size: int, *, newest_first: bool = False) -> Iterator[Stretch]:
-    """Yield a range of `seq`, split at the boundaries of chunks; nothing for an empty range."""
+    """Split a range of `seq` at the boundaries of chunks; an empty range has no parts."""
     if last_seq < first_seq:
         return
     chunks = range(chunk_of(first_seq, size), chunk_of(last_seq, size) + 1)
@@ -102,7 +102,7 @@ def places_down(high: int, low: int, without: Ranges) -> Iterator[int]:
 
 type Namespace = tuple[str, ...]
 
-# The other fields of a message in a chunk: a text field of such a name would be overwritten.
+# The names of a message's other fields in a chunk; a text field with such a name would be overwritten.
 _TAKEN = {one.name for one in fields(Message)} - {"content"} | {"told_at"}
 _RESERVED_ROOT = "langgraph"
 
@@ -125,9 +125,9 @@ class ItemKey(NamedTuple):
 class GraphLayout:
     """The layout of conversations in a LangGraph store.
 
-    The `namespace` has the metadata of each conversation, under its key and `meta_key_suffix`, and its chunks of
-    `chunk_size` messages, under its key and `chunk:000000` and so on; an existing conversation keeps its chunk size. A
-    namespace beside it, which ends in `_ids`, has the ids of messages. `value_field` is the field of a message's text.
+    The `namespace` has the metadata of each conversation (key: session id and `meta_key_suffix`), and its chunks of
+    `chunk_size` messages (key: session id and `:chunk:000000` and so on). An existing conversation keeps its chunk
+    size. A second namespace, with `_ids` after its first label, has message ids. `value_field` has a message's text.
     """
 
     namespace: Namespace = ("agent_chat_history",)
@@ -155,11 +155,11 @@ class GraphLayout:
             raise InvalidInput(f"The field of a message's text has a name of its own, not {', '.join(sorted(_TAKEN))}.")
 
     def lies_as(self, other: GraphLayout) -> bool:
-        """Return whether both layouts have the same conversations; the chunk size may differ."""
+        """Return True if both layouts name the same conversations; the chunk size may differ."""
         return replace(self, chunk_size=other.chunk_size) == other
 
     def has(self, namespace: Namespace) -> bool:
-        """Return whether a namespace is one of this layout: of the conversations, or of the ids of their messages."""
+        """Return True if a namespace belongs to this layout: to its conversations, or to the ids of their messages."""
         root, *rest = self.namespace
         return any(namespace[: len(own)] == own for own in (self.namespace, (f"{root}_ids", *rest)))
 
@@ -168,7 +168,7 @@ class GraphLayout:
         return ItemKey(self.namespace, f"{session_id}{self.meta_key_suffix}")
 
     def session_of(self, key: str) -> str | None:
-        """Return the conversation of a metadata key; None if it is no metadata key."""
+        """Return the session id in a metadata key; None for any other key."""
         session_id = key.removesuffix(self.meta_key_suffix)
         return session_id if session_id and session_id != key else None
 
@@ -194,14 +194,14 @@ class GraphLayout:
         return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
     def note(self, session_id: str, name: str) -> ItemKey:
-        """Return the key of a note with a `seq`: that of an id (`id_note`) or of an answer."""
+        """Return the key of a note, which has the `seq` of a message; `name` is from `id_note` or `answer_note`."""
         return ItemKey(self.message_ids(session_id), name)
 
 
 def id_note(message_id: str) -> str:
-    """Return the name of the note of a message id, which is no other item's: an id that looks like one gets a mark.
+    """Return the name of the note for a message id; an id that begins like another item's key gets a tab in front.
 
-    The mark is not printable, as every character of an id is.
+    No id begins with a tab, because all characters of an id are printable.
     """
     return f"\t{message_id}" if message_id.startswith((STEPS, RECALL_INDEX, ANSWER)) else message_id
 

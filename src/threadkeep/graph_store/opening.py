@@ -40,7 +40,7 @@ _SEARCHES = 2
 
 
 class TextSearch:
-    """A search over the conversations that a list of sessions names."""
+    """A search without an index, which reads the texts of all listed conversations."""
 
     def __init__(self, transcripts: GraphTranscripts, *, page_sessions: int = 100) -> None:
         self._transcripts = transcripts
@@ -66,8 +66,8 @@ class TextSearch:
         Damaged sessions are skipped and listed in the reader's `damages`.
 
         Raises:
-            StoreUnavailable: there is too much to read in time, with other searches.
-            SessionDamaged: the one session cannot be read.
+            StoreUnavailable: the search took too long, perhaps because of other searches.
+            SessionDamaged: the given session cannot be read.
         """
         words = clean_text(query).casefold().split()
         if not words or limit <= 0:
@@ -127,7 +127,7 @@ class ConversationSearch(TextSearch):
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Update the rows of all sessions that are behind; return True when none is left."""
+        """Update the rows of all sessions that are behind; return False if this takes longer than `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._indexed.catch_up()
@@ -137,7 +137,7 @@ class ConversationSearch(TextSearch):
 
 
 def _score(message: Message, words: list[str]) -> float:
-    """Return the share of the words in a text, 0 if one of them is missing."""
+    """Return the number of matches relative to the length of the text; 0 if one of the words is missing."""
     text = message.content.casefold()
     counts = [text.count(word) for word in words]
     return sum(counts) / math.log2(2 + len(text)) if all(counts) else 0.0
@@ -170,7 +170,7 @@ class ConversationArchive:
         """Store a part.
 
         Raises:
-            WrongUser: the conversation is another user's.
+            WrongUser: the conversation belongs to another user.
         """
         session_id = part.info.session_id
         restored = await self._writer.hold(session_id, lambda writing, found: self._put(writing, found, part))
@@ -224,7 +224,7 @@ class ConversationArchive:
         )
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
-        """Return the conversation with the reset after the same message as before, unless there is a later reset."""
+        """Return the conversation with the exported reset behind the same message; a later reset stays."""
         reset_seq = part.info.reset_seq
         last_before = next((message for message in part.messages if reset_seq and message.seq == reset_seq), None)
         place = seqs.get(str(last_before.id), 0) if last_before is not None else 0
@@ -233,7 +233,7 @@ class ConversationArchive:
 
 
 class IndexedArchive(ConversationArchive):
-    """A restorer for conversations that have rows in our tables, to which their summaries belong."""
+    """A restorer for conversations with rows in our tables, which can therefore have summaries."""
 
     def __init__(
         self,

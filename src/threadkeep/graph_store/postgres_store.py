@@ -58,7 +58,7 @@ async def open_postgres_store(
         async with store:
             async with exclusive(dsn, seconds=SETUP_SECONDS):
                 await store.set_up()
-            # No connection until conversations are kept in the store.
+            # Open no connection until conversations are read or written.
             driver = await PostgresDriver.open(dsn, replace(options, pool_min_size=0))
             try:
                 yield store, driver

@@ -45,7 +45,7 @@ class HeldChunks:
     read: dict[int, Value | None] = field(default_factory=dict)
 
     async def get(self, chunk: int) -> Value | None:
-        """Return a chunk as it is now. Raises `SessionDamaged`."""
+        """Return a chunk with the changes made so far. Raises `SessionDamaged`."""
         key = self.layout.chunk(self.conversation.session_id, chunk)
         if key in self.items:
             return self.items[key]
@@ -59,7 +59,7 @@ class HeldChunks:
         return self.read[chunk]
 
     async def messages(self, chunk: int) -> list[Message]:
-        """Return the messages in a chunk that are there."""
+        """Return the messages of a chunk, without deleted ones and leftovers of incomplete turns."""
         value = await self.get(chunk)
         found = [message_in(one, self.layout.value_field) for one in value["messages"]] if value is not None else []
         low, high = self.conversation.deleted_seq, self.conversation.last_seq
@@ -104,7 +104,7 @@ class HeldChunks:
         return messages
 
     async def active_down(self, conversation: Conversation) -> AsyncIterator[Message]:
-        """Yield the active messages of the conversation as it will be, newest first."""
+        """Yield the active messages of the changed conversation, which is not written yet, newest first."""
         last = 0
         found: list[Message] = []
         for seq in places_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded):
@@ -115,7 +115,7 @@ class HeldChunks:
                     yield message
 
     async def active_up(self, conversation: Conversation) -> AsyncIterator[Message]:
-        """Yield the active messages of the conversation as it will be, oldest first."""
+        """Yield the active messages of the changed conversation, which is not written yet, oldest first."""
         for part in stretches(conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size):
             if conversation.superseded_between(*part.places) != (part.places,):
                 for message in await self.messages(part.chunk):
@@ -124,7 +124,7 @@ class HeldChunks:
 
 
 class Overlay:
-    """The items of a conversation that is held, with the changes that are not written yet."""
+    """The items of a locked conversation, including changes that are not written yet."""
 
     def __init__(self, chunks: HeldChunks) -> None:
         self._chunks = chunks
@@ -135,26 +135,26 @@ class Overlay:
         return [self._chunks.items.get(key, value) for key, value in zip(keys, stored, strict=True)]
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
-        """Return the keys of a namespace that begin with a text, without the changes."""
+        """Return the stored keys of a namespace that begin with a text, without unwritten changes."""
         return await self._chunks.writing.keys(namespace, beginning)
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Refuse to write: all changes are put together at the end."""
+        """Raise an error, because all changes are written together at the end."""
         raise NotImplementedError
 
     async def put(self, metadata: Value | None, others: object, *, version: int | None) -> None:
-        """Refuse to write: all changes are put together at the end."""
+        """Raise an error, because all changes are written together at the end."""
         raise NotImplementedError
 
 
 CHUNKS_AT_ONCE = 10
-"""The chunks that one call reads of a long conversation."""
+"""The maximum number of chunks to read in one call."""
 
 
 class ConversationReader:
     """A reader of the conversations of a layout.
 
-    Messages beyond the last `seq` of the metadata do not count: on stores without transactions they may be left from a
+    Messages beyond the last `seq` of the metadata are ignored: on stores without transactions they may be left from a
     turn that was never completed. A missing chunk is skipped, because stores may expire items, unless it is the newest.
     An item that cannot be read raises `SessionDamaged` and is listed in `damages`. Superseded messages are included,
     unless only `active` ones are requested.
@@ -166,12 +166,12 @@ class ConversationReader:
         self.damages = DamageRegister()
         self.known = KnownChunks(layout.value_field)
         self.is_snapshot = isinstance(items, TableItems)
-        """True if items that are read together are of one moment; on other stores metadata have to be read first."""
+        """True if one read returns a consistent snapshot of its items; on other stores, metadata must be read first."""
         self.owner_of: Callable[[str], Awaitable[str | None]] | None = None
-        """Who owns a conversation whose metadata do not say it any more."""
+        """A function that returns the owner of a conversation if its damaged metadata do not name one."""
 
     def beginning(self, session_id: str) -> list[ItemKey]:
-        """Return the keys of a conversation's metadata and, if it is known from before, of its newest chunk."""
+        """Return the keys of a conversation's metadata and, if it is known, of its newest chunk."""
         chunk = self.known.chunk(session_id) if self.is_snapshot else None
         newest = [] if chunk is None else [self._layout.chunk(session_id, chunk)]
         return [self._layout.metadata(session_id), *newest]
@@ -179,7 +179,7 @@ class ConversationReader:
     async def opened(
         self, session_id: str, limit: int, *, user_id: str | None = None
     ) -> tuple[Conversation | None, Readable]:
-        """Return what `conversation` does, and items to read the newest messages from, up to a limit."""
+        """Return the result of `conversation`, and cached items for a read of up to `limit` newest messages."""
         items = ReadItems(self._items)
         if limit <= self._layout.chunk_size:
             await items.get(self.beginning(session_id))
@@ -188,10 +188,10 @@ class ConversationReader:
     async def conversation(
         self, session_id: str, *, user_id: str | None = None, items: Readable | None = None
     ) -> Conversation | None:
-        """Return the metadata of a conversation; None if it does not exist (or is not this user's).
+        """Return the metadata of a conversation; None if it does not exist, or belongs to another user.
 
         Raises:
-            SessionDamaged: the metadata cannot be read, and the conversation is not known to be another user's.
+            SessionDamaged: the metadata cannot be read, and the conversation may belong to this user.
         """
         [found] = await (items or self._items).get([self._layout.metadata(session_id)])
         if found is None:
@@ -207,7 +207,7 @@ class ConversationReader:
         return conversation if user_id in (None, conversation.user_id) else None
 
     def forget(self, session_id: str) -> None:
-        """Forget a conversation that does not exist any more."""
+        """Drop the cached data of a conversation that no longer exists."""
         self.damages.forget(session_id)
         self.known.forget(session_id)
 
@@ -226,7 +226,7 @@ class ConversationReader:
             yield conversation
 
     async def unreadable(self, session_ids: Sequence[str]) -> set[str]:
-        """Return the conversations whose metadata cannot be read; none while the store does not answer."""
+        """Return the conversations whose metadata cannot be read; an empty set if the store does not answer."""
         damaged: set[str] = set()
         with contextlib.suppress(StoreUnavailable):
             found = await self._items.get([self._layout.metadata(session_id) for session_id in session_ids])
@@ -312,7 +312,7 @@ class ConversationReader:
         places: tuple[int, int] | None = None,
         items: Readable | None = None,
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
-        """Yield chunks as stored, each with its messages, or those between two `seq` values, both included."""
+        """Yield chunks as stored, each with its messages; `places` limits these to two `seq` values, both included."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
         for start in range(0, len(chunks), CHUNKS_AT_ONCE):
             numbers = chunks[start : start + CHUNKS_AT_ONCE]

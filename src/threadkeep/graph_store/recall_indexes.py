@@ -1,4 +1,4 @@
-"""Indexes of conversations for recall: one item each, beside the ids of the messages."""
+"""Recall indexes of conversations: one item each, in the namespace of the message ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from threadkeep.store.contexts import IndexedState, IndexedTexts
 class RecallIndexItems:
     """The indexes of conversations in a LangGraph store; an index is bytes in the format of the caller.
 
-    Each write that takes texts or messages away deletes the item. Other programs delete from the store too, so
+    Each write that removes texts or messages deletes the item. Other programs delete from the store too, so
     `has_texts` reads the chunks.
     """
 
@@ -34,7 +34,7 @@ class RecallIndexItems:
         if item is None:
             return None
         data, upto = item.get("data"), item.get("last_seq")
-        # An index of more messages is left of a former conversation that another program deleted.
+        # An index of more messages belongs to a former conversation, which another program has deleted.
         is_usable = item.get("version") == version and isinstance(upto, int) and upto <= last_seq
         if is_usable and isinstance(data, str):
             with contextlib.suppress(ValueError):
@@ -43,7 +43,7 @@ class RecallIndexItems:
         return None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Store the index of a conversation in place of its former one, unless the conversation has changed."""
+        """Replace the stored index of a conversation, unless the conversation has changed."""
         item = {"version": version, "last_seq": last_seq, "data": b64encode(data).decode()}
 
         async def work(writing: Writing, found: Conversation | None) -> None:

@@ -21,8 +21,8 @@ class ConversationRetention:
     """The retention interface for conversations without rows in our tables.
 
     Nothing is archived, because a conversation has one boundary: messages before it are deleted. Conversations have no
-    limits of their own, and ids of deleted messages are forgotten. `forget_runs` receives the runs that spoke in the
-    deleted messages; they are deleted first, so that nothing outlives its source. If one of them is active, it raises
+    limits of their own, and ids of deleted messages are not kept. Before a deletion, `forget_runs` deletes the runs
+    that stored these messages, so that no data derived from them stays. If one of the runs is active, it raises
     `RowLocked`, and the conversation waits for the next round.
     """
 
@@ -46,12 +46,12 @@ class ConversationRetention:
         return heapq.nsmallest(limit, wanted, key=lambda one: one.session_id)
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """Return one conversation; None if it does not exist (or is not this user's)."""
+        """Return one conversation; None if it does not exist, or belongs to another user."""
         conversation = await self._reader.conversation(session_id, user_id=user_id)
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the last `seq` of the messages after `after` that were all stored before a time."""
+        """Return the `seq` up to which all messages after `after` were stored before `moment`."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after
@@ -62,7 +62,7 @@ class ConversationRetention:
         return session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` before the newest active messages; 0 if there are no more than these."""
+        """Return the last `seq` before the newest active messages; 0 if there are fewer than `messages`."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return 0
@@ -71,7 +71,7 @@ class ConversationRetention:
         return first - 1
 
     async def extent(self, removal: Removal) -> Removed:
-        """Return how much a removal would take now."""
+        """Return the number of messages and tokens that a removal would remove now."""
         conversation = await self._reader.conversation(removal.session_id)
         going: list[Message] = []
         if conversation is not None:
@@ -82,7 +82,7 @@ class ConversationRetention:
         """Remove the next messages; return None if the removal is complete or the conversation has changed.
 
         Raises:
-            RowLocked: another writer keeps changing it, or a run that spoke in it is active.
+            RowLocked: another writer keeps changing the conversation, or a run of the messages is active.
         """
         upto = min(removal.upto_seq, removal.after_seq + messages)
         beginning = Beginning(removal.after_seq, upto, removal.idle_before)
@@ -111,7 +111,7 @@ class ConversationRetention:
         """Refuse limits for an existing conversation; return False if it does not exist.
 
         Raises:
-            InvalidInput: it exists.
+            InvalidInput: the conversation exists.
         """
         if await self._reader.conversation(session_id, user_id=user_id) is None:
             return False
@@ -125,7 +125,7 @@ class ConversationRetention:
         return False
 
     async def _title_after(self, conversation: Conversation, going: Sequence[Message], upto: int) -> str | None:
-        """Return the title after a removal: a title made of a removed message is made of the first that stays."""
+        """Return the title after a removal; if it came from a removed message, use the first message that stays."""
         spoken = (message for message in going if message.role == "user" and message.superseded_at is None)
         first = next((message.content for message in spoken), None)
         if first is None or conversation.title != shorten(first, TITLE_CHARACTERS):

@@ -1,7 +1,7 @@
 """The format of a conversation's items: metadata, chunks, and their messages, in both directions.
 
-Fields that other readers of such a store know come first; Threadkeep's own fields follow. Items without the latter can
-be read too, and unknown fields survive a rewrite. JSON that must keep every byte is stored as text, because backends
+Fields that other readers of such a store know come first; Threadkeep's own fields follow. Items without our fields are
+valid too, and unknown fields survive a rewrite. JSON that must keep every byte is stored as text, because backends
 change numbers and the order of keys.
 """
 
@@ -173,7 +173,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
             version=read.number("version"),
             title=read.text("title", None),
             last_message=read.text("last_message", None),
-            # Unknown: a window without a user message searches to the beginning.
+            # If it is missing, use the upper bound: a search for a user message then starts at the end.
             last_user_seq=read.number("last_user_seq", last_seq, most=last_seq),
             reset_seq=read.number("reset_seq", 0, most=last_seq),
             deleted_seq=read.number("deleted_seq", 0, most=last_seq),
@@ -205,7 +205,7 @@ def chunk_value(
 ) -> Value:
     """Return the item of a chunk: its messages in order, at least one, and unknown fields of the old item.
 
-    What each turn changes is behind the messages: a database writes only the end of the item again.
+    The fields that every turn changes are behind the messages, so a database rewrites only the end of the item.
     """
     return Stored(
         {
@@ -234,7 +234,7 @@ def messages_in(
 ) -> list[Message]:
     """Return the messages of a chunk, in order; with `places` only those between two `seq` values, both included.
 
-    `read` returns each of them, as `message_in` does.
+    `read` converts each message, as `message_in` does.
 
     Raises:
         SessionDamaged: the item is not this chunk of this conversation, or one of these messages cannot be used.
@@ -261,7 +261,7 @@ def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[
         raise _Misshapen("has a message that is no object")
     seqs = [each.get("seq") for each in found]
     if not set(map(type, seqs)) <= {int}:
-        # The error of the first one says what it is instead.
+        # This raises an error that describes the first invalid `seq`.
         seqs = [_Fields(each).number("seq", least=1) for each in found]
     first = first_of(chunk, conversation.chunk_size)
     if seqs != sorted(set(seqs)) or (seqs and not first <= seqs[0] <= seqs[-1] < first + conversation.chunk_size):
@@ -271,7 +271,7 @@ def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[
 
 @contextmanager
 def damaged_chunk(conversation: Conversation, chunk: int) -> Iterator[None]:
-    """Raise `SessionDamaged` for a chunk that cannot be used."""
+    """Turn a `_Misshapen` error in the block into `SessionDamaged` for this chunk."""
     try:
         yield
     except _Misshapen as error:
@@ -287,7 +287,7 @@ def missing_chunk(conversation: Conversation) -> SessionDamaged:
 
 
 def noted_seq(note: Value) -> int | None:
-    """Return the `seq` in the note of a message id; None if the note is damaged."""
+    """Return the `seq` in a note; None if the note is damaged."""
     try:
         return _Fields(note).number("seq", least=1)
     except _Misshapen:
@@ -295,7 +295,7 @@ def noted_seq(note: Value) -> int | None:
 
 
 def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> Value:
-    """Return a message of a chunk from the columns of a table row; defaults are left out."""
+    """Return the stored form of a message from the columns of a table row; defaults are left out."""
     rest = {
         name: column
         for name, column in columns.items()
@@ -307,7 +307,7 @@ def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> 
 def answer_note(value: Mapping[str, object]) -> str | None:
     """Return the name of the note for a complete answer; None for every other message.
 
-    Two answers of one author to one question with the same ordinal in a run have the same name.
+    Answers with the same question, author and ordinal have the same name.
     """
     if value.get("answers") is None or value.get("status", "complete") != "complete" or value.get("superseded_at"):
         return None
@@ -316,13 +316,13 @@ def answer_note(value: Mapping[str, object]) -> str | None:
 
 
 def notes_of(message: Value) -> list[str]:
-    """Return the names of the notes of a message: of its id, and of a complete answer."""
+    """Return the names of a message's notes: one for its id, and one if it is a complete answer."""
     names = (id_note(message["id"]) if message.get("id") else None, answer_note(message))
     return [name for name in names if name is not None]
 
 
 def message_in(value: Value, value_field: str) -> Message:
-    """Return a message of a chunk.
+    """Return the message for its value in a chunk.
 
     Raises:
         _Misshapen: a field is missing or cannot be used.
@@ -339,7 +339,7 @@ def message_in(value: Value, value_field: str) -> Message:
     try:
         return Message(**given)
     except InvalidMessage as error:
-        # Its message names the field and never quotes it.
+        # The text of this error names the field, but does not quote its value.
         raise _Misshapen(f"has a message that cannot be used: {str(error).rstrip('.')}") from None
 
 

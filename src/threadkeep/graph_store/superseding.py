@@ -38,7 +38,7 @@ class ConversationSuperseding:
         self._layout = writer.layout
 
     async def supersede(self, superseding: Superseding, new: Prepared | None, now: datetime) -> Superseded:
-        """Supersede messages; `new` is the version that replaces them. Raises as `Transcripts.supersede`."""
+        """Supersede messages; `new` is the version that replaces them. Raises the errors of `Transcripts.supersede`."""
 
         async def work(writing: Writing, found: Conversation | None) -> Superseded:
             if found is not None and superseding.user_id not in (None, found.user_id):
@@ -60,7 +60,7 @@ class ConversationSuperseding:
         return await self._writer.hold(superseding.session_id, work)
 
     async def _named(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
-        """Return the ranges that a message id selects, or the result of the same call before."""
+        """Return the `seq` ranges that a message id selects, or the result if the same call was already made."""
         conversation, message_id = chunks.conversation, str(superseding.message_id)
         ids = [message_id]
         if superseding.by is not None and superseding.by.id is not None:
@@ -111,7 +111,7 @@ class ConversationSuperseding:
         return Superseded(size_of(places), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with fields derived from its active messages; a title that was set stays."""
+        """Return the conversation with new fields from its active messages; a title set by a caller stays."""
         last_message, last_user_seq = None, 0
         async for message in chunks.active_down(conversation):
             if last_message is None:
@@ -128,7 +128,7 @@ class ConversationSuperseding:
     async def _appended(
         self, chunks: HeldChunks, conversation: Conversation, new: Prepared, now: datetime
     ) -> tuple[Conversation, Message]:
-        """Append the new version, whether the old one was marked or not."""
+        """Append the new version of a message to the conversation with its unwritten changes."""
         writing = Overlay(chunks)
         appended = await self._writer.appended(writing, conversation, new, {}, now)
         chunks.items |= appended.items
@@ -167,7 +167,7 @@ class ConversationSuperseding:
         return await self._writer.hold(session_id, work)
 
     async def empty(self, session_id: str, seqs: Collection[int], now: datetime) -> None:
-        """Turn messages into empty ones, which are superseded; remove the index for recall and the steps of turns."""
+        """Remove the content of messages and mark them as superseded; remove the recall index and all steps."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
@@ -205,7 +205,7 @@ class ConversationSuperseding:
             wanted = successor
 
     async def branch(self, branching: Branching, now: datetime) -> None:
-        """Create a conversation with the messages of another one. Raises as `Transcripts.branch`."""
+        """Create a conversation with the messages of another one. Raises the errors of `Transcripts.branch`."""
         parent = await self._reader.conversation(branching.session_id)
         if parent is None:
             raise SessionNotFound(branching.session_id)
@@ -295,5 +295,5 @@ def _renumbered(value: Value, seq: int) -> Value:
 
 
 def _noted(layout: GraphLayout, session_id: str, values: Iterable[Value]) -> dict[ItemKey, Value | None]:
-    """Return the notes for messages: of their ids, and of answers."""
+    """Return the notes for messages: one per id, and one per complete answer."""
     return {layout.note(session_id, name): {"seq": value["seq"]} for value in values for name in notes_of(value)}

@@ -1,4 +1,4 @@
-"""Filtering and sorting of sessions without a database. Pure."""
+"""The transcript contract on a LangGraph store, and the steps of agents in its conversations."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class GraphTranscripts:
         return await self._superseding.supersede(superseding, new, now)
 
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
-        """Turn messages into empty ones, for an erase: `seq` and id stay, and no window or search has them."""
+        """Remove the content of messages, for an erase. `seq` and id stay, but no window or search returns them."""
         await self._superseding.empty(session_id, seqs, self._clock())
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
@@ -234,10 +234,10 @@ class GraphTranscripts:
 
 
 class ConversationContexts(NullContexts):
-    """The state for a conversation's next context: steps only; there are no anchors and no summaries.
+    """The context state of conversations: only steps; there are no anchors and no summaries.
 
-    Each agent has an item with its turns. A turn is not returned, and is removed by the next write, if its question is
-    gone or its question or answer was superseded.
+    Each agent has an item with the steps of its turns. A turn is ignored, and removed by the next write, if its
+    question was deleted, or if its question or answer was superseded.
     """
 
     def __init__(self, items: Items, writer: ConversationWriter) -> None:
@@ -257,7 +257,7 @@ class ConversationContexts(NullContexts):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Keep the steps of an answer whose question is there, and those of the agent's newest turns only."""
+        """Store the steps of an answer if its question exists; keep only the agent's newest `turns`."""
         key = self._writer.layout.steps(session_id, author)
 
         async def work(writing: Writing, found: Conversation | None) -> None:

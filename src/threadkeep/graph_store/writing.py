@@ -1,4 +1,4 @@
-"""Writes to a conversation: each locks it, reads what it needs, and writes all changes at once."""
+"""Writes to a conversation. Each write locks it, reads the items that it needs, and writes all changes at once."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from threadkeep.store.transcripts import SessionChanges
 type Work[T] = Callable[[ReadOnce, Conversation | None], Awaitable[T]]
 
 type Beside = Callable[[Written], Sequence[Statement]]
-"""Statements for an appended turn, in the database of its items; the last one has a row if they succeed."""
+"""A function that returns statements for an appended turn; the last statement returns a row on success."""
 
 _PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
 _MOST_CHUNKS = 10_000
-"""The maximum number of chunk keys to compute; metadata that name more may be wrong."""
+"""The maximum number of chunk keys to compute; metadata that imply more may be wrong, so the store is searched."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The messages after a conversation's boundary up to a `seq`; with a time, only if it was idle since."""
+    """The messages after the deleted ones up to a `seq`; with `idle_before`, only if nothing was written since."""
 
     after_seq: int
     upto_seq: int
     idle_before: datetime | None = None
 
     def is_of(self, conversation: Conversation) -> bool:
-        """Return whether the boundary is unchanged."""
+        """Return True if a conversation still begins after `after_seq`, and is idle if required."""
         idle = self.idle_before is None or conversation.updated_at < self.idle_before
         return idle and conversation.deleted_seq == self.after_seq
 
 
 type TakingPlace = Callable[[Writing, Conversation, Prepared, Value, datetime], Awaitable[Receipt]]
-"""A callback that stores an answer in place of another one; it gets the other in its stored form."""
+"""A function that stores an answer and supersedes another one, which it gets as stored."""
 
 
 class ConversationWriter:
@@ -76,16 +76,16 @@ class ConversationWriter:
         self.reader = reader
         self._conflicted = conflicted
         self.beside: Beside | None = None
-        """Statements that are executed in the transaction of an appended turn, if they do not fail."""
+        """The statements for the transaction of an appended turn; if they fail, the turn is written without them."""
 
     async def append(self, turn: Turn, prepared: Prepared, now: datetime, take_place: TakingPlace) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
-        An answer that was delivered while the store was down replaces an undelivered one, by `take_place`; otherwise it
-        is stored as superseded.
+        If an answer was delivered while the store was down, it replaces an undelivered answer with `take_place`; if
+        another answer was delivered too, it is stored as superseded.
 
         Raises:
-            WrongUser: it is another user's.
+            WrongUser: the conversation belongs to another user.
             QuestionGone: the message that the turn answers does not exist.
         """
 
@@ -124,7 +124,7 @@ class ConversationWriter:
     async def _hold_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Execute work on a conversation, first with the statements beside it, without them if they may have failed."""
+        """Execute work on a conversation with the statements of `beside`, or without them if they may have failed."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -135,11 +135,11 @@ class ConversationWriter:
             return await self._attempts(session_id, work, needed)
 
     def _order(self, session_id: str) -> asyncio.Lock:
-        """Return the lock of a conversation in this process: writers take turns, also if one needs more attempts."""
+        """Return this process's lock of a conversation; a writer holds it during all of its attempts."""
         return self._items.locks.of(self.layout.metadata(session_id))
 
     def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
-        """Return the keys of the notes that an append needs, and of the first chunk if no other one is known."""
+        """Return the keys of the notes that an append reads, and of the first chunk if the newest is not known."""
         names = [id_note(str(message.id)) for message in prepared.messages]
         names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
         names += [] if turn.answers is None else [id_note(turn.answers)]
@@ -147,7 +147,7 @@ class ConversationWriter:
         return [*(self.layout.note(turn.session_id, name) for name in names), *first]
 
     def _ends(self, conversation: Conversation) -> list[ItemKey]:
-        """Return the keys of the newest chunk, and of that of the next message."""
+        """Return the keys of the newest chunk and of the chunk for the next message."""
         last_seq, size = conversation.last_seq, conversation.chunk_size
         chunks = {chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)}
         return [self.layout.chunk(conversation.session_id, chunk) for chunk in chunks]
@@ -167,7 +167,7 @@ class ConversationWriter:
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
     ) -> tuple[Prepared, Value | None]:
-        """Leave out a complete answer if there is one already; also return that answer."""
+        """Leave out complete answers whose question, author and ordinal have a stored answer; also return that one."""
         notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
@@ -191,10 +191,10 @@ class ConversationWriter:
         names: Sequence[str],
         name_of: Callable[[Value], str | None],
     ) -> dict[str, Value]:
-        """Return the messages to which notes refer, by the names of the notes.
+        """Return the messages that the notes with these names refer to, by name.
 
-        A note may be left from a turn that was never completed: `name_of` returns the name that a message has. If a
-        note is damaged, all messages are searched.
+        A note may be left from a turn that was never completed, so `name_of` computes the name of a message to compare
+        it with. If a note is damaged, all messages are searched.
         """
         keys = [self.layout.note(conversation.session_id, name) for name in names]
         notes = zip(names, await writing.get(keys), strict=True)
@@ -227,7 +227,7 @@ class ConversationWriter:
         there: Mapping[str, int],
         now: datetime,
     ) -> Appended:
-        """Return a locked conversation with messages appended; `there` maps existing ids to their `seq`."""
+        """Append messages to a locked conversation without writing them; `there` maps existing ids to their `seq`."""
         last_seq, size = conversation.last_seq, conversation.chunk_size
         chunks = chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)
         last, newest = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
@@ -267,7 +267,7 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def reset(self, session_id: str, *, user_id: str | None) -> int | None:
-        """Start later windows after the existing messages; return the last `seq`, None without a conversation."""
+        """Start later windows after the existing messages; return the last `seq`, None if there is no conversation."""
 
         async def work(writing: Writing, found: Conversation | None) -> int | None:
             if found is None or user_id not in (None, found.user_id):
@@ -279,7 +279,7 @@ class ConversationWriter:
         return await self.hold(session_id, work)
 
     async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
-        """Remove the beginning of a conversation; return False if it has changed. The title may be replaced."""
+        """Remove the beginning of a conversation; return False if it has changed. `title` is (old, new)."""
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None or not beginning.is_of(found):
@@ -305,8 +305,8 @@ class ConversationWriter:
     async def delete(self, session_id: str, *, idle_before: datetime | None = None) -> bool:
         """Remove every item of a conversation, damaged or not; return False if it did not exist.
 
-        With a time it is removed only if its messages are gone and it was idle since. If another program has deleted
-        the metadata, the items beside the ids of the messages are removed.
+        With `idle_before`, it is removed only if all its messages are deleted and nothing was written since. If another
+        program has deleted the metadata, the items in the namespace of the message ids are removed.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
@@ -328,7 +328,7 @@ class ConversationWriter:
         return gone
 
     async def remove_rest(self, session_id: str) -> None:
-        """Remove the items of a conversation that another program left when it deleted the metadata."""
+        """Remove the items in the namespace of the message ids after another program has deleted the metadata."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
@@ -337,7 +337,7 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def _remove_damaged(self, session_id: str) -> bool:
-        """Remove every item of a conversation whose damaged metadata do not name them."""
+        """Remove every item of a conversation with damaged metadata; the keys are searched in the store."""
         metadata = self.layout.metadata(session_id)
         async with self._order(session_id), self._items.writing(metadata) as writing:
             found = [*await self._written_chunks(writing, session_id), *await self._ids(writing, session_id)]
@@ -354,7 +354,7 @@ class ConversationWriter:
             return await self._attempts(session_id, work)
 
     async def _attempts[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey] = ()) -> T:
-        """Execute work on a conversation; its metadata are read first, together with what work needs."""
+        """Execute work on a conversation, with retries; its metadata and the `needed` items are read first."""
         pauses = list(_PAUSES_SECONDS)
         broken = False
         while True:
@@ -367,7 +367,7 @@ class ConversationWriter:
                     raise
                 await asyncio.sleep(pauses.pop(0) * random.uniform(0.5, 1.5))
             except StoreUnavailable as error:
-                # The commit may have happened before the connection broke: existing messages are recognised.
+                # The transaction may be committed although the connection broke; a retry finds its messages.
                 if broken or not error.interrupted:
                     raise
                 broken = True
@@ -387,7 +387,7 @@ class ConversationWriter:
         conversation: Conversation,
         others: Mapping[ItemKey, Value | None] | None = None,
     ) -> Conversation:
-        """Write the new state of a conversation, with other items of it; return it with its new version."""
+        """Write the metadata of a conversation and `others`; return the conversation with its new version."""
         version = former.version if former.version >= 0 else None
         changed = _next_version(former, conversation)
         await writing.put(metadata_value(changed), others or {}, version=version)
@@ -396,7 +396,7 @@ class ConversationWriter:
     async def _without(
         self, writing: Writing, conversation: Conversation, beginning: Beginning
     ) -> dict[ItemKey, Value | None]:
-        """Return the items that change with a removal: ids, chunks, and the rest of the last chunk."""
+        """Return the items that a removal changes: notes, chunks, and the last chunk with the messages that stay."""
         session_id, changed = conversation.session_id, dict[ItemKey, Value | None]()
         for part in stretches(beginning.after_seq + 1, beginning.upto_seq, conversation.chunk_size):
             key = self.layout.chunk(session_id, part.chunk)
@@ -414,7 +414,7 @@ class ConversationWriter:
         return steps_left(dict(zip(keys, await writing.get(keys), strict=True)), shorter) if keys else {}
 
     async def _keys(self, writing: Writing, conversation: Conversation) -> list[ItemKey]:
-        """Return the keys of all items of a conversation but its metadata."""
+        """Return the keys of all items of a conversation except its metadata."""
         session_id, size = conversation.session_id, conversation.chunk_size
         first, last = chunk_of(conversation.deleted_seq + 1, size), chunk_of(max(conversation.last_seq, 1), size)
         ids = await self._ids(writing, session_id)
@@ -427,7 +427,7 @@ class ConversationWriter:
         return ids + chunks
 
     async def _written_chunks(self, writing: Writing, session_id: str) -> list[ItemKey]:
-        """Find the keys of a conversation's chunks among those of all conversations."""
+        """Return the keys of a conversation's chunks, by a search in the keys of the namespace."""
         keys = await writing.keys(self.layout.namespace, f"{session_id}:")
         return [ItemKey(self.layout.namespace, key) for key in keys if self.layout.is_chunk(session_id, key)]
 
@@ -445,12 +445,12 @@ class ConversationWriter:
         return found
 
     def _notes(self, session_id: str, messages: Sequence[Value]) -> list[ItemKey]:
-        """Return the keys of the notes for messages: one for each id, and one for each answer."""
+        """Return the keys of the notes for messages: one per id, and one per complete answer."""
         return [self.layout.note(session_id, name) for message in messages for name in notes_of(message)]
 
 
 def _answering(conversation: Conversation, question_seq: int, prepared: Prepared, now: datetime) -> Prepared:
-    """Return an answer; it is superseded from the start if its question is."""
+    """Return the messages, marked as superseded if the question is superseded."""
     if not conversation.superseded_between(question_seq, question_seq):
         return prepared
     rows = [{**row, "superseded_at": time_text(now)} for row in prepared.columns]
@@ -458,7 +458,7 @@ def _answering(conversation: Conversation, question_seq: int, prepared: Prepared
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """Move a reset behind an answer that follows it directly and whose question is before it."""
+    """Move the last reset behind an answer if the question is before the reset and nothing was stored since."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown
@@ -476,6 +476,6 @@ def _may_be_of_rows(error: StoreError) -> bool:
 
 
 def _superseded_by(winner: Value, prepared: Prepared, now: datetime) -> Prepared:
-    """Return answers that are superseded from the start."""
+    """Return the answers, marked as superseded by the winner."""
     mark = {"superseded_at": time_text(now), "superseded_by": winner.get("id")}
     return replace(prepared, columns=[{**row, **mark} for row in prepared.columns])

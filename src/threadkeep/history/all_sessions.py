@@ -59,7 +59,7 @@ async def runs_in(
 async def calls_in(
     session: Session, conversation: ConversationPlace, manifests: Manifests, *, limit: int, before: Cursor | None = None
 ) -> list[StoredManifest]:
-    """Return the model calls that saw a conversation, before a cursor: newest run first, newest call first.
+    """Return the model calls in a conversation before a cursor: newest run first, and its newest call first.
 
     Only as much of the conversation is read as the page needs.
     """
@@ -128,7 +128,7 @@ class AllSessions:
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
-        """Return the memory of the sessions (None), or of a layout's conversations, which it opens if necessary."""
+        """Return the memory of a layout's conversations, opened if necessary; for None, the memory of the sessions."""
         if layout is None:
             return self._memory
         store = await self._memory.graph_store()

@@ -147,7 +147,7 @@ _SENTENCES: dict[SummaryFailure, str] = {
 
 _PAGE_ROWS = 200
 _MOST_PIECES = 32
-"""The middle of a message is cut out, with a mark, if the message needs more records than this."""
+"""If a message needs more records than this, its middle is replaced by a mark."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The index of a conversation for recall: its words, and the vectors of its turns.
 
-An index is cached by this process and updated from the transcript. That of a long session can be stored.
+An index is cached by this process and updated from the transcript. The index of a long session can be stored.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from threadkeep.store.transcripts import Transcripts
 type Vectors = dict[str, array[float]]
 """Vectors of turns by their ids."""
 MOST_TURNS = 20_000
-"""The maximum number of turns indexed of a session, the newest ones."""
+"""The maximum number of indexed turns of a session; the newest turns are indexed."""
 _MOST_SUMMARIES = 20_000
-"""The maximum number of summaries of archived messages in an index, over all of its sessions, the newest ones."""
+"""The maximum number of summaries of archived messages in an index, for all of its sessions together."""
 _PAGE = 200
 _AT_ONCE = 4_000
-"""The characters, with some for each message, that are indexed before other tasks run: a few milliseconds.
+"""The characters to index before other tasks run, which takes a few milliseconds; a message counts `_AT_LEAST` more.
 
 A longer text is analysed in a thread.
 """
@@ -40,19 +40,19 @@ _AT_LEAST = 160
 _MOST_DOUBLINGS = 10
 _NO_DAY = 0
 _TURN_BYTES, _VECTOR_BYTES, _SUMMARY_BYTES = 600, 200, 2_000
-"""The memory of a turn besides its terms, of a vector besides its numbers, and of a summary with its text."""
+"""The estimated bytes of a turn without its terms, of a vector without its numbers, of a summary with its text."""
 
 
 @cache
 def index_version() -> str:
-    """Return a name of the form of stored indexes: it changes with the analysis of texts, and with this module."""
+    """Return the version of the stored format, which changes with the analysis of texts and with this module."""
     own = (files("threadkeep.history") / "conversation_index.py").read_bytes()
     return sha256(analysis_version().encode() + own).hexdigest()[:16]
 
 
 @dataclass(eq=False)
 class Refusals:
-    """The turns that could not be embedded: each is skipped for more and more rounds."""
+    """The turns that could not be embedded; after each failure, a turn is skipped for more rounds."""
 
     round: int = 0
     _tries: dict[str, int] = field(default_factory=dict)
@@ -70,15 +70,15 @@ class Refusals:
 
 @dataclass(eq=False)
 class ConversationIndex:
-    """The indexed turns of one session or of all of a user's, with their tokens, sessions and days, and vectors.
+    """The indexed turns of one session, or of all sessions of a user, with their tokens, days and vectors.
 
-    `first` and `read` are the first and the last indexed `seq` of each session; `embedded` has the sessions with
-    vectors that were read, for each model. Archived messages are not indexed; the `summaries` of them are, at the place
-    of the last one. `newest` is an index of the newest messages alone, until the others are indexed;
-    `has_newest` is set when it has them. `superseded` are indexed turns that were superseded since,
-    `taken_back` the ids of messages of which a note says that their person took them back in a chat. `stored` has the
-    last `seq` of each session in its stored index, or in the one that is being stored. `texts` has the indexed
-    messages of each session.
+    `first` and `read` are the first and the last indexed `seq` of each session. `embedded` has each model and session
+    whose stored vectors were read. Archived messages are not indexed, but their `summaries` are, each at the position
+    of its last message. `newest` is an index of only the newest messages, which is used until the others are indexed;
+    `has_newest` is set when it is complete. `superseded` are indexed turns that were superseded since. `taken_back` are
+    ids of messages that a person has taken back in a chat, according to a note in the transcript. `stored` has the last
+    `seq` of each session in its stored index, even while this is still being written. `texts` has the indexed messages
+    of each session.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -108,7 +108,7 @@ class ConversationIndex:
 
     @property
     def size(self) -> int:
-        """About the bytes of memory of the turns, their terms and their vectors."""
+        """The estimated bytes of the turns, summaries, terms and vectors."""
         vectors = sum(_bytes_of(vectors) for vectors in self.vectors.values())
         return _TURN_BYTES * len(self.tokens) + _SUMMARY_BYTES * len(self.summaries) + self.words.size + vectors
 
@@ -117,9 +117,9 @@ class ConversationIndex:
         return session_id in self._marks
 
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
-        """Return whether indexed turns were reset, archived or deleted since, or too many are unused.
+        """Return True if indexed turns were reset, archived or deleted since, or if too many sessions are missing.
 
-        If the sessions are not `complete`, a missing one may simply be older than the others.
+        If `infos` are not `complete`, a missing session may simply be older than the others.
         """
         missing = sum(session_id not in infos for session_id in self._marks)
         if missing > (0 if complete else len(infos)):
@@ -128,9 +128,9 @@ class ConversationIndex:
         return any(self._marks[session_id].begins != IndexedState.of(infos[session_id]).begins for session_id in known)
 
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
-        """Leave out turns that were superseded since; return False if words of them have to go from the index.
+        """Leave out turns that were superseded since; return False if the index must be built again.
 
-        Words have to go if the text of a turn was erased, or if a summary may be withdrawn.
+        It must if the text of a turn was erased or a summary may be invalid: their words must not stay in the index.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -169,9 +169,9 @@ class ConversationIndex:
     async def catch_up(
         self, info: SessionInfo, transcripts: Transcripts, summaries: Sequence[Summary] = (), most: int = MOST_TURNS
     ) -> None:
-        """Index the new messages of a session, of its newest ones; other tasks run in between.
+        """Index the new messages of a session, at most its newest `most` messages; other tasks run in between.
 
-        The `summaries` are indexed before them if the session is new.
+        If the session is not in the index yet, the `summaries` are indexed first.
         """
         session_id = info.session_id
         if session_id not in self.first:
@@ -194,9 +194,9 @@ class ConversationIndex:
         self.read[session_id] = max(self.read.get(session_id, 0), info.last_seq)
 
     async def dump(self) -> Sequence[Packed]:
-        """Return a copy of the state, to store it; vectors have rows of their own.
+        """Return a copy of the state for storage, without vectors, which are stored in separate rows.
 
-        Other tasks run between its parts. If a turn is added meanwhile, all of them are copied again.
+        Other tasks run between the parts. If a turn is added in the meantime, all parts are copied again.
         """
         states: list[Packed] = []
         turns = -1
@@ -219,14 +219,14 @@ class ConversationIndex:
         return *states, Packed(about, {})
 
     def _parts(self) -> Iterator[Packed]:
-        """Yield copies of what there is of each turn."""
+        """Yield copies of the data of all turns, in parts."""
         yield from self.words.dump()
         yield Packed({"tokens": list(self.tokens.items())}, {})
         for some in batched(list(self.days.values()), COPIED_AT_ONCE):
             yield Packed({}, {"days": array("I", [day.toordinal() if day else _NO_DAY for _, day in some])})
 
     async def load(self, state: Packed, info: SessionInfo, summaries: Sequence[Summary]) -> bool:
-        """Take over the stored state of a session; return False if it is not of the same messages and `summaries`."""
+        """Load the stored state of a session; return False if the session now has other messages or `summaries`."""
         about, session_id = state.values, info.session_id
         created_at, begin, revision = about["marks"][session_id]
         mark = IndexedState(datetime.fromisoformat(created_at), begin, revision)
@@ -246,7 +246,7 @@ class ConversationIndex:
         return True
 
     def take_over(self, other: ConversationIndex) -> None:
-        """Replace the turns of this empty index by those of another one."""
+        """Use the turns of another index in this one, which is empty."""
         self.words, self.tokens, self.days, self.summaries = other.words, other.tokens, other.days, other.summaries
         self.first, self.read, self.stored = other.first, other.read, other.stored
         self.superseded, self.taken_back, self.texts = other.superseded, other.taken_back, other.texts
@@ -254,7 +254,7 @@ class ConversationIndex:
         self.newest = None
 
     def extend(self, other: ConversationIndex) -> None:
-        """Add the turns of another index, of other sessions, behind the turns of this one."""
+        """Append the turns of another index, which has other sessions."""
         self.words.extend(other.words)
         self.tokens |= other.tokens
         self.days |= other.days
@@ -268,7 +268,7 @@ class ConversationIndex:
         self._marks |= other._marks
 
     def grown(self, session_ids: Iterable[str], least: int) -> set[str]:
-        """Return the sessions of at least this many turns that have grown by an eighth since their index was stored."""
+        """Return the sessions with at least `least` turns that were never stored, or have grown by an eighth since."""
         summaries = Counter(one.session_id for one in self.summaries.values())
         found: set[str] = set()
         for session_id in self.read.keys() & session_ids:
@@ -287,7 +287,7 @@ class ConversationIndex:
         return self.texts.get(session_id, IndexedTexts()).copy()
 
     async def _analysis_of(self, text: str) -> Analysis | None:
-        """Let other tasks run after every few thousand characters; analyse a longer text in a thread."""
+        """Analyse a long text in a thread. For a short text, return None, and let other tasks run from time to time."""
         self._unpaused += _AT_LEAST + len(text)
         if len(text) > _AT_ONCE:
             return await asyncio.to_thread(analysis_of, text)
@@ -315,7 +315,7 @@ class ConversationIndex:
 
 
 def _bytes_of(vectors: Vectors) -> int:
-    """Return about the bytes of memory of vectors, which have the length of the first one."""
+    """Return the estimated bytes of vectors, which all have the length of the first one."""
     first = next(iter(vectors.values()), array("f"))
     return len(vectors) * (_VECTOR_BYTES + len(first) * first.itemsize)
 
@@ -344,7 +344,7 @@ def position_of(turn_id: str) -> tuple[str, int]:
 
 
 def messages_of(info: SessionInfo) -> int:
-    """Return the number of messages that may be indexed of a session, at least 1 for summaries of archived ones."""
+    """Return the number of messages of a session to index, at least 1 if it may have summaries of archived messages."""
     return max(info.last_seq - IndexedState.of(info).begin + 1, min(info.last_seq, 1))
 
 

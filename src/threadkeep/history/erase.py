@@ -44,7 +44,7 @@ _LOG = "the WAL of PostgreSQL until it is recycled"
 class Eraser:
     """The erase of persons and sessions. If a call is interrupted, repeat it; it continues where it stopped.
 
-    `rows` are the rows of the tables.
+    `rows` reads and erases the rows of the tables.
     """
 
     def __init__(self, memory: Memory, rows: TableErasing) -> None:
@@ -89,7 +89,7 @@ class Eraser:
             dry_run: only count.
             vacuum: rewrite the file or the tables.
             groups: the groups in Graphiti that were already deleted.
-            remains: what could not be deleted there, in words.
+            remains: descriptions of data that could not be deleted there.
         """
         digest = await self._digest()
         subject = await self._subject(wanted)
@@ -107,7 +107,7 @@ class Eraser:
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
             if done:
-                # Delete the notes first, so that their ids are overwritten too. A repeat needs the counts until then.
+                # Delete notes before the overwrite, so that their ids are overwritten too; a retry needs the counts.
                 await self.rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
             if not await self.rows.overwrite(vacuum=vacuum):
@@ -245,7 +245,7 @@ class Eraser:
         return found
 
     async def shared_conversations(self, wanted: Erasable) -> list[tuple[Memory, str, list[Message]]]:
-        """Return the person's messages in other people's conversations in graph stores; all are read."""
+        """Return the person's messages in other people's conversations in graph stores; every conversation is read."""
         found: list[tuple[Memory, str, list[Message]]] = []
         own = [self._memory] if self._memory.in_graph_store else []
         for memory in [*own, *await self._others()] if wanted.ids else []:

@@ -50,9 +50,9 @@ class Exported:
 
 
 class _Numbering:
-    """The numbers of messages in an export.
+    """The positions of messages in an export.
 
-    Without superseded messages, positions are renumbered without gaps, as an import would number them.
+    If superseded messages are left out, the others are numbered without gaps, as an import would number them.
     """
 
     def __init__(self, superseded: Sequence[tuple[int, int]]) -> None:
@@ -189,7 +189,7 @@ async def _named(
 
 
 async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIterator[tuple[Message, ...]]:
-    """Yield all messages in order. `seq` has no gaps, so a page is at its position, or was deleted in the meantime.
+    """Yield all messages in order. `seq` has no gaps, so a page is missing only if it was deleted meanwhile.
 
     A page that cannot be read is recorded and left out, so that the others are exported.
     """

@@ -138,7 +138,7 @@ def refusal(value: object) -> Reason | None:
 
 
 def whole_refusal(value: str) -> Reason | None:
-    """Return the reason why an external key is not a session id without empty parts; None if it is valid."""
+    """Return the reason why an external key is rejected; None if it is a session id without empty parts."""
     reason = _session_id_refusal(value)
     return "empty_part" if reason is None and "" in value.split(":") else reason
 

@@ -32,7 +32,7 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _PURGE_SECONDS = 3600.0
 _PURGED_AT_ONCE = 500
-_FOR_GOOD_DAYS = 36_500  # dates do not reach much further back
+_FOR_GOOD_DAYS = 36_500  # a longer retention counts as forever
 
 
 class Manifests:

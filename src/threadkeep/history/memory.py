@@ -42,7 +42,7 @@ from threadkeep.store.transcripts import SessionQuery, sessions_page
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
-_ALL_AT_ONCE = 1_000_000  # one page of sessions: a search reads the metadata of all
+_ALL_AT_ONCE = 1_000_000  # the page size of a search, which reads the metadata of all sessions
 
 
 class Identity:
@@ -147,7 +147,7 @@ class Memory:
         return await self._conversations.exists()
 
     async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in a graph store with its own file; describe what remains, or return None."""
+        """Overwrite deleted items of a graph store that has its own file; describe what remains, or return None."""
         return await self._conversations.overwrite(self._address, vacuum=vacuum)
 
     async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
@@ -244,8 +244,8 @@ class Memory:
     def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
         """Return the damaged items of sessions that this process has found, of one user or of all users.
 
-        Listing sessions reads their metadata, and searching reads their texts. Sessions in tables are never damaged in
-        this way.
+        Damaged metadata are found when sessions are listed, damaged messages when they are searched. Sessions in
+        tables are never damaged in this way.
         """
         return self._backend.damages.of(user_id)
 
@@ -296,12 +296,12 @@ class Memory:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._unfinished.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved, because a cancelled caller will not
+            task.exception()  # retrieve it, because a cancelled caller does not
 
     def leave_work_for_all(self) -> None:
-        """Stop the tasks that only one process does for all: search indexing and retention; another memory does them.
+        """Stop search indexing and retention in this memory; another memory of the database continues them.
 
-        If blocking calls stop the event loop, transactions of these tasks would lock rows that the calls wait for.
+        Otherwise, a blocking call on the event loop could wait for a row that a transaction of these tasks has locked.
         """
         for task in self.work_for_all:
             task.cancel()

@@ -44,13 +44,13 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the name under which a model's factor is stored: with its estimate, unless that is one of OpenAI's."""
+    """Return the key of a model's stored factor; it names the estimate, unless that is for an OpenAI tokenizer."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 
 
 def is_in_use(key: str) -> bool:
-    """Return False for a stored factor that was learned of an estimate which its model no longer has."""
+    """Return True if a stored factor was learned with the estimate that its model still uses."""
     return factor_key(key.partition(" estimate_")[0]) == key
 
 
@@ -75,7 +75,7 @@ class LearnedFactors:
     def learn(self, model: str, estimated: int, reported: int, other: int = 0) -> None:
         """Learn from one call: its estimate without a factor, and the input tokens that the provider counted.
 
-        `other` is the part of the estimate in other scripts.
+        `other` is the part of the estimate for text in other scripts; see `TokenFactor`.
         """
         if self._factors is None:
             return
@@ -114,7 +114,7 @@ class LearnedFactors:
             await self.save()
 
     def _known(self, model: str) -> TokenFactor:
-        """Return the factor of a model; a model of an unknown family has two, and the second begins as the first."""
+        """Return the factor of a model; in an unknown family, its factor for other scripts starts with its value."""
         found = (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
         return replace(found, other=None if family_of(model) else found.other or found.value)
 
@@ -131,7 +131,7 @@ class LearnedFactors:
 
 
 class TextDigests:
-    """The digests of one database. Its key is created on first use.
+    """Keyed digests of texts for one database; the key is created on first use.
 
     Without the key, a digest does not reveal its text, even if the text is short.
     """

@@ -1,10 +1,10 @@
 """Recall of older turns that are relevant to a new input, from the session or from all sessions of its user.
 
 The first query of a conversation builds its index from the transcript, and later queries extend it; an append does not
-update it. The index of a long session is stored, so that the next process can load it, and the index of all sessions of
-a user is joined from theirs. If building takes longer than an answer should wait, it continues in the background, and
-the query uses the part that is indexed. In a long conversation, the newest messages are indexed first, in a separate
-index; if a stored index is loaded, only if that takes long.
+update it. The index of a long session is stored, so that the next process can load it. The index of all sessions of a
+user is joined from the stored ones. If building takes longer than an answer should wait, it continues in the
+background, and the query uses the part that is indexed. In a long conversation, the newest messages first get a
+separate index; if there is a stored index, this happens only if loading it takes long.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ type RecallScope = Literal["session", "user"]
 _TIMEOUT_SECONDS = 0.3
 _MOST_INDEXES = 200
 _MOST_BYTES = 400_000_000
-"""The memory of all indexes, without the one that is searched: about 200,000 messages between people."""
+"""The maximum bytes of all indexes, about 200,000 chat messages; the index that is searched always stays."""
 _MOST_OF_USER = 50_000
 _NEWEST = (50, 500)
-"""The numbers of newest messages that are indexed first if a conversation has more than twice the last number."""
+"""The numbers of newest messages to index first, one after the other, if there are over twice the last number."""
 _NEWEST_SECONDS = 1.0
 _LOADING_SECONDS = 0.8
-"""If a stored index is not loaded after this time, the newest messages are indexed, to be searched until it is."""
+"""If loading a stored index takes longer, the newest messages are indexed and searched in the meantime."""
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
 _FRAME_TOKENS = 6
@@ -55,7 +55,7 @@ _FRAME_TOKENS = 6
 _DAY_TOKENS = 11
 """The additional tokens of the first turn of a day."""
 _MORE = 16
-"""A sixteenth more is selected than may fit, because the tokens of a block are only known when it is built."""
+"""A sixteenth more than the budget is selected, because a block's tokens are known only after it is built."""
 _PASSAGE_TOKENS, _LONG_TOKENS = 160, 240
 """The tokens quoted from a long turn, and the number of tokens above which a turn is long."""
 
@@ -112,7 +112,7 @@ class OlderTurns:
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
-        """Return the most relevant turns, best first, up to about this many tokens by their stored counts."""
+        """Return the most relevant turns, best first, up to about `budget` tokens by their stored counts."""
         infos = await self._sessions(search)
         key = (search.scope, search.user_id or "" if search.scope == "user" else search.session_id)
         if not infos:
@@ -246,7 +246,7 @@ class OlderTurns:
     def _store(
         self, stored: StoredIndexes, key: tuple[RecallScope, str], index: ConversationIndex, infos: list[SessionInfo]
     ) -> None:
-        """Store the indexes of those sessions that have grown, in the background; an index has one task at a time."""
+        """Store the indexes of sessions that have grown, in the background, with one task per index at a time."""
         grown = stored.grown(index, infos, of_user=key[0] == "user")
         if grown and (index.storing is None or index.storing.done()):
             index.stored |= {info.session_id: index.read[info.session_id] for info in grown}
@@ -287,7 +287,7 @@ class OlderTurns:
     async def _new_summaries(
         self, index: ConversationIndex, infos: Mapping[str, SessionInfo], most: int
     ) -> dict[str, list[Summary]]:
-        """Return the summaries of archived messages to index, up to `most`; those of the newest sessions go first."""
+        """Return the summaries of archived messages to index, up to `most`, newest sessions first."""
         if self._summaries is None:
             return {}
         return await index.new_summaries(reversed(list(infos.values())), self._summaries, most)

@@ -43,7 +43,7 @@ from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import Transcripts
 
 type Join = Callable[[Sequence[Message]], Joined | None]
-"""A function that returns the statements to store with the messages of a turn; None if there are too many."""
+"""A function that returns the statements to store with the messages of a turn; None if they are too large."""
 
 
 def default_folder() -> Path:
@@ -190,7 +190,7 @@ class PendingTurns:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._unfinished.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved, because a cancelled caller will not
+            task.exception()  # retrieve it, because a cancelled caller does not
 
     async def _record(self, turn: Turn) -> Receipt | None:
         turn = replace(
@@ -228,7 +228,7 @@ class PendingTurns:
         return message
 
     async def ensure_kept(self, session_id: str, message_id: str) -> None:
-        """Ensure that a message is stored or on disk before a caller is told so; write it to disk if necessary.
+        """Ensure that a message is in the database or on disk before a caller gets a confirmation.
 
         Raises:
             TurnInMemoryOnly: neither the database nor the disk accepts it; a crash would lose it.
@@ -352,7 +352,7 @@ class PendingTurns:
         return True
 
     async def _append_told(self, turn: Turn) -> None:
-        """Write a turn again if its answer was delivered during the write; it replaces an undelivered answer."""
+        """Write a turn again after its answer was delivered during the write; it replaces an undelivered answer."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:
@@ -378,7 +378,7 @@ class PendingTurns:
         return receipt
 
     async def _renamed(self, turn: Turn, receipt: Receipt, *, is_new: bool) -> Turn | None:
-        """Return the turn with another, stable id for its answer; None if the id was free."""
+        """Return the turn with another, stable id for its answer; None if the answer needs no new id."""
         answer = turn.messages[-1]
         if answer.answers is None or len(turn.messages) > 1 or answer.id not in receipt.duplicates:
             return None
@@ -428,7 +428,7 @@ class PendingTurns:
         await self._files.keep(self._turns, self._report_failure)
 
     async def _note_failure(self, entry: PendingTurn, error: Exception) -> None:
-        """Report that a turn still waits; record each kind of error on disk once."""
+        """Report that a turn is still pending; record the error on disk if its kind has changed."""
         self._report_failure(entry.turn, error)
         kind = type(error).__name__
         if kind != entry.error:

@@ -118,7 +118,7 @@ class PendingFiles:
         return [turn for turn in found if turn.session_id == session_id]
 
     async def keep(self, waiting: Sequence[PendingTurn], failed: Callable[[Turn, OSError], None]) -> None:
-        """Write those pending turns to disk that are not there yet; report a disk failure once.
+        """Write the pending turns that are not on disk yet; report a disk failure once.
 
         If a file was removed or replaced in the meantime, its turns are written to a new file.
         """

@@ -21,9 +21,9 @@ _REACH_ROWS = 10_000
 
 @dataclass(frozen=True)
 class ReadPast:
-    """The state of a session for a kind of agent, and its newest messages, read in one visit.
+    """The state of a session for a kind of agent, and its newest messages, read in one round trip.
 
-    `rows` are None if there are no messages, or the known ones have changed.
+    `rows` is None if there are no messages, if the cached ones have changed, or if they were not read with the state.
     """
 
     profile: str
@@ -35,11 +35,11 @@ class ReadPast:
 class Past:
     """The parameters of a recollection: the turns before a message, within limits.
 
-    `profile` names the kind of agent whose windows share an anchor; without one the window slides. `known_ids` are
-    messages that the caller has as well: the result names those that a reset hides, and those that were superseded. An
-    unknown `before_id` (its own write may be pending) hides nothing. A caller that knows its `seq` passes
-    `before_seq`, and in `questions` how many messages up to there are the current questions, so that they are not part
-    of the past.
+    `profile` names the kind of agent whose windows share an anchor; without a profile, the window slides. `known_ids`
+    are messages that the caller already has: the result names the ones that a reset hides and the superseded ones. The
+    past ends before the message `before_id`; if it is not stored (its write may be pending), all messages are the past.
+    A caller that knows the `seq` of this message passes it as `before_seq`. `questions` is the number of messages, up
+    to this one, that are current questions and so not part of the past.
     """
 
     limits: Limits = Limits(20, 4000)
@@ -55,11 +55,11 @@ class Past:
 class Recollection:
     """The past for a model call: messages oldest first, summaries of earlier ones, and the exclusions.
 
-    `begin` is the first `seq` that the window may hold (after the anchor and the summaries); `begun` is true if an
-    earlier call or a summary has set it; `overflowing` is true if more messages have come since than the window holds.
-    `failed` is true if reading failed. `forgotten` are known messages from before the last reset, `superseded` those
-    that were superseded. `question_seq` is the `seq` of the message that ends this past, None if it has none yet;
-    `questions` is as in `Past`. `revision` is the session's. `derived` is that of the `SessionRows` of the messages.
+    `begin` is the first `seq` that the window may hold, at the anchor or after the summaries. `begun` is true if an
+    earlier call or a summary has set it, `overflowing` if the window cannot hold all messages since then, `failed` if
+    the read failed. `forgotten` are known messages from before the last reset, `superseded` are known messages that
+    were superseded. `question_seq` is the `seq` of the message that ends the past, None if it is not stored yet.
+    `questions` is as in `Past`, `revision` is the session's, `derived` is shared with the messages' `SessionRows`.
     """
 
     messages: tuple[Message, ...]
@@ -86,7 +86,7 @@ class Recollection:
     def without_failures(self) -> Recollection:
         """Return a copy without failed messages.
 
-        A model repeats the apologies that it reads, and a refused question has no text.
+        A model would repeat the apologies that it reads, and a rejected question has no text.
         """
         failed = [one for one in self.messages if one.status == "failed"]
         if not failed:
@@ -96,7 +96,7 @@ class Recollection:
         return replace(self, messages=kept, excluded=(*self.excluded, *gaps))
 
     def with_folds(self, counter: TokenCounter) -> Recollection:
-        """Return this with repeated exchanges shown once, with a count; `folded` are their `seq` values."""
+        """Return a copy that shows repeated exchanges once, with a count; `folded` has their `seq` values."""
         found = fold_repeats(self.messages, counter=counter)
         gaps = [Exclusion(fold.left_out[0], fold.left_out[-1], "folded") for fold in found.folds if fold.left_out]
         return replace(
@@ -157,7 +157,7 @@ class WindowReader:
         window = chooser.window(Extent(first_seq, reset_seq=recent.reset_seq, archived_seq=recent.archived_seq))
         known = pages.known
         if recent.revision:
-            # No further back than rows were read: reads stay bounded.
+            # Read no ranges from before the oldest row that was read, so that reads stay bounded.
             oldest = rows[-1].seq or 0 if len(rows) == page_rows else 0
             after = max(oldest, first_seq - 1, recent.reset_seq, recent.archived_seq)
             if known is not None:
@@ -246,7 +246,7 @@ class WindowReader:
         return ReadPast(profile, state_of(state), rows)
 
     async def _superseded(self, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the superseded messages."""
+        """Return the known messages that were superseded."""
         active = set() if known is None else {message.id for message in known.messages}
         asked = [known_id for known_id in known_ids if known_id not in active]
         found = await self._transcripts.with_ids(self._session_id, asked) if asked else []
@@ -288,7 +288,7 @@ class _Pages:
         self.known = known
 
     def whole(self, limits: Limits, before: int) -> Window | None:
-        """Return the window of all rows before a `seq`, if they are known and less than the limits; else None."""
+        """Return the window of all rows before a `seq` if they are known and within the limits; otherwise None."""
         known = self.known
         if known is None or limits.counter is None or limits.nothing or known.first_seq > self.begin:
             return None

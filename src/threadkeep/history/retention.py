@@ -35,7 +35,7 @@ _PAGE_SESSIONS = 500
 
 @dataclass(frozen=True)
 class PlannedRemoval:
-    """Messages to remove now, both ends included. With `whole_session`, the session itself is deleted too."""
+    """A range of messages to remove now. With `whole_session`, the session itself is deleted too."""
 
     session_id: str
     action: Action
@@ -314,7 +314,7 @@ class Pruner:
         return Removal(session.session_id, action, after, upto) if upto > after else None
 
     async def _end_of_surplus(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` beyond the allowed number of messages; 0 or less if there are none."""
+        """Return the last `seq` to remove so that the allowed number of messages stays; 0 or less if there is none."""
         if session.has_superseded and messages:
             return await self._rows.end_before_newest(session, messages)
         return session.last_seq - messages

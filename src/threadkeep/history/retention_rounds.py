@@ -173,7 +173,7 @@ class RunPruner:
         return self.rules.keep_days is not None
 
     async def plan(self, rules: RunRetention | None = None) -> AsyncIterator[FinishedTree]:
-        """Yield the trees that would be deleted now; write nothing."""
+        """Yield the trees of finished runs that would be deleted now; write nothing."""
         cutoffs = (rules or self.rules).cutoffs(self._clock())
         page = None if cutoffs is None else await self._page(cutoffs, None)
         while cutoffs is not None and page:

@@ -59,7 +59,7 @@ class AgentInput(TypedDict):
 
 @dataclass(frozen=True)
 class BegunTurn:
-    """A question that was stored with its run's first statements, the rows of those statements, and the past."""
+    """A question stored in one transaction with other statements, the rows that these returned, and the past."""
 
     question: tuple[Message, ...]
     receipt: Receipt
@@ -142,12 +142,12 @@ class Session:
     ) -> Receipt | None:
         """Store the messages, or keep them on disk until the database is available and return None.
 
-        This is for callers that must not stop for a broken database; see `threadkeep.history.pending`. With `answers`,
-        the messages are stored only while the session has the message with that id. With `told`, a caller gets the
+        Use this if a broken database must not stop the caller; see `threadkeep.history.pending`. With `answers`, the
+        messages are stored only if the session still has the message with that id. Pass `told` if a caller gets the
         answer as soon as this returns.
 
         Raises:
-            InvalidMessage, WrongUser: as for `append`; waiting would not help.
+            InvalidMessage, WrongUser: as for `append`; the write is not retried.
             QuestionGone: the question was deleted, usually with its session.
         """
         started = time.perf_counter()
@@ -311,7 +311,7 @@ class Session:
         past = past or Past()
         if past.limits.nothing:
             return Recollection(())
-        # Copy these before the read, so that a message written in the meantime is in both lists and not in neither.
+        # Copy these before the read: a message that is written in the meantime is then in both lists, never in none.
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
         found = Recollection((), failed=True)
         try:
@@ -382,7 +382,7 @@ class Session:
         return await self.info()
 
     async def belong_to(self, parent: Session, agent: str | None) -> None:
-        """Make this an agent's own conversation below another session, with which it is deleted."""
+        """Make this session an agent's conversation and a child of `parent`; it is deleted with the parent."""
         changes = SessionChanges(parent_session_id=parent.session_id, agent=agent or "")
         await self._transcripts.change(self.session_id, changes)
 

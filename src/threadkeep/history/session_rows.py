@@ -29,10 +29,10 @@ _MESSAGE_BYTES: Final = 3_000  # the objects of a message, without its text
 class SessionRows:
     """The newest active messages of users and assistants in a session, oldest first.
 
-    They are complete from `first_seq` on; 0 means from the last reset and archive on. If they were read, `superseded`
-    has a `seq` and the ranges of superseded messages after it, and `forgotten` the ids on the newest page before the
-    last reset. `derived` has objects that callers computed from these messages for a model call; they are valid while
-    the marks are.
+    The rows are complete from `first_seq` on; 0 means since the last reset and archiving. `superseded` is a `seq` and
+    the ranges of superseded messages after it; `forgotten` has the ids on the newest page before the last reset. Both
+    are None until they are read. `derived` has objects that callers computed from these messages for a model call; they
+    are valid while the marks are unchanged.
     """
 
     marks: Marks

@@ -1,4 +1,4 @@
-"""The indexes for recall that are stored, one of a session, so that a process does not build them again."""
+"""Stored recall indexes, one per session, so that a new process need not build them again."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
 _LEAST_STORED, _LEAST_JOINED = 1_000, 50
-"""An index is stored if it has at least so many turns: of one session, and those from which a user's is joined."""
+"""The minimum number of turns of a stored index: of a session's own index, and of a part of a user's index."""
 
 _UNREADABLE = (zlib.error, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""The errors of stored data that is no index: the index is built again and replaces it."""
+"""The errors that invalid stored data can raise; such data is deleted, and the index is built again."""
 
 
 class StoredIndexes:
@@ -50,9 +50,9 @@ class StoredIndexes:
         return None
 
     async def save(self, index: ConversationIndex, session_id: str) -> None:
-        """Store the index of one session. After a failure, it is stored when it has grown again.
+        """Store the index of one session. After a failure, the next attempt follows when the index has grown again.
 
-        If other programs have changed or deleted texts, it is not stored, and the stored one is deleted.
+        If other programs have changed or deleted texts, the index is not stored, and the stored one is deleted.
         """
         state = await index.dump()
         extent, texts = index.extent_of(session_id), index.texts_of(session_id)
@@ -65,10 +65,10 @@ class StoredIndexes:
             self._observer.notify(RecallIndexNotStored(error=type(error).__name__, session_id=session_id))
 
     async def join(self, infos: Mapping[str, SessionInfo], allowed: Mapping[str, int]) -> ConversationIndex:
-        """Return the index of sessions, of as many of their newest messages as `allowed`.
+        """Return one index of several sessions, with up to `allowed` newest messages of each session.
 
-        It is joined from the stored indexes of sessions. Those that are missing, or have grown, are stored. Sessions
-        that are damaged are left out.
+        It is joined from the stored indexes of the sessions; missing and outdated ones are stored first. Damaged
+        sessions are left out.
         """
         joined = ConversationIndex()
         summaries: Mapping[str, Sequence[Summary]] = {}
@@ -87,7 +87,7 @@ class StoredIndexes:
         return joined
 
     def grown(self, index: ConversationIndex, infos: Iterable[SessionInfo], *, of_user: bool) -> list[SessionInfo]:
-        """Return the sessions whose stored index is missing, or old because the session has grown by an eighth."""
+        """Return the sessions whose index was never stored, or that have grown by an eighth since it was stored."""
         if len(index.tokens) < _LEAST_STORED:
             return []
         by_id = {info.session_id: info for info in infos}
@@ -95,7 +95,7 @@ class StoredIndexes:
         return [info for session_id, info in by_id.items() if session_id in grown]
 
     async def renew(self, infos: Iterable[SessionInfo]) -> None:
-        """Store the indexes of sessions with what is new in them; sessions that are damaged are left out."""
+        """Update the stored indexes of sessions; damaged sessions are left out."""
         for info in infos:
             summaries: Sequence[Summary] = ()
             if self._summaries is not None:
@@ -105,7 +105,7 @@ class StoredIndexes:
                 await self._current(info, summaries)
 
     async def _current(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex:
-        """Return the index of a session, from the stored one; store it if it has grown by an eighth."""
+        """Return the current index of a session, based on the stored one; store it if it has grown by an eighth."""
         index = await self.load(info, summaries) or ConversationIndex()
         await index.catch_up(info, self._transcripts, summaries)
         if index.grown([info.session_id], _LEAST_JOINED):

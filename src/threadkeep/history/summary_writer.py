@@ -34,7 +34,7 @@ _SHORTER = 3
 
 PURPOSE = "compression"
 CLAIM_SECONDS = 300.0
-"""The seconds that a summarizer may take for one answer, and that others wait for a process that died."""
+"""The timeout of one call of a summarizer, and the seconds after which the claim of a dead process expires."""
 _LEAST_ASKED = 30
 _MOST_STEPS = 8
 _MOST_PARTS = 50
@@ -63,7 +63,7 @@ class SummaryWriter:
         self._counter = counter
         self._owner = str(uuid4())
         self.rest: CompressionRequest | None = None
-        """The remaining work if a session has more than is done at once."""
+        """The remaining work, if it was too much for one pass; otherwise None."""
 
     async def compress(self) -> Summary | None:
         """Summarise what is due; return the newest new summary, or None if nothing is due or another process does it.
@@ -91,7 +91,7 @@ class SummaryWriter:
             return self._request.upto_seq, self._request.upto_seq
         active = await self._summaries.active(session_id)
         if active and active[-1].last_seq != uncovered.after_seq:
-            # Another process has done it before the claim. Counting takes time, so it is repeated only in this case.
+            # Another process stored a summary before this claim. Counting takes time, so repeat it only in this case.
             uncovered = await self._summaries.uncovered(session_id)
         return uncovered.after_seq, await self._reader.upto(self._request, uncovered)
 
@@ -147,7 +147,7 @@ class SummaryWriter:
     ) -> SummaryText:
         """Return one text for all records; each record is read together with the prose for the records before it.
 
-        The given facts are kept; facts that a model finds again in summaries are left out.
+        If facts are given, they are kept, and facts in the answers of the model are ignored.
         """
         text = SummaryText("", facts)
         room = self._room.one - self._counter(text.render())
