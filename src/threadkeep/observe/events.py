@@ -1,6 +1,6 @@
-"""Events as frozen records of counts, times and names; never people's words.
+"""Events: frozen records of counts, times and names, without text that people wrote.
 
-Names come from closed sets, except the names that authors gave their workflows.
+Names come from closed sets, except the names of workflows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Record:
 
 
 class Event(_Record):
-    """An event. `error` is the name of an error's class, because the error's message may quote people."""
+    """An event. Its `error` is the name of an error class, never the error's message, which may quote people."""
 
 
 class SessionEvent(Event):
@@ -60,14 +60,14 @@ class WorkflowRunEvent(SessionEvent):
 
 
 class StoreRead(StoreEvent):
-    """A read of the store ended, in success or failure; `fallback` means that the caller continued without the data."""
+    """A read of the store succeeded or failed; `fallback` means that the caller continued without the data."""
 
     outcome: Outcome = "ok"
     milliseconds: float
 
 
 class StoreWrite(StoreEvent):
-    """A write to the store ended, in success or failure; `fallback` means that the turn was spooled for later."""
+    """A write to the store succeeded or failed; `fallback` means that the turn was spooled for later."""
 
     outcome: Outcome = "ok"
     milliseconds: float
@@ -83,8 +83,8 @@ class ReadFailed(StoreEvent):
 class WriteFailed(StoreEvent):
     """A turn could not be written: `fallback` if it was spooled for a retry, else `error` or `conflict`.
 
-    It is emitted for each failed attempt; no other event increases the counter of failed writes. `reason` is set if
-    retries alone cannot succeed; it says what the operator has to do.
+    Each failed attempt emits this event, and only this event increases the counter of failed writes. `reason` is set
+    if retries alone cannot succeed; it says what the operator has to do.
     """
 
     outcome: Outcome = "error"
@@ -93,7 +93,7 @@ class WriteFailed(StoreEvent):
 
 
 class WriteDeferred(StoreEvent):
-    """A turn went to the pending writes, where it stays until it is written or a person drops it."""
+    """A turn was added to the pending writes, where it stays until it is written or a person drops it."""
 
     messages: int
 
@@ -109,21 +109,21 @@ class WriteDropped(StoreEvent):
 
 
 class AgentOutsideTurn(SessionEvent):
-    """A program called an agent with memory directly, outside a turn: the call neither reads nor writes the session."""
+    """A program called an agent with memory outside a turn: the call neither reads nor writes the session."""
 
 
 class TurnBegunInTool(SessionEvent):
-    """The first agent with memory is in a tool of an agent without memory, so the tool's question begins the turn."""
+    """The first agent with memory was called in a tool of an agent without memory: the tool's input begins the turn."""
 
 
 class TurnWaits(SessionEvent):
-    """A turn has waited `seconds` for an earlier turn of its session, which another caller in this process executes."""
+    """A turn has waited `seconds` for an earlier turn of its session, which another caller of this process executes."""
 
     seconds: float
 
 
 class HistoryDiffers(SessionEvent):
-    """A client sent earlier messages of a person that the transcript does not have: they were stored as new."""
+    """A client sent earlier messages of a person that are not in the transcript; they were stored as new."""
 
     messages: int
 
@@ -166,9 +166,9 @@ class ContextBuilt(SessionEvent):
 
 
 class MemoryUpdated(Event):
-    """Messages entered a run's memory: the total, the number kept, and the amount removed by each limit.
+    """Messages were added to a run's memory: the number before and after trimming, and what each limit removed.
 
-    `trimmed_by_chars` is in characters, including the removed parts of shortened messages; `trimmed_by_count` in
+    `trimmed_by_chars` counts characters, including the removed parts of shortened messages. `trimmed_by_count` counts
     messages.
     """
 
@@ -180,9 +180,9 @@ class MemoryUpdated(Event):
 
 
 class PromptSent(Event):
-    """A model was called with a run's memory: number of messages, characters and estimated tokens.
+    """A model was called with a run's memory: the numbers of messages, characters and estimated tokens.
 
-    `flat` means that they were sent as one text.
+    `flat` is true if the messages were sent as one text.
     """
 
     messages: int
@@ -193,7 +193,7 @@ class PromptSent(Event):
 
 
 class SummaryMade(SessionEvent):
-    """A summary was stored: the number of messages it replaces, its tokens, and whether it was made of summaries."""
+    """A summary was stored: the number of messages that it replaces, its tokens, and its source (`of`)."""
 
     channel: Channel = "other"
     messages: int
@@ -203,7 +203,7 @@ class SummaryMade(SessionEvent):
 
 
 class SummaryFailed(SessionEvent):
-    """A session could not be compressed for now; nothing has changed. `error` is set if an error was the cause."""
+    """A session could not be compressed now; the session is unchanged. `error` is set if an error was the cause."""
 
     channel: Channel = "other"
     reason: SummaryFailure
@@ -218,7 +218,7 @@ class FactsProposed(SessionEvent):
 
 
 class LearningFailed(SessionEvent):
-    """Facts could not be learned from a session, or for one scope; its next turn tries again. `error` is the kind."""
+    """Facts could not be learned from a session, or for one scope; the session's next turn tries again."""
 
     error: str
 
@@ -226,8 +226,8 @@ class LearningFailed(SessionEvent):
 class ManifestsDropped(Event):
     """Manifests of model calls were dropped.
 
-    `crowded`: too many were waiting for the database. `session_gone`: their session (or run) was deleted or never
-    stored. `refused`: the database rejects this manifest. `closing`: the memory was closed before they were written.
+    `crowded`: too many were waiting for the database. `session_gone`: their session or run was deleted or never
+    stored. `refused`: the database rejects the manifest. `closing`: the memory was closed before they were written.
     """
 
     backend: Backend
@@ -236,7 +236,7 @@ class ManifestsDropped(Event):
 
 
 class ManifestWriteFailed(Event):
-    """Manifests of model calls could not be written and wait for a retry; calls and turns continue."""
+    """Manifests of model calls could not be written. They wait for a retry; calls and turns continue."""
 
     backend: Backend
     error: str
@@ -263,7 +263,7 @@ class RunsPruned(Event):
 
 
 class IndexingBegan(Event):
-    """Searches are incomplete for a while, because this many messages are not indexed after an upgrade or an import."""
+    """Searches are incomplete until `messages` are indexed, after an upgrade or an import."""
 
     messages: int
 
@@ -276,13 +276,13 @@ class IndexingDone(Event):
 
 
 class PruningFailed(Event):
-    """A retention pass was interrupted; its completed work stays, and the next pass continues."""
+    """A retention pass was interrupted; the next pass continues where this one stopped."""
 
     error: str
 
 
 class ExtraNotFound(SessionEvent):
-    """The search for an input-dependent prompt section failed, as a whole or in one scope; the model call continues."""
+    """The search for a prompt section failed, completely or in one scope; the model call continues without it."""
 
     section: ExtraSection
     error: str
@@ -296,7 +296,7 @@ class EmbeddingsSkipped(SessionEvent):
 
 
 class RecallIndexNotStored(SessionEvent):
-    """The recall index of a session could not be stored; it is stored when it has grown again."""
+    """The recall index of a session could not be stored; the next attempt follows when the index has grown."""
 
     error: str
 
@@ -319,7 +319,7 @@ TURN_STATUSES: tuple[TurnStatus, ...] = get_args(TurnStatus.__value__)
 
 
 class RunFinished(WorkflowRunEvent):
-    """A run of a workflow ended, or waits for a person; `set_aside` if only a person can start it again."""
+    """A run ended or waits for a person. `set_aside` is true if only a person can start the run again."""
 
     status: RunOutcome
     error: str | None = None
@@ -328,7 +328,7 @@ class RunFinished(WorkflowRunEvent):
 
 
 class BudgetCrossed(WorkflowRunEvent):
-    """The last call of a successful run exceeded its own budget, or the budget of its ancestor `budget_run_id`."""
+    """The last call of a successful run exceeded the budget of the run `budget_run_id`: this run or an ancestor."""
 
     limit: str
     used: float
@@ -350,20 +350,20 @@ class RunTakenOver(WorkflowRunEvent):
 
 
 class RunTrouble(Event):
-    """Background work for runs failed; it is retried. `work` names it."""
+    """Background work for runs failed and is retried; `work` is its name."""
 
     work: RunWork
     error: str
 
 
 class RunWorkRecovered(Event):
-    """Work that `RunTrouble` reported as failing succeeds again: the progress of runs can be stored."""
+    """Work that `RunTrouble` reported succeeds again: the progress of runs can be stored."""
 
     work: RunWork
 
 
 class TurnFinished(SessionEvent):
-    """A turn ended, successfully or not. Providers report the tokens; `estimated` is true if some were not reported."""
+    """A turn ended, successfully or not. `estimated` is true if a provider did not report all tokens."""
 
     channel: Channel = "other"
     status: TurnStatus = "complete"
@@ -398,7 +398,7 @@ type DeliveryOutcome = Literal["delivered", "nothing", "postponed", "failed"]
 type ChannelWork = Literal["taking", "delivery", "polling", "following"]
 
 DELIVERY_FAILURES = ("ReplyLimit", "ReplyTimeOver", "SessionState", "InvalidUser", "Forbidden", "NoResponseAddress")
-"""The errors of failed answers that the metric names; all others count as `other`."""
+"""The errors of failed deliveries that have their own label in the metric; all others count as `other`."""
 
 UPDATE_OUTCOMES: tuple[UpdateOutcome, ...] = get_args(UpdateOutcome.__value__)
 UPDATE_REASONS: tuple[UpdateReason, ...] = get_args(UpdateReason.__value__)
@@ -416,9 +416,9 @@ class UpdateReceived(SessionEvent):
 
 
 class AnswerSent(SessionEvent):
-    """An attempt of a bot to deliver an answer ended. `milliseconds` is the time since its message was taken.
+    """An attempt of a bot to deliver an answer ended. `milliseconds` is the time since the message was taken.
 
-    `uncertain` means that a part may have arrived twice, because a process died while sending one.
+    `uncertain` is true if a part may have arrived twice, because a process died while it sent the part.
     """
 
     channel: Channel
@@ -461,7 +461,7 @@ GRAPH_RECALL_OUTCOMES: tuple[GraphRecallOutcome, ...] = get_args(GraphRecallOutc
 
 
 class EpisodesDelivered(Event):
-    """Messages were queued for a Graphiti server, sent, confirmed there, queued again, or given up for a `reason`."""
+    """Messages for a Graphiti server were queued, sent, confirmed by it, queued again, or given up for a `reason`."""
 
     result: DeliveryResult
     count: int
@@ -469,7 +469,7 @@ class EpisodesDelivered(Event):
 
 
 class GraphRecalled(SessionEvent):
-    """Facts were requested from a Graphiti server: the number used, and how long a turn waited for them."""
+    """Facts were requested from a Graphiti server: the number of facts used, and the time that a turn waited."""
 
     outcome: GraphRecallOutcome
     facts: int = 0

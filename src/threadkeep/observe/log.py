@@ -1,4 +1,4 @@
-"""Structured log lines for events, and log lines of other libraries without private text."""
+"""Structured log lines for events, and the removal of private text from log lines of other libraries."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class LogObserver:
     """An observer that writes one line for each event to the logger `threadkeep`."""
 
     def __init__(self) -> None:
-        # Wrapped here: structlog's global configuration belongs to the application.
+        # Wrap a separate logger, because structlog's global configuration belongs to the application.
         self._target = logging.getLogger("threadkeep.events")
         self._logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
             self._target,
@@ -106,7 +106,7 @@ class LogObserver:
         """Write the event's name and the fields that have a value; do nothing if its level is off."""
         level = _LEVELS.get(type(event), logging.INFO)
         if isinstance(event, RunFinished) and event.status == "done" and event.session_id is not None:
-            level = logging.DEBUG  # a turn is logged by its `TurnFinished`
+            level = logging.DEBUG  # the turn's `TurnFinished` is logged as INFO
         if isinstance(event, AnswerSent) and event.outcome == "failed":
             level = logging.WARNING  # a person waits for an answer that is not retried
         if not self._target.isEnabledFor(level):
@@ -121,15 +121,15 @@ class LogObserver:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The handler of `configure_logging`; its class marks it, so that a second call replaces it."""
+    """The handler that `configure_logging` adds; a second call finds the handler by its class and replaces it."""
 
 
 def configure_logging(level: Level = "INFO", *, json: bool = False, stream: TextIO | None = None) -> None:
     """Send all logging to one stream (stderr by default) as readable lines or as JSON.
 
     `level` applies to Threadkeep's own logger. Other libraries log from WARNING up, and uvicorn from INFO up,
-    because their detailed logs quote requests. Arguments of their log calls are removed; an error keeps its class
-    and traceback locations but loses its message; a request keeps its path but loses its query.
+    because their detailed logs quote requests. The arguments of other libraries' log calls are removed. An error is
+    logged with its class and its locations but not its message, and a request with its path but not its query.
     """
     target = sys.stderr if stream is None else stream
     handler = _Handler(target)
@@ -173,7 +173,7 @@ def _formatter(*, json: bool, colors: bool) -> structlog.stdlib.ProcessorFormatt
 
 
 def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Reduce another library's log line to its constant text, without the arguments."""
+    """Reduce another library's log line to its constant text; only trusted loggers keep their arguments."""
     record: logging.LogRecord = event["_record"]
     arguments = event.pop("positional_args", ())
     template = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
@@ -188,7 +188,7 @@ def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict
 
 
 def _name_error(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Replace an error's message and source lines with its class and locations."""
+    """Replace an error with its class and its locations, without the message and the source lines."""
     given = event.pop("exc_info", None)
     error = _error_of(given)
     if error is not None:
@@ -206,7 +206,7 @@ def _error_of(given: object) -> BaseException | None:
 
 
 def _places(trace: TracebackType | None) -> list[str]:
-    """Return the innermost locations of a traceback, innermost last."""
+    """Return the last locations of a traceback, innermost last."""
     frames = traceback.extract_tb(trace)[-_MAX_FRAMES:]
     return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
 

@@ -1,4 +1,4 @@
-"""The Observer protocol, and a fan-out to several observers that isolates the caller from their failures."""
+"""The Observer protocol, and a fan-out to several observers whose failures do not reach the caller."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from threadkeep.observe.events import Channel, Event
 class Observer(Protocol):
     """A receiver of events.
 
-    `notify` returns at once: it does no blocking I/O, keeps the order of events, and may be called from any task or
-    thread.
+    `notify` returns at once, does no blocking I/O, and keeps the order of events. Any task or thread may call it.
     """
 
     def notify(self, event: Event, /) -> None:
@@ -35,7 +34,7 @@ class Observers:
         self.failures = 0
 
     def add(self, sink: Observer) -> None:
-        """Add a sink; it receives events from the next one on."""
+        """Add a sink; it receives the events that are emitted from now on."""
         self._sinks = (*self._sinks, sink)
 
     def remove(self, sink: Observer) -> None:
@@ -64,13 +63,13 @@ _came_by: ContextVar[Channel | None] = ContextVar("threadkeep_came_by", default=
 
 
 def work_for(channel: Channel) -> None:
-    """Set the channel of the current task's work; it may differ from the channel that the process serves."""
+    """Set the channel of the current task's events; it may differ from the channel that the process serves."""
     _came_by.set(channel)
 
 
 @contextmanager
 def working_for(channel: Channel) -> Iterator[None]:
-    """Set the channel of the work inside the block."""
+    """Set the channel of the events inside the block."""
     token = _came_by.set(channel)
     try:
         yield
@@ -79,7 +78,7 @@ def working_for(channel: Channel) -> Iterator[None]:
 
 
 class FromChannel:
-    """An observer that adds a channel to events without one, and passes them on.
+    """An observer that adds a channel to events whose channel is `other`, and passes all events on.
 
     The channel is the one set for the current task (see `work_for`), or else the channel given here.
     """
@@ -89,7 +88,7 @@ class FromChannel:
         self._observer = observer
 
     def notify(self, event: Event, /) -> None:
-        """Pass the event on, with its channel."""
+        """Add the channel if it is missing, and pass the event on."""
         if getattr(event, "channel", None) == "other":
             changes = {"channel": _came_by.get() or self._channel}
             event = replace(event, **changes)

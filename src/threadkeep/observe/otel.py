@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry made from events: names, times and counts, never people's words.
+"""OpenTelemetry spans from events: names, times and counts, without text that people wrote.
 
 The names follow OpenTelemetry's conventions for generative AI, which are still in development.
 """
@@ -21,22 +21,22 @@ _FAILED = frozenset({"failed", "error", "conflict"})
 class OtelObserver:
     """An observer that makes a span when a run, a turn, or a read or write of the memory has ended.
 
-    A span begins when the work began, and belongs to the span that is open in the task that did the work. Without an
-    SDK it does nothing.
+    The span has the start time of the work, and its parent is the current span of the task that did the work. Without
+    an SDK the observer does nothing.
     """
 
     def __init__(self, provider: TracerProvider | None = None, *, hashes_sessions: bool = False) -> None:
         """Create an observer; by default it uses the global provider.
 
         Args:
-            provider: where spans go.
-            hashes_sessions: whether `gen_ai.conversation.id` is a digest of the session id, instead of the id.
+            provider: the provider that receives the spans.
+            hashes_sessions: True to set `gen_ai.conversation.id` to a digest of the session id instead of the id.
         """
         self._tracer = get_tracer("threadkeep", tracer_provider=provider)
         self._hashes_sessions = hashes_sessions
 
     def notify(self, event: Event) -> None:
-        """Make the span of an event, if it has one."""
+        """Make a span for an event of a run, a turn, a read or a write; ignore other events."""
         match event:
             case RunFinished():
                 self._span(event, "invoke_workflow", event.workflow, {"threadkeep.run.status": event.status})

@@ -1,6 +1,6 @@
-"""Prometheus metrics that count events, in their own registry.
+"""Prometheus metrics that count events, in a separate registry.
 
-Labels come from closed sets; a session or a user is never a label.
+The values of labels come from closed sets; a session or a user is never a label.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ type _Count = Callable[[Any], object]
 type _Counts = Mapping[type[events.Event], _Count]
 
 type _Labels = Mapping[str, tuple[str, ...]]
-"""Labels with their values."""
+"""The allowed values of each label."""
 
 OTHER_WORKFLOW = "other"
 RUN_STATES = ("queued", "running", "waiting", "set_aside")
@@ -87,10 +87,10 @@ _OTHER: Final = "other"
 
 
 class PrometheusObserver:
-    """An observer that counts events; `render` returns the body of `/metrics`, which has the type `content_type`.
+    """An observer that counts events. `render` returns the body of `/metrics`, with the media type `content_type`.
 
     The series of the current backend exist from the start, at zero, so that rates and alerts work from the first
-    scrape. Runs are counted for each workflow in `workflows`, and all others together.
+    scrape. Runs are counted for each workflow in `workflows`, and together for all other workflows.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -113,7 +113,7 @@ class PrometheusObserver:
         }
 
     def set_runs(self, counts: Mapping[str, int] | None) -> None:
-        """Set the number of runs of the database in each of `RUN_STATES`; None if it is unknown."""
+        """Set the number of runs in the database for each of `RUN_STATES`; None means that the numbers are unknown."""
         if counts is None:
             self._runs_now.clear()
             return
@@ -321,9 +321,10 @@ class PrometheusObserver:
 
 
 class _Series[M: MetricWrapperBase]:
-    """The series of a metric with labels from closed sets.
+    """The series of a metric, whose label values come from closed sets.
 
-    All series exist from the start; if `first` restricts the values of a label, the others are added when they occur.
+    All series exist from the start. If `first` restricts the values of a label, the other series are added when they
+    occur.
     """
 
     def __init__(self, metric: M, labels: _Labels, first: _Labels) -> None:

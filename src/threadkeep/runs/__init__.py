@@ -1,1 +1,1 @@
-"""Execution of runs in this process or another one. A run survives the death of the process that executes it."""
+"""Execution of runs, in this process or another one. If a process dies, another one continues its runs."""

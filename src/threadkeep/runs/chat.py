@@ -1,4 +1,4 @@
-"""The chat: it takes people's messages and returns answers, for every interface (HTTP, terminal).
+"""The chat: people's messages and the answers to them, for every interface (HTTP, terminal).
 
 Each turn is a run. Turns of one session are executed one after the other, in order of arrival, whichever process
 received them. A turn belongs to the chat, not to the caller that waits for it: it continues when the caller goes away.
@@ -41,10 +41,10 @@ from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.registry import Workflows
 
 _SUBMIT_SECONDS = 15.0
-"""Seconds to wait for the database to store a run. Longer than other waits: a late record costs a second model call."""
+"""Seconds to wait until a run is stored. Longer than other waits: a run stored too late costs a second model call."""
 
 _ELSEWHERE_SECONDS = 60.0
-"""Seconds to wait for a turn of another process. On SQLite a suspended process keeps its runs."""
+"""Seconds to wait for a turn of another process, because a suspended process keeps its runs on SQLite."""
 
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
@@ -73,7 +73,7 @@ class Chat:
         # A lock lives as long as a turn holds it or waits for it, so all turns of a session use the same lock.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
-        # The last session of each user, for use while the database is unavailable.
+        # The last session of each user and workflow, for use while the database is unavailable.
         self._last_sessions: dict[str, str] = {}
 
     @property
@@ -84,7 +84,7 @@ class Chat:
     def begin(self, request: ChatRequest, *, stream: bool = True) -> ChatTurn:
         """Start a turn, or join the turn that already answers this message.
 
-        Without `stream` the model is called without streaming, and followers get no tokens.
+        If `stream` is false, the model is called without streaming, and followers get no tokens.
 
         Raises:
             InvalidKey, InvalidInput: the session id or the user id cannot be used.
@@ -118,7 +118,7 @@ class Chat:
         return await self.begin(request, stream=False).answer()
 
     def stop(self, turn: ChatTurn) -> None:
-        """Stop a turn; the part of its answer that exists is stored as interrupted."""
+        """Stop a turn; its partial answer is stored as interrupted."""
         turn.stopped = True
         if turn.cancel is not None:
             task = asyncio.create_task(turn.cancel(), name="threadkeep-stop")
@@ -126,7 +126,7 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Hide all earlier turns from the model. The reset is queued among the turns of the session."""
+        """Hide all earlier turns from the model, after the turns that were queued earlier have ended."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
@@ -134,9 +134,9 @@ class Chat:
         await self._between_turns(DELETE, session_id)
 
     async def close(self, seconds: float) -> None:
-        """Let running turns finish within `seconds`; callers of the others are asked to send the message again.
+        """Let running turns finish within `seconds`; then ask the remaining callers to send the message again.
 
-        Recorded runs are left to other processes. Unrecorded runs end here and keep their partial answer.
+        Recorded runs are left to other processes. Unrecorded runs end here, and their partial answers are stored.
         """
         tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
         if tasks:
@@ -175,7 +175,7 @@ class Chat:
     async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
         """Return the answer of a recorded run; None if no run can be recorded now."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
-        # One at a time, so that messages enter the session's order as they arrived in this process.
+        # Submit one message at a time, so that the turns keep the order of arrival.
         async with self._lock_of(turn.order_key):
             runs = await self._service(session)
             if runs is None:
@@ -189,14 +189,14 @@ class Chat:
         return await self._answers.of_recorded(turn, ended, runs, submitted)
 
     def _lock_of(self, key: str) -> asyncio.Lock:
-        """Return the lock that orders operations on one session in this process outside of recorded runs."""
+        """Return the lock that orders this process's operations on one session; the database orders recorded runs."""
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _service(self, session: Session) -> RunService | None:
         """Wait for the run service and return it; return None if it is not available now."""
         pending = self._memory.pending
         if not self._runs.is_open:
-            # At startup, opening may wait longer for locks; here a person waits for it.
+            # Opening may wait longer for locks at startup than here, where a person waits.
             async with session.timeout(pending.wait_seconds):
                 with waiting_until(time.monotonic() + pending.wait_seconds):
                     await self._memory.runs.take_lock()
@@ -209,7 +209,7 @@ class Chat:
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Wait for a run to end and return it; return its outcome if the database cannot record the end."""
+        """Return a run after its end; return only its outcome if the database cannot record the end."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 
@@ -232,7 +232,7 @@ class Chat:
                 with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
                     async with self._memory.session(turn.session_id).timeout():
                         ended = await asyncio.shield(ending)
-                # The outcome is void if the database failed that attempt and the run continues.
+                # The outcome is void if that attempt failed with the database and the run continues.
                 if ended is not outcome or stream.outcome is outcome:
                     return ended
         finally:
@@ -240,7 +240,7 @@ class Chat:
 
     @contextlib.asynccontextmanager
     async def _limit_elsewhere(self, runs: RunService, session_id: str) -> AsyncIterator[None]:
-        """Limit the wait inside the block while this process executes no turn of the session.
+        """Limit the time of the block, unless this process is executing a turn of the session.
 
         Raises:
             Interrupted: another process did not end its turn in time.
@@ -319,9 +319,9 @@ class Chat:
 
 @dataclass(frozen=True)
 class RegenerationRequest:
-    """The question to answer again: the question of `run_id`, the one with `message_id`, or by default the newest.
+    """A request to answer a question again: the question of `run_id`, or `message_id`, or by default the newest one.
 
-    Without a `workflow`, the workflow that answered it before is used again.
+    Without a `workflow`, the workflow that answered the question before is used again.
     """
 
     run_id: str | None = None
@@ -348,7 +348,7 @@ class Again:
         self._workflows = workflows
 
     async def begin(self, session: Session, request: RegenerationRequest, *, stream: bool = True) -> ChatTurn:
-        """Supersede everything after a question and start the turn that answers it, or join it if it is running.
+        """Supersede everything after a question and start a new turn for it, or join a turn that is already running.
 
         Raises:
             MessageNotFound: the session has no such question.

@@ -88,7 +88,7 @@ class ChatAnswer:
     """The answer to a message.
 
     `message_id` is the id of the person's message, `answer_id` the id of the stored answer. `replaced` is true if
-    another process answered first: the streamed tokens then do not belong to this answer.
+    the streamed tokens do not belong to this answer, for example because another process answered first.
     """
 
     session_id: str
@@ -120,9 +120,9 @@ class ChatStarted:
 
 @dataclass(frozen=True)
 class ChatToken:
-    """A piece of an answer; `message_id` is the id under which the answer is stored, if it is known already.
+    """A piece of an answer. `message_id` is the id of the answer, or None while the id is unknown.
 
-    Several messages may stream at once. The text of the `last` piece of one may be empty.
+    Several messages may stream at once. The `last` piece of a message may have an empty text.
     """
 
     text: str
@@ -136,7 +136,7 @@ type ChatEvent = ChatStarted | ChatToken | ChatAnswer
 class ChatTurn:
     """A turn that runs in the background; any number of callers may follow it, at any time.
 
-    Once the turn has begun, `session_id` and `run_id` are the ids that were assigned to it.
+    `session_id` and `run_id` may change until the turn has begun.
     """
 
     def __init__(self, request: ChatRequest, *, stream: bool) -> None:
@@ -153,13 +153,13 @@ class ChatTurn:
 
     @property
     def user_key(self) -> str | None:
-        """The key that orders a user's messages without a session, which continue the user's last session."""
+        """The key that orders a user's messages without a session id; they continue the user's last session."""
         request = self.request
         return None if request.user_id is None else f"{request.user_id}\n{request.workflow}"
 
     @property
     def order_key(self) -> str:
-        """The key that orders messages: the session, or the user and workflow while the session is unknown."""
+        """The key that orders messages: the session id, or the user and the workflow if no session id is given."""
         return self.user_key if self.request.session_id is None and self.user_key is not None else self.session_id
 
     @property
@@ -179,7 +179,7 @@ class ChatTurn:
         )
 
     def start(self, task: asyncio.Task[ChatAnswer]) -> None:
-        """Set the task that follows the turn to its end."""
+        """Set the task that returns the answer of the turn."""
         self.task = task
         task.add_done_callback(self._signal)
 
@@ -225,7 +225,7 @@ class ChatTurn:
             await changed.wait()
 
     def _told_at_the_end(self, response: str) -> bool:
-        """Return whether the tokens end with the answer: other agents or failed attempts may have sent earlier ones."""
+        """Return whether the tokens end with the answer. Other agents and failed attempts may have sent tokens too."""
         pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
         return not pieces or pieces.endswith(response)
 
@@ -259,7 +259,7 @@ _NO_DATABASE = "The database is unavailable, and this message cannot be answered
 
 
 def error_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> ThreadkeepError:
-    """Return the error for a turn with an unsuccessful run: a known error of that kind, else the error of the run."""
+    """Return the error for a turn whose run did not succeed."""
     kind = ended.error or "NoAnswer"
     if ended.status in ("waiting", "cancelled"):
         rolled_back = isinstance(ended, Run) and ended.cancel_reason == ROLLED_BACK
@@ -279,7 +279,7 @@ def error_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> Thread
 
 
 class ChatAnswers:
-    """A builder of answers from ended runs; it omits details that the database cannot return."""
+    """A builder of answers from ended runs. Details that the database cannot return are left out."""
 
     def __init__(self, memory: Memory, workflows: Workflows) -> None:
         self._memory = memory
@@ -290,14 +290,14 @@ class ChatAnswers:
     ) -> ChatAnswer:
         """Return the answer of a recorded run or of its outcome, and mark the answer as delivered.
 
-        An answer that was stored for this caller is marked already; `hold` of the run's stream has its id.
+        If the answer was marked when it was stored, `stream.hold.told_id` is its id.
 
         Raises:
-            ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: it has no answer.
+            ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: the run has no answer.
         """
         stream = submitted.stream
         stands: Message | None = None
-        # An answer that was marked when the run ended here may have been replaced since.
+        # If the run was over before this request, its answer may have been replaced since, so ignore the hold.
         hold, usage = None if submitted.over else stream.hold, stream.usage or ()
         if ended.status == "done":
             if isinstance(ended, Run) and len(ended.inputs) > 1:
@@ -305,7 +305,7 @@ class ChatAnswers:
                     ended = await with_own_answer(self._memory, ended, turn.message_id)
             answer_id = (ended.result or {}).get("message_id")
             if isinstance(answer_id, str) and (hold is None or hold.told_id != answer_id):
-                # This also works while the database is down, because the answer is then pending in this process.
+                # This works even while the database is down: the answer is then pending in this process.
                 async with self._optional(turn):
                     stands = await self._memory.session(turn.session_id).tell(answer_id)
             if stands is not None and stands.id == answer_id:
@@ -320,7 +320,7 @@ class ChatAnswers:
         return replace(answer, replaced=stands is not None or (hold is not None and hold.replaced))
 
     async def stored(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the stored answer to a repeated message; None if there is none, or the transcript cannot be read."""
+        """Return the stored answer to a repeated message; None if there is none or the database is unavailable."""
         if turn.request.message_id is None:
             return None
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
@@ -338,7 +338,7 @@ class ChatAnswers:
 
     @contextlib.asynccontextmanager
     async def _optional(self, turn: ChatTurn) -> AsyncIterator[None]:
-        """Suppress errors in the block if the database does not respond in time or the session was deleted."""
+        """Leave the block if the database does not respond in time or the session was deleted; raise no error."""
         with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
             async with self._memory.session(turn.session_id).timeout():
                 yield
@@ -347,7 +347,7 @@ class ChatAnswers:
         """Return the answer of a run, with its token usage.
 
         Raises:
-            ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: it has no answer.
+            ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: the run has no answer.
         """
         if ended.status != "done":
             raise error_of(ended, turn, self._workflows.get(turn.request.workflow))

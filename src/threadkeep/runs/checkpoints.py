@@ -70,9 +70,9 @@ class ThreadedSaver(BaseCheckpointSaver[Any]):
 
 
 class ProgressSaver(ThreadedSaver):
-    """A wrapper of a checkpointer that delays the checkpoints of active runs; other threads are passed through.
+    """A wrapper of a checkpointer that delays the checkpoints of active runs. Other threads are stored at once.
 
-    A reader of a thread gets all of its progress, because pending progress is stored first.
+    Before a thread is read, its pending progress is stored, so a reader always gets the newest state.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
@@ -82,7 +82,7 @@ class ProgressSaver(ThreadedSaver):
 
     @contextmanager
     def knowing(self, run_id: str, progress: RunProgress) -> Iterator[None]:
-        """Register the progress of a run's execution for the run's thread inside the block."""
+        """Use `progress` for the thread of a run inside the block."""
         self._progresses[run_id] = progress
         try:
             yield
@@ -105,7 +105,7 @@ class ProgressSaver(ThreadedSaver):
         return self.saver.config_specs
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        """Return the next version of a channel, as the checkpointer counts it."""
+        """Return the next version of a channel, as the wrapped checkpointer counts it."""
         return self.saver.get_next_version(current, channel)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> ProgressSaver:
@@ -116,7 +116,7 @@ class ProgressSaver(ThreadedSaver):
         return allowing
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the newest checkpoint of a thread, or the named one; a run that begins has none, so skip the query."""
+        """Return the newest checkpoint of a thread, or the named one. For a new run, return None without a query."""
         progress = self._progresses.get(_thread_of(config))
         if progress is not None:
             if progress.is_new(namespace_of(config)):

@@ -25,8 +25,8 @@ _DEADLINE: Final = "DeadlinePassed"
 class RunChildren:
     """An executor of child runs for runs that this process executes.
 
-    A child is stored with its parent and gets only the input in the parent's request. The process that resumes the
-    parent resumes the child; no other process executes it. A child that waits for a person makes its parent wait.
+    A child is stored below its parent, and gets only the input in the parent's request. The process that executes the
+    parent also executes the child. If a child waits for a person, its parent waits too.
     """
 
     def __init__(self, memory: Memory, worker: Worker) -> None:
@@ -39,7 +39,7 @@ class RunChildren:
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
-            ChildFailed: its parent is not executed here.
+            ChildFailed: this process does not execute the parent, or the child was deleted.
             BudgetSpent: the child has used the rest of its parent's budget.
         """
         workflow = await self._worker.workflows.newest(request.workflow)
@@ -63,7 +63,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, workflow: Workflow, parent: ActiveRun) -> tuple[Run, bool]:
-        """Return the child, created or retried if necessary, and True if it is new and this process executes it."""
+        """Return the child, created or retried if necessary, and True if it is new and may begin at once."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:
@@ -126,7 +126,7 @@ def _budget_of(workflow: Workflow) -> RunBudget:
 
 
 def _child_id(request: ChildRequest) -> str:
-    """Return the id of a child: the same if a step of the parent is repeated, another for each other step."""
+    """Return the id of a child: a repeated step of the parent gets the same id, and each other step another one."""
     task = get_config()["metadata"].get("langgraph_checkpoint_ns", "")
     return str(uuid5(NAMESPACE_OID, f"{request.parent_run_id}/{request.node_id}/{task}"))
 
@@ -134,7 +134,7 @@ def _child_id(request: ChildRequest) -> str:
 def _answer_to(run: Run) -> Json:
     """Return a person's answer to a waiting child; the first call interrupts the parent, which then waits as well.
 
-    LangGraph gives a repeated node all earlier answers in order; the last one answers the current question.
+    When LangGraph repeats a node, `interrupt` returns the earlier answers in order; the last one is for this question.
     """
     number = run.interrupt.get("number") if isinstance(run.interrupt, dict) else None
     asked: dict[str, Json] = {

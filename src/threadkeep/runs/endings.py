@@ -1,4 +1,4 @@
-"""Recording the ends of runs and of their turns, if the database confirms that this process still owns the run."""
+"""Recording the ends of runs and of their turns, while this process still owns the run in the database."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ type RunStop = Stop | Literal["cancelled"]
 class ActiveRun:
     """A run that this process is executing.
 
-    `stop` is the reason for which it is being stopped. `begins` is true if no process has executed it before. `over` is
-    the run after it ended here. `has_following` is false if no run waited for this one when it ended.
+    `stop` is the reason why the run is being stopped. `begins` is true if no process has executed the run before.
+    `over` is the record of the run after its end. `has_following` is false if no other run waited for this end.
     """
 
     run: Run
@@ -60,7 +60,7 @@ class ActiveRun:
     hold: RunHold = field(default_factory=RunHold)
 
     def cancel(self, stop: RunStop) -> None:
-        """Cancel the run once. A later `lost` replaces another reason; `lost` itself is final."""
+        """Cancel the run once; only the reason `lost` replaces an earlier reason."""
         if self.stop is None or stop == "lost":
             self.stop = stop
             self.hold.lost = stop == "lost"
@@ -72,14 +72,14 @@ _AT_ONCE = 200
 
 
 async def end_orphans(runs: Runs, parent_run_id: str) -> None:
-    """End the children that are still marked as running below a run that has ended here."""
+    """End the children of an ended run that are still marked as running."""
     children, _ = await runs.records.runs(RunQuery(parent_run_id=parent_run_id, status="running", limit=_AT_ONCE))
     for child in children:
         await end_orphan(runs, child)
 
 
 async def end_orphan(runs: Runs, child: Run) -> None:
-    """End an orphan and the runs below it."""
+    """End a child whose parent has ended, and the runs below the child."""
     if child.owner is not None:
         await runs.finish(child.run_id, child.owner, "cancelled", error="ParentOver")
     else:
@@ -109,7 +109,7 @@ def report_turn(
     if run.session_id is None or run.parent_run_id is not None or outcome.status == "waiting":
         return
     if run.workflow in OWN_NAMES:
-        return  # not a message of a person
+        return  # an internal workflow answers no message of a person
     status: TurnStatus = "interrupted"
     if outcome.status in ("done", "failed"):
         status = "complete" if outcome.status == "done" else "failed"
@@ -141,7 +141,7 @@ class RunEndings:
         self._workflows = workflows
 
     async def end(self, active: ActiveRun, outcome: Outcome, dependencies: Dependencies) -> Outcome | None:
-        """Record the end of a run; return None if this process does not own it any more."""
+        """Record the end of a run; return None if this process does not own the run any more."""
         given = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
         noted = {name: value for name, value in given.items() if value is not None}
         if outcome.status == "done" and active.hold.answer is not None:
@@ -158,7 +158,7 @@ class RunEndings:
             await active.hold.store()
         active.stream.set_outcome(outcome)
         if outcome.status == "failed" and await retry_until_available(lambda: self._is_to_stop(active.run)):
-            # The cancellation caused the failure, or it would have ended the run next.
+            # The cancellation caused the failure, or would have ended the run a moment later.
             outcome, noted = Outcome("cancelled"), {"status": "cancelled"}
         if noted:
             active.tracer.note(STATUS, data=noted)
@@ -176,9 +176,9 @@ class RunEndings:
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
         """Store the answer with the end of its run, the trace, the manifests and the anchor, in one transaction.
 
-        Return False if nothing was stored, or if that is unknown; the caller then stores the answer first and the end
-        afterwards, unless this process has lost the run. The database rejects the transaction if another process owns
-        the run by now or has answered the question.
+        Return False if nothing was stored, or if the result is unknown. The caller then stores first the answer and
+        then the end of the run, unless this process has lost the run. The database rejects the transaction if another
+        process owns the run by now or has answered the question.
         """
         hold, run = active.hold, active.run
         answer, group = hold.answer, await active.tracer.whole()
@@ -207,24 +207,24 @@ class RunEndings:
         return True
 
     async def set_aside(self, run: Run, owner: str, dependencies: Dependencies) -> Outcome:
-        """Set a run aside for a person, because the engine does not retry it any more."""
+        """Set a run aside for a person after its last retry."""
         outcome = Outcome("failed", error="GaveUp", set_aside=True)
         await self._end_turn(run, dependencies)
         await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)
         return outcome
 
     async def _end_turn(self, run: Run, dependencies: Dependencies, hold: RunHold | None = None) -> None:
-        """Store the question of an interrupted run if no node did, and its partial answer; or roll the turn back.
+        """Store the question and the partial answer of an interrupted run, or roll the turn back.
 
-        The next turn of the session begins afterwards. A failed write is reported, and the run ends anyway. `hold` has
-        the conversations that the run reached in this process.
+        The next turn of the session begins afterwards. A failed write is reported, and the run ends anyway. `hold`
+        contains the conversations that the run reached in this process.
 
         Raises:
             StoreUnavailable: the turn cannot be rolled back now; the next turn must not see it.
         """
         found = await self._memory.runs.run(run.run_id)
         try:
-            # Messages of a deleted session or of a run that another process owns are not written again.
+            # If the session was deleted or another process owns the run, write no message.
             if found is not None and found.owner == run.owner:
                 await self._keep_question(run, dependencies)
             if found is not None and found.cancel_reason == ROLLED_BACK:
@@ -253,7 +253,7 @@ class RunEndings:
                 await session.take_back_turn(str(question.id))
 
     async def _keep_question(self, run: Run, dependencies: Dependencies) -> None:
-        """Store the message of a run that did not store it, because later turns must see it."""
+        """Store the message that a run received, if the run did not store it; later turns must see the message."""
         if run.parent_run_id is not None:
             return
         step, metadata = Step("", context_of(run, dependencies.resources), None), metadata_of(run)
@@ -270,14 +270,14 @@ class RunEndings:
                 await own.store(step, messages, metadata, session)
 
     async def leave(self, run: Run) -> None:
-        """Discard the partial answer, because the run belongs to another process."""
+        """Discard the partial answer of a run that another process owns now."""
         await self._memory.settle_run(run.run_id, elsewhere=True)
 
     async def release(self, active: ActiveRun, dependencies: Dependencies) -> None:
-        """Record the end of a cancelled run; leave any other stopped run so that another process can continue it.
+        """Record the end of a cancelled run; leave any other stopped run to another process.
 
-        A child stays with its parent. A run that was resumed with a person's reply is not changed: the process that
-        takes it over must know that the reply may have been used.
+        A child is not released, because it belongs to its parent. A resumed run is not released either: the process
+        that takes it over must know that the person's reply may have been used.
         """
         run = active.run
         with contextlib.suppress(StoreError):
@@ -299,7 +299,7 @@ class RunEndings:
         return current is not None and current.cancel_requested_at is not None
 
     async def _is_lost(self, run: Run) -> bool:
-        """Return whether another process has taken the run over; False if the database does not respond soon."""
+        """Return whether another process has taken the run over; return False if the database does not respond soon."""
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(self._memory.pending.wait_seconds):
                 current = await self._runs.run(run.run_id)
@@ -307,7 +307,7 @@ class RunEndings:
         return False
 
     async def _is_rolled_back(self, active: ActiveRun) -> bool:
-        """Return whether a newer message arrived before the end of a run and rolls it back."""
+        """Return whether a newer message rolls the run back before its end was recorded."""
         current = await self._runs.run(active.run.run_id)
         if current is None or current.status != "running" or current.owner != active.owner:
             return False
@@ -316,7 +316,7 @@ class RunEndings:
     async def _record(self, active: ActiveRun, outcome: Outcome, dependencies: Dependencies) -> Outcome | None:
         run_id, owner = active.run.run_id, active.owner
         if active.run.session_id is not None and isinstance(answer := (outcome.result or {}).get("message_id"), str):
-            # A run that is done is not executed again, so its answer must be stored first.
+            # Store the answer before the end: a run that is done is never executed again.
             await self._memory.pending.ensure_kept(active.run.session_id, answer)
         if outcome.status == "waiting":
             await active.tracer.flush()
@@ -334,8 +334,8 @@ class RunEndings:
     async def _keep_progress(self, active: ActiveRun, seconds: float) -> None:
         """Store the progress of a run, so that a retry continues from there.
 
-        While the run tables are available, it waits at most `seconds` for the checkpointer, which may use another
-        database. Checkpoints that were stored before stay until maintenance removes them.
+        The checkpointer may use another database than the run tables. While only the checkpointer fails, wait at most
+        `seconds` for it. Checkpoints that were stored before stay until maintenance removes them.
         """
         run_id, now, until = active.run.run_id, asyncio.get_running_loop().time, None
         while not await self._is_kept(active):
@@ -347,7 +347,7 @@ class RunEndings:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _is_kept(self, active: ActiveRun) -> bool:
-        """Store the pending progress of a run; return False if the store is unavailable, so that a retry is useful."""
+        """Store the pending progress of a run; return False if the store is unavailable and a retry may help."""
         # Only report other errors: the run must end, even if a retry then has to start from the beginning.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
@@ -361,7 +361,7 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return the outcome with the answer that was stored instead: another process's, or the same under a new id."""
+    """Return the outcome with the stored answer: an answer of another process, or the same answer under a new id."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

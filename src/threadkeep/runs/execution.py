@@ -46,12 +46,12 @@ from threadkeep.workflows.turn_ends import LateQuestion
 _MOST_LATE = 3
 
 _TOOLS = "tools"
-"""The name that `create_agent` gives its tool node; output of models inside tools is not part of the answer."""
+"""The name of the tool node of `create_agent`. Output of models inside tools is not part of the answer."""
 
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Dependencies that all runs of a process share; without a `saver` runs have no checkpoints."""
+    """Dependencies that all runs of a process share. If `saver` is None, runs have no checkpoints."""
 
     compiler: Compiler
     saver: ProgressSaver | None
@@ -62,7 +62,7 @@ class Dependencies:
 
 
 class _Part(TypedDict):
-    """A part of a graph's stream, of any kind."""
+    """A part of a graph's stream, in any stream mode."""
 
     type: str
     ns: tuple[str, ...]
@@ -71,7 +71,7 @@ class _Part(TypedDict):
 
 
 class RunExecution:
-    """An execution of a run in this process. `begins` is true for the first one: there are no checkpoints yet."""
+    """An execution of a run in this process. `begins` is true for a run's first execution, without checkpoints."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class RunExecution:
         self._late = 0
 
     async def run_to_end(self) -> Outcome:
-        """Execute the run and return its outcome, also after a failure; only a cancellation is raised."""
+        """Execute the run and return its outcome. A failure is an outcome too; only a cancellation is raised."""
         try:
             async with asyncio.timeout(self._seconds_left()):
                 with self._dependencies.contexts.of(self._run.run_id, self._run.session_id) as seen:
@@ -116,7 +116,7 @@ class RunExecution:
     async def _execute_with_retries(self) -> Outcome:
         tries, again = max(self._run.attempts, 1), False
         while True:
-            # A graph may raise any error, and the run ends with it.
+            # A graph may raise any error. The run then ends with that error.
             with ErrorBoundary() as attempt:
                 return await self._execute_once(again=again)
             error = attempt.caught
@@ -124,7 +124,7 @@ class RunExecution:
                 return Outcome("failed", error=kind_of(self._ledger.spent or error))
             if not await self._wait_for_recovery(error):
                 if tries >= self._workflow.options.max_tries:
-                    # A run with a single attempt has not failed repeatedly.
+                    # Set the run aside only if it was tried more than once.
                     return Outcome("failed", error=kind_of(error), set_aside=tries > 1)
                 tries += 1
             self._report_retry(kind_of(error), tries)
@@ -133,12 +133,12 @@ class RunExecution:
             self._begins, again = False, True
 
     async def _execute_once(self, *, again: bool) -> Outcome:
-        """Execute the run once, unless its messages were answered by an unrecorded run while the database was down."""
+        """Execute the run once, unless an unrecorded run answered its messages while the database was down."""
         memory, in_flight, saver = self._memory, self._dependencies.in_flight, self._dependencies.saver
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
             self._run = await with_unanswered(memory, self._run)
-        # A run that begins finds the answer itself; a resumed run is already past that step.
+        # The graph looks for this answer in its first step only, and a resumed graph skips that step.
         answered = not self._begins and in_flight.has_answered(self._run)
         if answered and (result := await answered_without(memory, self._run)) is not None:
             return Outcome("done", result=result)
@@ -149,28 +149,28 @@ class RunExecution:
         await self._report_crossing()
         outcome = self._outcome()
         if outcome.status == "waiting" and saver is not None:
-            # Its checkpoints are stored before any process sees that it waits.
+            # Store the checkpoints before other processes see that the run waits.
             await saver.keep(self._run.run_id)
         return outcome
 
     async def _wait_for_recovery(self, error: Exception) -> bool:
-        """Wait for the database if the run failed because it was down; return True if so: the attempt does not count.
+        """Wait for the database if its failure caused the error; return True if the attempt must not count.
 
-        A run without checkpoints is not recorded and does not wait.
+        An unrecorded run (it has no checkpoints) does not wait.
         """
         saver = self._dependencies.saver
         if saver is None:
             return False
 
         async def query() -> None:
-            # Read the run and its checkpoints, because each has separate connections.
+            # Read the run and its checkpoints, because they use separate connection pools.
             await self._memory.runs.run(self._run.run_id)
             await saver.saver.aget_tuple(thread_of(self._run.run_id))
 
         try:
             await query()
         except StoreUnavailable as away:
-            # Not final, but a caller that waits for the run may not want to wait for the database.
+            # This outcome is not final. It lets a caller stop waiting for the database.
             self._stream.set_outcome(Outcome("failed", error=kind_of(away)))
             await retry_until_available(query)
             return True
@@ -185,7 +185,7 @@ class RunExecution:
         await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
 
     async def _report_crossing(self) -> None:
-        """Report that the last call exceeded a budget, because no later call will fail for it."""
+        """Report that the last call exceeded a budget; the run makes no later call that could raise."""
         crossed = None
         with contextlib.suppress(StoreError):  # the answer exists anyway
             crossed = await self._ledger.crossed()
@@ -215,7 +215,7 @@ class RunExecution:
         )
 
     async def _run_graph(self, given: object) -> None:
-        """Run the graph until it stops by itself, and record its stream."""
+        """Run the graph until it ends or waits for a person, and record its stream."""
         self._interrupts = {}
         modes: list[StreamMode] = ["values", "tasks", "custom"]
         if self._stream.wants_pieces:
@@ -232,11 +232,11 @@ class RunExecution:
         async for part in stream:
             self._take(part)
         if self._ledger.spent is not None:
-            # A node may have continued without its model, but the run's result is incomplete.
+            # A node may have caught this error and continued without its model; then the result is incomplete.
             raise self._ledger.spent
 
     async def _reply(self, name: str, chat: ChatNode) -> None:
-        """Let the built-in chat answer without a graph, and note the same events as a graph would."""
+        """Call the built-in chat without a graph, and note the events that a graph would note."""
         step, state = Step(name, context_of(self._run, self._dependencies.resources), None), begin_state(self._run)
         self._notes.note("node_started", name)
         token = var_child_runnable_config.set(self._config())
@@ -253,14 +253,14 @@ class RunExecution:
         self._state = {**state, **said(step, reply), "messages": [*state.get("messages", ()), reply]}
 
     async def _ask_model(self, node: str, model: BaseChatModel, messages: list[BaseMessage]) -> AIMessage:
-        """Call a model, and publish the tokens as they arrive if a caller follows them."""
+        """Call a model; if a caller follows the run, publish each token when it arrives."""
         if not self._stream.wants_pieces:
             return await model.ainvoke(messages)
         chunks: list[AIMessageChunk] = []
         named: str | None = None
         async for chunk in model.astream(messages):
             chunks.append(chunk)
-            # Some providers send the message id in the first chunk only; without one, LangChain adds it after the call.
+            # Some providers send the message id in the first chunk only. Ids that begin with "lc_" are LangChain's own.
             named = named or (None if str(chunk.id).startswith("lc_") else chunk.id)
             self._publish_piece(node, named or chunk.id, chunk)
         whole = message_chunk_to_message(add_ai_message_chunks(*chunks))
@@ -305,7 +305,7 @@ class RunExecution:
     def _id_in(self, place: str, chunk: AIMessageChunk) -> str | None:
         """Return the id of the message of a chunk.
 
-        LangChain adds a last, empty chunk if a model marks none; its id is new if the model has its own ids.
+        If the model marks no chunk as the last, LangChain adds an empty one. Its id may differ from the model's id.
         """
         streaming = self._streaming.setdefault(place, [])
         message_id, is_last = chunk.id, chunk.chunk_position == "last"
@@ -339,7 +339,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the run's questions to a person, and how many times it has asked."""
+        """Return the run's questions to a person, and the number of times that the run has asked."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -347,10 +347,10 @@ class RunExecution:
         return {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
 
     async def _given(self, *, again: bool = False) -> object:
-        """Return the graph's input: the initial state, a person's answer, or None if the run resumes without one.
+        """Return the graph's input: the initial state, a person's answer, or None to resume without an answer.
 
-        An answer is passed only once. If the process died afterwards, the graph may have used it already and would take
-        it for the answer to its next question. At worst a person is asked again.
+        An answer is passed only once. After a crash the graph may already have used the answer, and would take it for
+        the answer to its next question. At worst a person is asked the same question again.
         """
         run, saver = self._run, self._dependencies.saver
         if self._begins or saver is None:
@@ -381,7 +381,7 @@ class RunExecution:
         }
 
     def _question(self) -> list[BaseCallbackHandler]:
-        """Return the handler that stores the question after other middleware, if the recorder waits for that."""
+        """Return the handler that stores the question after other middleware, if the recorder asks for that."""
         run, resources = self._run, self._dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:
@@ -411,7 +411,7 @@ def _chat_of(workflow: Workflow, resources: Resources) -> tuple[str, ChatNode] |
 
 
 def _silent_nodes(workflow: Workflow) -> frozenset[str]:
-    """Return the nodes with model output that is not part of the run's answer."""
+    """Return the nodes whose model output is not part of the run's answer."""
     nodes = workflow.nodes.items()
     return frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers))
 
@@ -421,7 +421,7 @@ def _map(value: Json) -> Mapping[str, Json]:
 
 
 def _without_empty(data: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the data of an event without empty fields of its LangChain messages; LangChain restores these."""
+    """Return the data of an event without the empty fields of its LangChain messages; LangChain restores them."""
     messages = data.get("messages")
     if not isinstance(messages, list):
         return dict(data)

@@ -1,4 +1,4 @@
-"""Intake of runs: a run is stored with its request and starts at once in this process if a caller waits."""
+"""Intake of runs: a run is stored with its request, and starts at once in this process if a caller waits for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from threadkeep.workflows.resources import RunOptions
 _MOST_KNOWN = 256
 
 type Mode = Literal["wait", "background", "later"]
-"""`wait`: this process executes the run. `background`: any worker does. `later`: it is stored and not started."""
+"""`wait`: this process executes the run. `background`: any worker does. `later`: the run is only stored for now."""
 
 
 class RunIntake:
@@ -40,7 +40,7 @@ class RunIntake:
         self._asked_at_once: dict[Workflow, TurnOptions | None] = {}
 
     async def take(self, request: RunRequest, workflow: Workflow, *, mode: Mode) -> Submitted:
-        """Store a run and start it; if it exists already and did not succeed, retry it.
+        """Store a run and start it. If the run exists already and has failed or was interrupted, retry it.
 
         Raises:
             SessionBusy: the workflow takes no message while another turn of the conversation is active.
@@ -51,7 +51,7 @@ class RunIntake:
         if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
             raise InvalidInput("The chat needs a message; pass it in `message`.")
         await self._worker.engine.ready()
-        # A caller that waits for a run of this process gets an answer, recorded or not.
+        # A caller that waits has a time limit, because an unrecorded run can answer instead.
         here = mode == "wait"
         until = time.monotonic() + self._memory.pending.wait_seconds if here else None
         with waiting_until(until):
@@ -70,7 +70,7 @@ class RunIntake:
         return Submitted(run.run_id, run.session_id, added.outcome, stream, over=over)
 
     def check_budget(self, asked: RunBudget) -> None:
-        """Reject a limit that can never be reached.
+        """Reject a cost limit if no model has a price, because the limit could never be reached.
 
         Raises:
             InvalidInput: a cost is limited but no model has a price.
@@ -118,14 +118,14 @@ class RunIntake:
     async def _add(
         self, new: NewRun, workflow: Workflow, policy: DoubleTexting, *, mode: Mode, until: float | None
     ) -> Added:
-        """Store a run and start it; the caller must not be cancelled between the two."""
+        """Store a run and start it. Shield this call, so that a stored run is always started."""
         owner = self._worker.engine.name if mode == "wait" else None
         if owner is not None and (run := await self._begin_at_once(new, workflow, policy, owner)) is not None:
             return Added(run, "new")
         with waiting_until(until):
             added = await self._runs.order.add(new, policy=policy, owner=owner)
         if added.run.run_id == new.run_id and added.run.status == "running":
-            # New, or stored by the transaction above, if only its reply was lost.
+            # The run is new, or the transaction above stored it and only the reply was lost.
             await self._worker.start(added.run.run_id, added.run)
         elif added.outcome == "new" and mode == "background":
             await self._worker.engine.enqueue(new.run_id)
@@ -170,6 +170,6 @@ def _least(first: float | None, second: float | None) -> float | None:
 
 
 def _budget(asked: RunBudget, options: RunOptions) -> RunBudget:
-    """Return the lower limit for tokens and the lower limit for cost."""
+    """Return the lower of the two limits, for tokens and for cost."""
     tokens = _least(asked.max_tokens, options.max_tokens)
     return RunBudget(None if tokens is None else int(tokens), _least(asked.max_cost, options.max_cost))

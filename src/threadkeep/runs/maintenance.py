@@ -23,7 +23,7 @@ _MOST_REMEMBERED = 10_000
 
 
 class RunMaintenance:
-    """Background tasks with bounded work per round; a failed round is reported, and the next one follows."""
+    """Background tasks that repeat a bounded amount of work; an error is reported, and the task continues."""
 
     def __init__(self, memory: Memory, worker: Worker, checkpoints: RunCheckpoints, options: RunServiceOptions) -> None:
         self._memory = memory
@@ -36,7 +36,7 @@ class RunMaintenance:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the background tasks inside the block; they end shortly after the execution of runs."""
+        """Run the background tasks inside the block."""
         options = self._options
         tasks = [
             asyncio.create_task(self._repeat(self.take_over, options.reaps_every, "takeover")),
@@ -55,7 +55,7 @@ class RunMaintenance:
         self._look.set()
 
     async def watch(self) -> None:
-        """Cancel runs with a cancel request, and runs that another process owns by now."""
+        """Stop the runs of this process that have a cancel request or belong to another process by now."""
         before = [active for active in self._worker.active.values() if active.stop is None]
         if not before:
             return
@@ -85,7 +85,7 @@ class RunMaintenance:
     async def _start_unknown(self) -> None:
         """Execute runs that this process owns but does not know, because the reply to their start was lost.
 
-        No other process may take them over while this one lives. A child is left to its parent, which starts it again.
+        No other process may take over such a run while this one lives. A child is left to its parent, which starts it.
         """
         for run_id in await self._runs.held_by(self._worker.engine.name):
             run = None if self._worker.has(run_id) else await self._runs.run(run_id)
@@ -93,9 +93,9 @@ class RunMaintenance:
                 await self._worker.start(run_id)
 
     async def take_over(self) -> None:
-        """Enqueue the runs of dead processes for the workers: runs that they owned, and runs that they had dequeued.
+        """Enqueue the runs that dead processes owned or had taken from the queue.
 
-        A run that was executing when several processes died is executed alone, so that no other run is blamed.
+        A run that was active when two processes died is executed alone, so that no other run is blamed.
         """
         engine = self._worker.engine
         for run_id in await engine.take_from_dead():
@@ -141,7 +141,7 @@ class RunMaintenance:
             except TimeoutError:
                 pass
             sooner.clear()
-            # A failed round is retried as long as the process lives.
+            # Failed work is retried as long as the process lives.
             with ErrorBoundary() as attempt:
                 await work()
             if isinstance(attempt.error, StoreClosed):

@@ -1,4 +1,4 @@
-"""Turns that are answered without a recorded run while the database is down."""
+"""Turns that unrecorded runs answer while the database is down."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOT_NOW = "This tool cannot be used at the moment: it must not run twice, and i
 
 
 class OfflineRuns:
-    """A service that executes runs without recording them; their turns are written to the transcript, at once or later.
+    """A service that executes runs without recording them; the turns are still written to the transcript, maybe later.
 
     Each graph is executed once, without checkpoints and without the graph store. These runs end with the process,
     cannot wait for a person, and cannot call tools that must not run twice.
@@ -119,7 +119,7 @@ class OfflineLedger:
             raise self.spent
 
     async def crossed(self) -> BudgetSpent | None:
-        """Return the budget that the calls so far exceeded; None if they exceeded none."""
+        """Return an exceeded budget as an error; return None if no budget is exceeded."""
         return spent_budget(self._run, self.usages, crossed=True)
 
     async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
@@ -128,7 +128,7 @@ class OfflineLedger:
 
 
 class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
-    """A middleware that blocks tools that must not run twice while their calls cannot be recorded."""
+    """A middleware that blocks tools that must not run twice, because unrecorded runs cannot record their calls."""
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
         """Run the tool if it is idempotent; return an error message otherwise."""

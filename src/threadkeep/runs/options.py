@@ -23,7 +23,7 @@ _FORM = "Write model=input/output or model=input/output/cached, per million toke
 
 @dataclass(frozen=True)
 class Price:
-    """The price of a million tokens of a model, in the unit of the table; `cached` applies to cached input tokens."""
+    """The price of a million tokens of a model. `cached` is the price of input tokens that come from a cache."""
 
     input: float
     output: float
@@ -37,7 +37,7 @@ class Price:
 
 
 class Prices:
-    """A table of prices; a model's full name matches first, then the longest known prefix."""
+    """A table of prices by model. The entry with a model's full name applies, else the one with the longest prefix."""
 
     def __init__(self, table: Mapping[str, Price]) -> None:
         self._table = {name.strip().lower(): price for name, price in table.items()}
@@ -89,18 +89,18 @@ def _amount(text: str) -> float:
 class RunServiceOptions:
     """Options of the run service. Times are in seconds.
 
-    Every `watch_seconds` a process checks which of its runs must be stopped, and every `reap_seconds` whether
+    Every `watch_seconds` a process checks which of its runs must be stopped. Every `reap_seconds` it checks whether
     owners of runs are dead: by default four times within `engine.dead_seconds`, and at least every two seconds. If
-    the interval is longer than half of `dead_seconds`, no dead process is detected on PostgreSQL. A temporary failure
-    is retried after `pause_seconds`, doubled each time up to `longest_pause_seconds`. A run that processes acquired
-    `max_attempts` times, because they died or failed unexpectedly, is set aside for a person.
+    `reap_seconds` is more than half of `dead_seconds`, no dead process is detected on PostgreSQL. A temporary failure
+    is retried after `pause_seconds`, doubled each time up to `longest_pause_seconds`. A run is set aside for a person
+    after `max_attempts` attempts in which its process died or failed unexpectedly.
 
-    Trace events are stored in groups, after `trace_seconds` if a caller follows the run, else `late_trace_seconds`;
-    progress is stored after `progress_seconds` if its last steps may be repeated. A run that ends without a result
+    Trace events are stored in groups: after `trace_seconds` if a caller follows the run, else `late_trace_seconds`.
+    Progress is stored after `progress_seconds` if its last steps may be repeated. A run that ends without a result
     waits at most `keep_progress_seconds` for a checkpointer that is down; after that a retry starts from an earlier
-    checkpoint. Every `upkeep_seconds`, maintenance starts runs not begun within `forgotten_seconds` and removes
-    the checkpoints of finished runs. Checkpoints of runs without a result stay for `keep_checkpoints_seconds`, so that
-    the runs can be retried.
+    checkpoint. Every `upkeep_seconds`, maintenance starts runs that have not begun within `forgotten_seconds`, and
+    removes the checkpoints of finished runs. Checkpoints of runs without a result stay for `keep_checkpoints_seconds`,
+    so that the runs can be retried.
     """
 
     prices: Prices = field(default_factory=lambda: Prices({}))
@@ -119,14 +119,14 @@ class RunServiceOptions:
     keep_checkpoints_seconds: float = 86_400.0
 
     def __post_init__(self) -> None:
-        """Reject times that are not positive; `InvalidInput` names the option."""
+        """Reject intervals that are not positive; `InvalidInput` names the option."""
         for name in ("watch_seconds", "reap_seconds", "upkeep_seconds"):
             if (seconds := getattr(self, name)) is not None and not seconds > 0:
                 raise InvalidInput(f"{name} of RunServiceOptions is a number above 0.")
 
     @property
     def reaps_every(self) -> float:
-        """Seconds between two checks whether owners of runs are dead."""
+        """Seconds between two checks for dead owners of runs."""
         return min(2.0, self.engine.dead_seconds / 4) if self.reap_seconds is None else self.reap_seconds
 
 
@@ -207,7 +207,7 @@ class RunSettings(BaseSettings):
         return TraceLimits(self.run_trace_max_events, self.run_trace_max_chars)
 
     def run_options(self, *, works: bool, close_seconds: float) -> RunServiceOptions:
-        """Return the options of the run service; without `works` the process takes no queued runs."""
+        """Return the options of the run service; if `works` is false, the process takes no queued runs."""
         return RunServiceOptions(
             prices=read_prices(self.prices),
             engine=EngineOptions(

@@ -1,4 +1,4 @@
-"""Progress of active runs (checkpoints): stored during the next step, or dropped if it is not needed any more."""
+"""Progress of active runs: checkpoints that are stored while the run continues, or dropped if no longer needed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from threadkeep.workflows.definition import Workflow
 def durability_of(workflow: Workflow) -> Durability:
     """Return LangGraph's durability mode for a workflow.
 
-    - `exit`: for at most one model call. The workflow starts again after a crash, at the same cost, so nothing is
-      stored until it fails or waits.
-    - `async`: for several model calls, or tools that may run again. Progress is passed on during the next step.
-    - `sync`: for tools that must not run twice, or foreign code. Each step is passed on before the next one begins, so
-      that all progress can be stored when such a tool is called.
+    - `exit`: for at most one model call. After a crash the workflow starts again, which costs at most that call, so
+      nothing is stored until it fails or waits.
+    - `async`: for several model calls, or tools that may run again. LangGraph saves a step during the next one.
+    - `sync`: for tools that must not run twice, or foreign code. LangGraph saves each step before the next one begins,
+      so that all progress can be stored when such a tool is called.
     """
     again = [node.again for node in workflow.nodes.values()]
     if keeps_each_step(workflow) or "marked tools" in again:
@@ -45,8 +45,8 @@ def keeps_each_step(workflow: Workflow) -> bool:
 def beside_of(workflow: Workflow) -> Callable[[str], bool]:
     """Return a function that tells if the progress of a namespace may be stored during the next step.
 
-    Before a tool that must not run twice, `threadkeep.runs.tool_idempotency` stores all progress. If each step of the
-    workflow is stored before the next one, this does not apply to steps inside Threadkeep's own nodes.
+    In a workflow with foreign code, only the progress inside Threadkeep's own nodes may. Before a tool that must not
+    run twice, `threadkeep.runs.tool_idempotency` stores all progress.
     """
     if not keeps_each_step(workflow):
         return lambda _: True
@@ -55,7 +55,7 @@ def beside_of(workflow: Workflow) -> Callable[[str], bool]:
 
 
 def _known(workflow: Workflow) -> frozenset[str]:
-    """Return the nodes for which it is known what a second execution costs."""
+    """Return the nodes with a known effect of a second execution."""
     return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")
 
 
@@ -65,7 +65,7 @@ def thread_of(run_id: str) -> RunnableConfig:
 
 
 class RunCheckpoints:
-    """A remover of the checkpoints of finished runs. Any number of processes may use it at once."""
+    """The checkpoints of finished runs, and their removal. Any number of processes may remove them at once."""
 
     def __init__(self, records: RunRecords, saver: BaseCheckpointSaver[str]) -> None:
         self._records = records
@@ -78,7 +78,7 @@ class RunCheckpoints:
     async def remove(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints of runs that are over.
 
-        A process that has lost a run may write a few checkpoints afterwards. These stay; this is rare.
+        In rare cases a process that has lost a run writes a few checkpoints afterwards; these stay.
         """
         for run_id in run_ids:
             await self._saver.adelete_thread(run_id)
@@ -94,7 +94,7 @@ class RunCheckpoints:
 
 _AGAIN_SECONDS: Final = 1.0
 _SOON_SECONDS: Final = 0.005
-"""Seconds that a task's writes wait at most; usually the checkpoint of the step arrives in that time."""
+"""Seconds until a task's writes are stored; usually the checkpoint of the step arrives before and replaces them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class PendingCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """True if it can replace earlier checkpoints; LangGraph's delta channels spread state over several."""
+        """True if it can replace earlier checkpoints. With LangGraph's delta channels the state spans several."""
         return not self.metadata.get("counters_since_delta_snapshot")
 
     @property
@@ -173,15 +173,15 @@ class ProgressWriter:
 
 
 class RunProgress:
-    """The checkpoints of one execution of a run: those of its graph and of its subgraphs, by namespace.
+    """The checkpoints of one execution of a run, of its graph and its subgraphs, by namespace.
 
-    If `beside` is true for a namespace, its checkpoints wait `seconds` for newer ones that replace them, and are stored
-    while the run continues; a run that ends before then stores none. If `starts_again` is true, a crashed run starts
-    from the beginning, and nothing is stored until the run fails or waits. In other namespaces, and initially in all,
-    the checkpoint of each step is stored at once, and writes of tasks soon after. A `fresh` run has no checkpoints of
-    an earlier execution.
+    If `beside` is true for a namespace, its checkpoints are stored after `seconds`, while the run continues, unless
+    newer ones replace them or the run ends before. If `beside` is false, as it is initially, the checkpoint of each
+    step is stored at once, and writes of tasks soon after. If `starts_again` is true, a crashed run starts from the
+    beginning, and nothing is stored until the run fails or waits. A `fresh` run has no checkpoints of an earlier
+    execution.
 
-    A checkpoint that cannot be stored for now is retried. Any other failure is raised by the next `add`.
+    While the database is unavailable, storing is retried. Any other failure is raised by the next `add`.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class RunProgress:
         self._failed: Exception | None = None
 
     async def add(self, new: Pending) -> None:
-        """Add a part of the progress; store it at once or soon."""
+        """Add a checkpoint or writes; store them at once or soon."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
@@ -242,7 +242,7 @@ class RunProgress:
             self._pending.clear()
 
     async def leave(self) -> bool:
-        """Discard pending progress because the run is over or lost; return whether nothing was ever stored."""
+        """Discard pending progress because the run is over or lost; return True if no progress was ever stored."""
         self._pending.clear()
         await self._storing.close()
         return self._offline
@@ -266,11 +266,11 @@ class RunProgress:
         with ErrorBoundary() as attempt:
             await self.keep()
         if isinstance(attempt.error, StoreUnavailable):
-            # The run continues; the progress that it still needs is stored with retries when it ends, at the latest.
+            # The run continues. Progress that is still pending when the run ends is stored then, with retries.
             if self._pending:
                 self._storing.within(_AGAIN_SECONDS)
         elif attempt.error is not None:
-            # A state that cannot be stored is a failure of the graph: the next step raises it.
+            # A state that cannot be stored is an error of the graph, so the next step raises it.
             self._failed = attempt.error
 
 

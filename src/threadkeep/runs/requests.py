@@ -26,8 +26,8 @@ class RunRequest:
 
     Without a `session_id` the run continues the last session of the user with the workflow, or starts a new one. A
     `sessionless` run sees no earlier turns and stores none. A `message_id` makes retries safe. `inputs` is the payload
-    that started the run; `results` is what a channel found in it. `metadata` is stored with the message, and so is
-    `sent_at`, the platform's time. With `stream` the caller gets the tokens of the answer as they arrive.
+    that started the run; `results` contains the values that a channel parsed from it. `metadata` and `sent_at` (the
+    platform's time) are stored with the message. If `stream` is true, the caller gets each token when it arrives.
     `double_texting` replaces the workflow's own policy for a message that arrives during a turn.
     """
 
@@ -49,10 +49,10 @@ class RunRequest:
     double_texting: DoubleTexting | None = None
 
     def __post_init__(self) -> None:
-        """Reject contradictory fields.
+        """Reject fields that contradict each other, and a deadline that is not positive.
 
         Raises:
-            InvalidInput: the message says which field to leave out.
+            InvalidInput: the message names the fields.
         """
         if self.sessionless and (self.session_id is not None or self.message_id is not None):
             raise InvalidInput("A sessionless run has no session_id and no message_id; leave them out.")
@@ -88,7 +88,7 @@ class Submitted:
 
 
 def begin_state(run: Run) -> WorkflowState:
-    """Return the initial state of a run's graph; it is the same each time that the run starts from the beginning."""
+    """Return the initial state of a run's graph; a run that starts again gets the same state."""
     newest = run.inputs[-1] if run.inputs else RunInput({})
     texts = [text for one in run.inputs if (text := text_of_input(one))]
     state = initial_state(
@@ -103,7 +103,7 @@ def begin_state(run: Run) -> WorkflowState:
 
 
 def message_of_input(given: RunInput, message_id: str) -> HumanMessage:
-    """Return a message in the form in which the graph of its run gets it."""
+    """Return the LangChain message of an input."""
     return HumanMessage(text_of_input(given), id=message_id, response_metadata=_times(given))
 
 
@@ -136,19 +136,19 @@ def text_of_input(given: RunInput) -> str:
 
 
 def map_of(values: Values, name: str) -> dict[str, Json]:
-    """Return the map of that name in a request; an empty one if it is missing."""
+    """Return the map `name` of a request; an empty map if it is missing."""
     part = values.get(name)
     return dict(part) if isinstance(part, Mapping) else {}
 
 
 def names_in(values: Values, name: str) -> tuple[str, ...]:
-    """Return the list of that name in a request; an empty one if it is missing."""
+    """Return the texts in the list `name` of a request; an empty tuple if it is missing."""
     part = values.get(name)
     return tuple(one for one in part if isinstance(one, str)) if isinstance(part, list | tuple) else ()
 
 
 def _times(given: RunInput) -> dict[str, Json]:
-    """Return the platform's time as metadata of the LangChain message, from which the transcript gets it."""
+    """Return the platform's time as LangChain metadata; the transcript reads the time from there."""
     sent_at = given.values.get(SENT_AT)
     return {SENT_AT: sent_at} if isinstance(sent_at, str) else {}
 

@@ -1,4 +1,4 @@
-"""Results of runs: their events and tokens as they arrive, and their ends."""
+"""Waiting for runs: their events, their tokens and their ends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PAGE = 200
 
 
 class RunFollowing:
-    """A service that waits for runs: it is notified about runs executed here, and polls for others.
+    """A service that waits for runs. Runs of this process notify it; it polls the database for other runs.
 
-    A caller that waits for a run also starts it, if it may begin and no other process has started it.
+    A caller that waits for a run also starts the run, if it may begin and no process has started it.
     """
 
     def __init__(self, memory: Memory, worker: Worker) -> None:
@@ -45,7 +45,7 @@ class RunFollowing:
             while True:
                 end = stream.next_end
                 if self._worker.has(run_id):
-                    # The end is published in this process; the timeout is for a run that another process took over.
+                    # The run notifies this process of its end. The timeout is for a run that another process took over.
                     pause = _LONGEST_POLL_SECONDS
                 else:
                     run = await self.run(run_id, user_id)
@@ -59,7 +59,7 @@ class RunFollowing:
             stream.waiting -= 1
 
     async def follow(self, run_id: str, after: int, user_id: str | None) -> AsyncIterator[Followed]:
-        """Yield the events of a run after a number and the tokens of its answer, until it is over or waits.
+        """Yield the events of a run after the number `after` and the tokens of its answer, until it is over or waits.
 
         Raises:
             RunNotFound: there is none that the user may see, or it was deleted with its session.
@@ -79,7 +79,7 @@ class RunFollowing:
 
     async def _followed(self, stream: RunStream, after: int, user_id: str | None) -> AsyncGenerator[Followed]:
         pause, run_id, now = _FIRST_POLL_SECONDS, stream.run_id, asyncio.get_running_loop().time
-        # The answer of a run that has stopped is not streamed again.
+        # Do not stream the answer of a run that has stopped already.
         published = len(stream.pieces) if has_stopped(await self.run(run_id, user_id)) else 0
         look_at = now()
         while True:
@@ -106,7 +106,7 @@ class RunFollowing:
             await changed(change, pause)
 
     async def run(self, run_id: str, user_id: str | None) -> Run:
-        """Return a run that a user may see; a run that is no longer stored gets the answer that its session still has.
+        """Return a run that a user may see. If its result was deleted or replaced, add the answer from its session.
 
         Raises:
             RunNotFound: there is none.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from threadkeep.errors import StoreUnavailable, ThreadkeepError
 
-# Names, so that packages of providers and databases need not be imported; they all use the same names.
+# Names of error classes. Providers and databases use the same names, so their packages need not be imported.
 _PASSING_NAMES = frozenset(
     {
         "APIConnectionError",
@@ -48,7 +48,7 @@ RUN_ERRORS: Final[Mapping[str, str]] = {
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the kind of an error for a run's record: its class name, because its message may quote people."""
+    """Return the kind of an error for a run's record: the class name, because the message may quote people."""
     return type(error).__name__
 
 
@@ -88,7 +88,7 @@ _LONGEST_PAUSE_SECONDS = 2.0
 
 
 async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
-    """Do work, and retry it until the database is available; cancelling the caller stops the retries."""
+    """Await `work()`, and retry it until the database is available. A cancelled caller stops the retries."""
     pause = _FIRST_PAUSE_SECONDS
     while True:
         try:
@@ -99,7 +99,7 @@ async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def shielded[T](work: Coroutine[object, object, T]) -> T:
-    """Do work to its end; if the caller is cancelled meanwhile, the cancellation is raised after the work."""
+    """Await work to its end. If the caller is cancelled meanwhile, the cancellation is raised after the work."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait([task])
@@ -112,7 +112,7 @@ async def shielded[T](work: Coroutine[object, object, T]) -> T:
 
 
 class Debounced:
-    """Delayed work in its own task; it never runs while a caller that does the work directly holds `working`."""
+    """Delayed work in a separate task. The work does not start while another caller holds the lock `working`."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.working = asyncio.Lock()
@@ -129,7 +129,7 @@ class Debounced:
         self._timer = loop.call_later(seconds, self._due, seconds)
 
     def disarm(self) -> None:
-        """Cancel the scheduled work until the next request."""
+        """Cancel scheduled work; a later call of `within` schedules it again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

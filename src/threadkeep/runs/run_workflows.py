@@ -1,4 +1,4 @@
-"""Workflows of runs: their versions, and the conversations that their agents store under their own keys."""
+"""The versions of workflows that runs use, and the conversations that agents store under their own keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KNOWN_SECONDS = 60.0
 
 
 class VersionGone(Exception):
-    """A run cannot continue with the version with which it began; `kind` is the error kind for its record."""
+    """The version of the workflow with which a run began is gone; `kind` is the error kind for the run's record."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -43,7 +43,7 @@ class VersionGone(Exception):
 
 
 class RunWorkflows:
-    """The workflows of runs: the registered ones, and their older versions."""
+    """The registered workflows, and the older versions with which runs began."""
 
     def __init__(self, workflows: Workflows, versions: WorkflowVersions) -> None:
         self._workflows = workflows
@@ -53,14 +53,14 @@ class RunWorkflows:
         self._restored: dict[tuple[str, str], Workflow] = {}
 
     async def newest(self, name: str) -> Workflow:
-        """Return the workflow for new runs, and store its version for later, when these runs are resumed.
+        """Return the workflow for new runs, and store its version, so that these runs can be resumed later.
 
         Raises:
-            WorkflowNotFound: there is none of that name.
+            WorkflowNotFound: no workflow of that name is registered.
         """
         workflow = self._get(name)
         key = (name, workflow.version)
-        # Store it again from time to time, because processes delete versions that no run has used for long.
+        # Store the version again from time to time, because versions that no run uses are deleted.
         if time.monotonic() - self._known.get(key, -_KNOWN_SECONDS) >= _KNOWN_SECONDS:
             await self._versions.keep(name, workflow.version, workflow.definition)
             self._known[key] = time.monotonic()
@@ -91,12 +91,12 @@ class RunWorkflows:
         return self._restored[key]
 
     async def to_go_on_with(self, run: Run, is_untouched: Callable[[], Awaitable[bool]]) -> Workflow:
-        """Return the workflow of a run; the newest version if the run has done nothing yet and its own version is gone.
+        """Return the workflow of a run; the newest version if the run's version is gone and the run did nothing yet.
 
-        This way runs are still answered that wait in the queue while changed code is deployed.
+        So a run that is in the queue while changed code is deployed still gets an answer.
 
         Raises:
-            VersionGone: the run has done something already, or no workflow of its name is registered.
+            VersionGone: the run's version is gone, and the run has done something or the workflow is not registered.
         """
         try:
             return await self.of(run)
@@ -111,13 +111,13 @@ class RunWorkflows:
     async def _restore(self, name: str, version: str) -> Workflow | None:
         """Return a stored version; None if it was deleted, or if it imports code that no registered workflow imports.
 
-        Code is never loaded from the database: only the operator's own files decide which code a worker imports.
+        A version in the database must not decide which code a worker imports; only the operator's files may.
         """
         stored = await self._versions.version(name, version)
         if stored is None or stored.definition is None:
             return None
         allowed = frozenset[str]().union(*(references_in(each.definition or {}) for each in self._workflows.all()))
-        # Copy it through JSON, because the database may have returned other types of lists and maps.
+        # Convert through JSON, because the database may return other types of lists and maps.
         if not references_in(json.loads(json.dumps(stored.definition))) <= allowed:
             return None
         try:
@@ -127,7 +127,7 @@ class RunWorkflows:
 
 
 class _Caller(NamedTuple):
-    """The values of a run, besides its state, to which key templates may refer, and its trigger."""
+    """The trigger of a run, and the values outside its state that key templates may use."""
 
     session_id: str | None
     user_id: str | None
@@ -138,9 +138,9 @@ class _Caller(NamedTuple):
 def order_keys(
     workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
 ) -> tuple[str, ...]:
-    """Return the keys that order a requested run in the conversations of its agents.
+    """Return the keys of the conversations in which a requested run is ordered, besides its session.
 
-    A key that refers to a node of the workflow is not known yet; the run enters that order when it reaches the node.
+    A key that depends on a node's result is not known yet; the run is ordered there when it reaches the node.
     """
     if store is None or not (keeping := list(_keeping(workflow))):
         return ()
@@ -166,7 +166,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 
 
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations that a run has reached in any process; the order of turns records their keys."""
+    """Return the conversations that a run has reached in any process, as the order of turns records them."""
     found = []
     for place in await memory.runs.places.of(run.run_id):
         conversation = of_order_name(place)
@@ -192,7 +192,7 @@ def _keeping(workflow: Workflow) -> Iterable[ConversationFields]:
 def _keys(
     keeping: Iterable[ConversationFields], state: WorkflowState, caller: _Caller
 ) -> list[tuple[GraphLayout, str]]:
-    """Return the layouts and conversation keys of nodes in a run; nodes without a key are left out."""
+    """Return the layouts and the conversation keys of nodes in a run, without nodes that have no key."""
     values = {"session_id": caller.session_id, "user_id": caller.user_id, "message_metadata": caller.metadata}
     config: RunnableConfig = {"configurable": values}
     scope = key_scope(state, caller.session_id, config)

@@ -52,10 +52,10 @@ class RunService:
     async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
         """Store a run and start it: at once in this process if the caller waits, else on any worker.
 
-        With `later` it starts when a caller requests its result, so that further messages can join it before; if no
-        caller does, a worker starts it.
+        In mode `later` the run starts when a caller requests its result, and further messages can join the run until
+        then. If no caller requests the result, a worker starts the run.
 
-        A repeated `message_id` of a session returns the same run; a failed run is retried.
+        A repeated `message_id` of a session returns the same run. If that run has failed, it is retried.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
@@ -70,7 +70,7 @@ class RunService:
         return submitted
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
-        """Return the result of a run when it is over or waits for a person; cancelling the caller does not stop it.
+        """Return the result of a run when it is over or waits for a person. A cancelled caller does not stop the run.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -78,11 +78,11 @@ class RunService:
         return RunResult.of(await self.end_of(run_id, user_id=user_id))
 
     async def end_of(self, run_id: str, *, user_id: str | None = None) -> Run:
-        """Wait until a run is over or waits for a person, and return it; see `result`."""
+        """Return a run when it is over or waits for a person; see `result`."""
         return await self._following.end_of(run_id, user_id)
 
     def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncIterator[Followed]:
-        """Yield the events of a run after a number, and the tokens of its answer; the run itself comes last.
+        """Yield the events of a run after the number `after` and the tokens of its answer, then the run itself.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -97,7 +97,7 @@ class RunService:
         """
         run = await self._following.run(run_id, user_id)
         if run.unbegun and await self._runs.order.stop_as_it_begins(run_id):
-            # It ends when it is next in the order, so that its question is stored at the right position.
+            # The run ends when its turn comes, so that its question is stored at the right position.
             await self._worker.end_stopped(run_id)
             return [run_id]
         stopped = await self._runs.request_cancel(run_id)
@@ -127,7 +127,7 @@ class RunService:
         """Answer a waiting run; if it asks several questions, `value` maps their ids to the answers.
 
         A child's question is answered through the run at the top, which waits for the child. With a `message_id` the
-        answer is a message of the session: it counts only once, and a channel sends the run's answer as a reply to it.
+        value is a message of the session: it counts only once, and a channel sends the run's answer as a reply to it.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -145,9 +145,9 @@ class RunService:
         mode: Mode = "wait",
         message_id: str | None = None,
     ) -> None:
-        """Answer a waiting run by a request that may be repeated: a repeat of its `message_id` changes nothing.
+        """Answer a waiting run at most once: a repeated request with the same `message_id` changes nothing.
 
-        The id is unique in the session. A channel that asked the question sends the run's answer.
+        The id is unique in the session. The channel that asked the question also sends the run's answer.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -156,7 +156,7 @@ class RunService:
         if message_id is None:
             return await self.resume(run_id, value, user_id=user_id, mode=mode)
         run = await self._following.run(run_id, user_id)
-        # The message is one of the session of the run at the top, which waits with its children.
+        # The message belongs to the session of the run at the top, which waits for its children.
         top = await self._following.run(run.root_run_id, None)
         try:
             await self._resume(top, value, mode, message_id, is_reply=False)
@@ -191,11 +191,11 @@ class RunService:
     ) -> None:
         """Retry a run that failed, was cancelled or interrupted, from where it stopped.
 
-        A limit in `budget` replaces the limit of the run, and applies to the whole run, including earlier attempts.
+        A limit in `budget` replaces the same limit of the run. It applies to the whole run, including earlier attempts.
 
         Raises:
             RunNotFound: there is none that the user may see.
-            InvalidInput: it is in another state or a child, or a cost is limited but no model has a price.
+            InvalidInput: the run is in another state or is a child, or a cost is limited but no model has a price.
         """
         self._intake.check_budget(budget)
         run = await self._following.run(run_id, user_id)
@@ -295,7 +295,7 @@ async def open_runs(
     options: RunServiceOptions | None = None,
     in_flight: InFlightMessages | None = None,
 ) -> AsyncIterator[RunService]:
-    """Open the run service of a memory's database; runs are executed until the block ends, then released.
+    """Open the run service of a memory's database. After the block, unfinished runs are left to other processes.
 
     Args:
         memory: the store of sessions and runs.
@@ -305,7 +305,7 @@ async def open_runs(
         checkpointer: the store of run progress; the caller opens it once.
         store: the graph store, also opened by the caller.
         options: options of execution.
-        in_flight: the messages that the chat of this process is answering without recorded runs.
+        in_flight: the messages that unrecorded runs of this process's chat are answering.
 
     Raises:
         InvalidInput: the extra `engine` is not installed, or this process has the engine of another database open.
@@ -330,9 +330,9 @@ async def open_runs(
 
 
 class RunsOnDemand:
-    """A run service that opens on first use; a failure is raised to the caller, and the next caller tries again.
+    """A run service that opens on first use. A failure to open is raised, and the next caller tries again.
 
-    It lives in its own task, independent of requests, until `close`.
+    The service lives in a separate task, independent of requests, until `close`.
     """
 
     def __init__(self, opening: Callable[[InFlightMessages], AbstractAsyncContextManager[RunService]]) -> None:
@@ -364,12 +364,12 @@ class RunsOnDemand:
         return await asyncio.shield(opened)
 
     def open_soon(self) -> None:
-        """Start to open in the background; a failure is raised by a later `service()`."""
+        """Start opening the service in the background; a later call of `service` raises a failure."""
         if not self._closing and self._opened is None:
             self._opened = self._begin()
 
     async def close(self, seconds: float = 0.0) -> None:
-        """Close the service; active runs may continue for `seconds` and are then left to other processes."""
+        """Close the service. Active runs may continue for `seconds`, and are then left to other processes."""
         self._closing = True
         opened = self._opened
         if opened is not None and opened.done() and opened.exception() is None:

@@ -1,4 +1,4 @@
-"""Answers that a session has and its run lacks, because the run was deleted or another process answered."""
+"""Answers of runs from their sessions, if a run's own result was deleted or another process answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threadkeep.records import Json, Message
 from threadkeep.records.runs import Run
 
 _MOST_MESSAGES: Final = 500
-"""The maximum number of messages of a turn that are searched for the newest one."""
+"""The most messages of a turn that are searched for its newest question."""
 
 
 async def with_answer(memory: Memory, run: Run) -> Run:
@@ -26,7 +26,7 @@ async def with_answer(memory: Memory, run: Run) -> Run:
 
 
 async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
-    """Return a run with the answer that was delivered instead of its own, if two processes answered one question."""
+    """Return a run with the delivered answer, if two processes answered its question and its own was not delivered."""
     own_id = result.get("message_id")
     if run.session_id is None or not isinstance(own_id, str):
         return run
@@ -35,7 +35,7 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
     while answer is not None and answer.superseded_by is not None:
         answer = await session.find(answer.superseded_by)
     if own is None and run.message_id is not None:
-        # It was pending during an outage and was not stored, because another process had delivered an answer by then.
+        # The own answer was pending during an outage, and was not stored because another answer was delivered first.
         answer = await _answer_of_turn(memory, run, run.message_id)
         if answer is not None and answer.status != "complete":
             return run
@@ -46,9 +46,9 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
 
 
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
-    """Return a run as the sender of one of its messages sees it.
+    """Return a run with the answer for the sender of one of its messages.
 
-    Another run may have answered this message, or the newest message if the turn was answered again.
+    Another run may have answered this message, or may have answered the newest message again.
     """
     if len(run.inputs) < 2:
         return run
@@ -58,7 +58,7 @@ async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
 
 
 async def with_unanswered(memory: Memory, run: Run) -> Run:
-    """Return a run of several messages without those that were answered while the database was down."""
+    """Return a run without the messages that other runs have answered; a run with one message is not changed."""
     if len(run.inputs) < 2:
         return run
     rest = [
@@ -70,7 +70,7 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
 
 
 async def answered_without(memory: Memory, run: Run) -> Mapping[str, Json] | None:
-    """Return the answer that an unrecorded run gave to the newest message of a run; None if the session has none."""
+    """Return the answer of an unrecorded run to the newest message of a run; None if the session has none."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)
     return None if answer is None or answer.status != "complete" else _result_of(answer)

@@ -19,7 +19,7 @@ _MOST_REMEMBERED: Final = 10_000
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of an execution; a `waiting` run continues when a person has answered."""
+    """The outcome of an execution. A `waiting` run continues after a person's answer."""
 
     status: Literal["done", "failed", "cancelled", "interrupted", "waiting"]
     result: Mapping[str, Json] | None = None
@@ -30,7 +30,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RunPiece:
-    """A token of a message of a run; messages may stream at once. The text of the `last` one may be empty."""
+    """A token of a message. Several messages of a run may stream at once. The `last` token may have an empty text."""
 
     run_id: str
     node: str | None
@@ -40,7 +40,7 @@ class RunPiece:
 
 
 class RunEndEvent(asyncio.Event):
-    """An event that is set when a run ends or waits; `run` is the ended run, if this process has it."""
+    """An event that is set when a run ends or waits; `run` is the ended run, if this process knows it."""
 
     run: Run | None = None
 
@@ -48,10 +48,10 @@ class RunEndEvent(asyncio.Event):
 class RunStream:
     """The stream of a run that a caller in this process executes, waits for or follows.
 
-    `begun` is true while the run is executed here. `outcome` is its outcome here, possibly not yet recorded. The
-    tokens from `first_piece` on belong to the current attempt. `hold` has the data of an execution here, and `usage`
-    the usage of the whole run if this process knows it. `waiting` is the number of callers that wait for the end,
-    `followers` the number of these that also read the events.
+    `begun` is true once the run is executed here. `outcome` is the outcome here, possibly not yet recorded. The
+    tokens from `first_piece` on belong to the current attempt. `hold` contains the data of an execution here. `usage`
+    is the usage of the whole run, if this process knows it. `waiting` counts the callers that wait for the end,
+    including `followers`, which also read the events.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -67,9 +67,9 @@ class RunStream:
         self.waiting = 0
         self.followers = 0
         self.next_change = asyncio.Event()
-        """The event for the next change; get it before reading the current state."""
+        """The event for the next change; get the event before you read the current state."""
         self.next_end = RunEndEvent()
-        """The event for the next end or wait of the run; get it before reading the run's state."""
+        """The event that is set when the run ends or waits; get the event before you read the run's state."""
 
     def renew(self) -> None:
         """Reset the state for another attempt."""
@@ -95,12 +95,12 @@ class RunStream:
         self.signal()
 
     def signal(self) -> None:
-        """Wake all waiters for a change."""
+        """Wake all tasks that wait for a change."""
         changed, self.next_change = self.next_change, asyncio.Event()
         changed.set()
 
     def end(self, run: Run | None = None) -> None:
-        """Wake all waiters for the end as well; `run` is the ended run, if known."""
+        """Wake all tasks that wait for the end or for a change; `run` is the ended run, if known."""
         ended, self.next_end = self.next_end, RunEndEvent()
         ended.run = run
         ended.set()
@@ -108,7 +108,7 @@ class RunStream:
 
 
 class RunStreams:
-    """The streams of this process, weakly referenced: each lives as long as it is used."""
+    """The streams of this process. They are weakly referenced, so each lives as long as it is used."""
 
     def __init__(self) -> None:
         self._streams: WeakValueDictionary[str, RunStream] = WeakValueDictionary()
@@ -121,7 +121,7 @@ class RunStreams:
         return found
 
     def signal(self, run_id: str) -> None:
-        """Wake all waiters for a change of a run."""
+        """Wake all tasks that wait for a change of a run."""
         if (found := self._streams.get(run_id)) is not None:
             found.signal()
 
@@ -132,7 +132,7 @@ class RunStreams:
 
 
 async def changed(change: asyncio.Event, seconds: float) -> bool:
-    """Wait for a change for at most `seconds`; return whether it came."""
+    """Wait for a change for at most `seconds`; return False after a timeout."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await change.wait()
@@ -146,8 +146,8 @@ type _Key = tuple[str | None, str | None]
 class InFlightMessages:
     """Messages that this process is answering with unrecorded runs, because the database could not store runs.
 
-    Such a message may also have a recorded run: one that was active when the outage began, or that was stored although
-    the reply was lost. That run waits for the answer and then finds it in the transcript or the pending writes.
+    Such a message may also have a recorded run: it was active when the outage began, or it was stored but the reply of
+    the database was lost. The recorded run waits, and then finds the answer in the transcript or the pending writes.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class InFlightMessages:
 
     @contextmanager
     def answering(self, session_id: str, message_id: str) -> Iterator[None]:
-        """Mark a message as being answered inside the block. A message has at most one such block at a time."""
+        """Mark a message as being answered inside the block; never open two blocks for one message at once."""
         end = self._ends[session_id, message_id] = asyncio.Event()
         try:
             yield
@@ -165,17 +165,17 @@ class InFlightMessages:
             end.set()
 
     def set_answered(self, session_id: str, message_id: str) -> None:
-        """Remember that a message was answered: a run of it that ends later must not end another turn."""
+        """Remember that a message was answered, so that a recorded run of it does not report the turn again."""
         self._answered[session_id, message_id] = None
         if len(self._answered) > _MOST_REMEMBERED:
             del self._answered[next(iter(self._answered))]
 
     def has_answered(self, run: Run) -> bool:
-        """Return whether all messages of a run were answered without it."""
+        """Return whether unrecorded runs have answered all messages of a run."""
         return bool(run.inputs) and all((run.session_id, one.message_id) in self._answered for one in run.inputs)
 
     async def wait_for(self, run: Run) -> None:
-        """Wait until no message of a run is being answered without it."""
+        """Wait until no unrecorded run is answering a message of a run."""
         for one in run.inputs:
             while end := self._ends.get((run.session_id, one.message_id)):
                 await end.wait()

@@ -1,4 +1,4 @@
-"""Tools that must not run twice: each call is recorded before it runs."""
+"""Tools that must not run twice: each call is recorded before the tool runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ type Handler = Callable[[ToolCallRequest], Awaitable[ToolResult]]
 AGAIN: Final = "again"
 SKIP: Final = "skip"
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
-"""The result of a part of a call that ended with a question to a person; the next part begins with the answer."""
+"""The stored result of a part of a call that ended with a question to a person. The answer begins the next part."""
 
 _SKIPPED = "This tool call was started before, and its outcome is unknown; a person decided not to run it again."
 _UNKNOWN = "This tool call finished before, but its result was not stored."
@@ -34,14 +34,14 @@ _UNKNOWN = "This tool call finished before, but its result was not stored."
 
 @dataclass(frozen=True)
 class _Part:
-    """A tool call, or a later part of it: `asked` is the number of questions to a person before that part."""
+    """A part of a tool call. Each question to a person ends a part; `asked` is the number of earlier questions."""
 
     id: str
     call: ToolCall
     asked: int
 
     def answer_to(self, question: dict[str, Json]) -> Json:
-        """Return a person's answer. A repeated step gets all answers again; the last one is for this question."""
+        """Return a person's answer. In a repeated step `interrupt` returns all answers in order; use the last one."""
         answer: Json = None
         for _ in range(self.asked + 1):
             answer = interrupt(question)
@@ -52,7 +52,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
     """A middleware that runs each call of a marked tool once per run, across processes.
 
     If a call was started and its outcome is unknown, a person replies `again`, `skip`, or the result. `keep` stores
-    the progress of a run, because a process that resumes it must come to the same call. `holds` returns whether this
+    the progress of a run, so that a process that resumes the run makes the same call. `holds` returns whether this
     process certainly still owns a run.
     """
 
@@ -83,7 +83,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         return await self._run(context.run_id, part.id, request, handler)
 
     async def _begin(self, run_id: str, request: ToolCallRequest) -> _Part:
-        """Record the call, or the part of it that follows the questions to a person."""
+        """Record the call, or the part of the call after the last question to a person."""
         await self._keep(run_id)
         if not self._holds(run_id):
             raise StoreUnavailable("This process cannot tell whether it still owns the run; the call is retried.")

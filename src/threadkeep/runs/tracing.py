@@ -1,4 +1,4 @@
-"""The trace of an active run: events are noted at once, and the run's owner stores them in groups."""
+"""The trace of an active run: events are noted in memory, and the run's owner stores them in groups."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ type Data = Mapping[str, Json]
 
 _MOST_REMEMBERED = 50
 _AT_ITS_START = frozenset({STATUS, "node_started"})
-"""Events that only repeat what the row of a started run says; they may wait longer to be stored."""
+"""Kinds of events that add nothing to the row of a started run; they may be stored later than other events."""
 
 _START_TIMES = 10
 _MOST_EVENTS = 5_000
-"""The number of events that wait while the database is down; older ones are dropped."""
+"""The most events that are kept while the database is down; older ones are dropped."""
 
 
 class Notes(Protocol):
@@ -41,7 +41,7 @@ class RunTracer:
     """The trace of one run; a killed process loses the events since the last group.
 
     An event waits to be stored with others: at most `seconds` while a caller here follows the run, else at most
-    `late_seconds`, so that a short run stores its whole trace at its end. `lost` is called if another process owns it.
+    `late_seconds`, so that a short run stores its trace when it ends. `lost` is called if another process owns the run.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RunTracer:
         """Store the events noted so far.
 
         Raises:
-            StoreError: the database does not take it; it is kept for the next try.
+            StoreError: the database did not store them; they are kept for the next call.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -90,10 +90,10 @@ class RunTracer:
         self._stream.signal()
 
     async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Store the events noted so far; `store` writes the last group together with other data. Return its result.
+        """Store the events noted so far, the last group with `store`, which also writes other data; return its result.
 
         Raises:
-            StoreError: the database does not take it; it is kept for the next try.
+            StoreError: the database did not store them; they are kept for the next call.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -107,9 +107,9 @@ class RunTracer:
         return stored
 
     async def whole(self) -> TraceGroup | None:
-        """Return all events of the run for another transaction that stores them at once; None if there are too many.
+        """Return all events of the run, to store them in another transaction; None if they are not all in memory.
 
-        `after` is the newest event that is stored already. Call `stored_elsewhere` afterwards.
+        `after` is the number of the newest stored event. Call `stored_elsewhere` when the transaction succeeded.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -136,7 +136,7 @@ class RunTracer:
             self._group = TraceGroup()
 
     async def _newest(self) -> int:
-        """Return the newest stored event number; it is read before the first write, so retries duplicate nothing."""
+        """Return the number of the newest stored event; reading it before the first write makes retries safe."""
         if self._number is None:
             self._number = await self._trace.last_number(self._stream.run_id)
         return self._number
@@ -155,7 +155,7 @@ class RunTracer:
             self._number = number
 
     def _remember(self, group: TraceGroup) -> None:
-        """Keep the stored part of a short trace in memory, so that the trace can be packed without reading it again."""
+        """Keep the stored events of a short trace in memory, so that `whole` need not read them again."""
         if self._stored is not None:
             self._stored.events += group.events
             self._stored.usage += group.usage
@@ -166,7 +166,7 @@ class RunTracer:
         try:
             await self.flush()
         except StoreError:
-            # The answer must not wait for the trace; the end of the run tries again.
+            # The answer must not wait for the trace. The next group or the end of the run stores these events too.
             while sum(len(group.events) for group in self._sealed) > _MOST_EVENTS and len(self._sealed) > 1:
                 self._sealed.popleft()
 
@@ -175,7 +175,7 @@ class ToolTrace(AsyncCallbackHandler):
     """A callback of a run that notes tool calls with their arguments and results."""
 
     run_inline = True
-    # Each handled event would cost a coroutine for each step of a graph.
+    # Ignore other events: each would cost a coroutine for each step of a graph.
     ignore_chain = ignore_llm = ignore_chat_model = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self, notes: Notes) -> None:
@@ -211,7 +211,7 @@ class ToolTrace(AsyncCallbackHandler):
 
 
 def node_of(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the workflow node in which something happened, at any depth."""
+    """Return the workflow node of an event of the graph or of its subgraphs."""
     namespace = (metadata or {}).get("langgraph_checkpoint_ns")
     return namespace.partition(":")[0] or None if isinstance(namespace, str) else None
 

@@ -26,10 +26,10 @@ from threadkeep.store.runs.trace import RunTrace
 class RunLedger:
     """The ledger of one run: the `Ledger` of its `Meter`.
 
-    Usage is stored with the trace, in groups, so a killed process loses at most the usage of the last calls. If there
-    is a budget, usage is stored before the next call is allowed. Concurrent calls may exceed a budget, because they are
-    counted only when they end. A model without a price costs nothing. `usages` are the calls of the run itself, without
-    its children (`has_children`).
+    Usage is stored in groups with the trace, so a killed process loses at most the usage of the last calls. If there
+    is a budget, usage is stored before the next call is allowed. Concurrent calls may exceed a budget, because a call
+    is counted when it ends. A model without a price costs nothing. `usages` contains the calls of the run itself, but
+    not of its children; `has_children` is true if it has any.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RunLedger:
         """Allow a model call if the budgets allow it.
 
         Raises:
-            BudgetSpent: there is nothing left for it.
+            BudgetSpent: a budget is used up.
         """
         if not self._limited:
             return
@@ -59,7 +59,7 @@ class RunLedger:
                 raise self.spent
 
     async def crossed(self) -> BudgetSpent | None:
-        """Return the budget that the calls so far exceeded; None if they exceeded none."""
+        """Return the first exceeded budget as an error; return None if no budget is exceeded."""
         if self._limited:
             await self._flush_tree()
         for run in self._limited:
@@ -114,20 +114,20 @@ class Ledger(Protocol):
 
 
 class Account(Ledger, Protocol):
-    """The ledger of one execution of a run: the budget that it used up."""
+    """A ledger of one execution of a run. `spent` is the budget that stopped a call, if any."""
 
     spent: BudgetSpent | None
 
     async def crossed(self) -> BudgetSpent | None:
-        """Return the budget that the calls so far exceeded; None if they exceeded none."""
+        """Return the first exceeded budget as an error; return None if no budget is exceeded."""
 
 
 class Meter(AsyncCallbackHandler):
-    """A callback that counts each model call once, in its own run: `config={"callbacks": [Meter(ledger, prices)]}`."""
+    """A callback that adds the usage of each model call to the ledger of its run, exactly once."""
 
-    # An error from `check` must stop the call. Not inline: LangChain drops the handlers after one that raises there.
+    # An error from `check` must stop the call. Do not set `run_inline`: an inline error skips the remaining handlers.
     raise_error = True
-    # Each handled event would cost a coroutine for each step of a graph.
+    # Ignore other events: each would cost a coroutine for each step of a graph.
     ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self, ledger: Ledger, prices: Prices) -> None:
@@ -198,7 +198,7 @@ class LastContext:
     def note(self, built: ContextBuilt) -> None:
         """Record a call.
 
-        An event of another run, such as the run that stored the question, never replaces an event of this run.
+        An event of another run (for example the run that stored the question) never replaces an event of this run.
         """
         if self.built is None or self.built.run_id != self.run_id or built.run_id == self.run_id:
             self.built = built
@@ -211,7 +211,7 @@ class LastContext:
 
 
 class LastContexts:
-    """An observer that records the context of each run's last model call, until `close`."""
+    """An observer that records the context of the last model call of each run, until `close`."""
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers
@@ -223,7 +223,7 @@ class LastContexts:
         self._observers.remove(self)
 
     def notify(self, event: Event, /) -> None:
-        """Record the context of a run's model call; a session has one active run at a time."""
+        """Record the context of a model call for its run, or else for the active run of its session."""
         if not isinstance(event, ContextBuilt):
             return
         named = self._watched.get(event.run_id or "")

@@ -33,9 +33,9 @@ _TAKEOVERS = 3
 class Worker:
     """An executor of the runs of this process. The engine calls `execute`.
 
-    A run that another process owns is taken over only if that process is dead or was declared dead. From then on the
-    database rejects its writes to the run. The record of a run counts how often it was acquired; a run that was
-    acquired too often is set aside for a person.
+    A run of another process is taken over only if that process is dead or was declared dead. From then on the
+    database rejects that process's writes to the run. The record of a run counts how often the run was acquired. A
+    run that was acquired too often is set aside for a person.
     """
 
     def __init__(self, memory: Memory, workflows: RunWorkflows, checkpoints: RunCheckpoints) -> None:
@@ -48,7 +48,7 @@ class Worker:
         self._endings = RunEndings(memory, workflows)
         self._progress = ProgressWriter(memory.observers)
         self._begun: dict[str, tuple[Run, BegunTurn | None]] = {}
-        # Streams are held from the start, so that concurrent callers see that a run was started.
+        # Keeps the (weakly referenced) streams of started runs, so that other callers see that a run was started.
         self._started: dict[str, RunStream] = {}
         self._opened = asyncio.Event()
         self._context = contextvars.copy_context()
@@ -56,7 +56,7 @@ class Worker:
         self._dependencies: Dependencies | None = None
 
     def open(self, engine: Engine, dependencies: Dependencies) -> None:
-        """Set the engine and the dependencies; the engine may call before this."""
+        """Set the engine and the dependencies. The engine may call `execute` before; `execute` waits for this."""
         self._engine, self._dependencies = engine, dependencies
         self._opened.set()
 
@@ -79,7 +79,7 @@ class Worker:
         return self._dependencies
 
     def has(self, run_id: str) -> bool:
-        """Return whether a run is executed here or about to be."""
+        """Return whether this process executes a run or is about to execute it."""
         return run_id in self.active or run_id in self._begun
 
     def holds(self, run_id: str) -> bool:
@@ -88,7 +88,7 @@ class Worker:
         return active is not None and active.stop is None and self.engine.holds(active.run.root_run_id)
 
     async def flush(self, run_id: str) -> None:
-        """Store the events that a run has noted so far, for a reader; do nothing if the database is unavailable."""
+        """Store the pending events of a run, so that a reader sees them; do nothing if the database is unavailable."""
         if (active := self.active.get(run_id)) is not None:
             with suppress(StoreError):
                 await active.tracer.flush()
@@ -101,10 +101,10 @@ class Worker:
     async def start(self, run_id: str, run: Run | None = None, begun: BegunTurn | None = None) -> None:
         """Execute a run here, unless it was started already.
 
-        If a `run` is passed, this process already owns it; `begun` has its turn if the question was stored with it.
+        If `run` is passed, this process already owns the run. `begun` is its turn if the question is stored already.
 
         Raises:
-            StoreError: the engine does not accept the run; if this process already owned it, it is released.
+            StoreError: the engine does not accept the run. If this process owned the run, the run is released.
         """
         stream = self.streams.of(run_id)
         if stream.started:
@@ -124,9 +124,9 @@ class Worker:
             await self.engine.start(run_id)
 
     async def execute(self, run_id: str) -> None:
-        """Execute a run if it may begin now; otherwise the preceding run in the order starts it later.
+        """Execute a run if it may begin now; otherwise the run before it in the order starts it later.
 
-        An unexpected error is reported, and the run is retried after a pause.
+        After an unexpected error, report the error and retry the run after a pause.
         """
         await self._opened.wait()
         stream, options = self.streams.of(run_id), self.dependencies.options
@@ -155,13 +155,13 @@ class Worker:
             await self.execute_owned(run)
 
     async def end_stopped(self, run_id: str) -> None:
-        """End a run that was cancelled before it began; if other turns precede it, it ends after them."""
+        """End a run that was cancelled before it began; if earlier turns still run, the run ends after them."""
         await self.engine.ready()
         if not self.has(run_id) and (run := await self.acquire(run_id)) is not None:
             await self.execute_owned(run)
 
     async def acquire(self, run_id: str) -> Run | None:
-        """Begin a run, or take it over from a dead process; return None if there is nothing to execute now."""
+        """Begin a run, or take it over from a dead process; return None if the run cannot be executed now."""
         for _ in range(_TAKEOVERS):
             found = await self._runs.order.begin(run_id, self.engine.name)
             if isinstance(found, Begun):
@@ -174,7 +174,7 @@ class Worker:
         return None
 
     def report(self, error: str, work: RunWork = "engine") -> None:
-        """Report an error, by its name, that keeps this process from its work for now."""
+        """Report the name of an error that interrupts the work of this process."""
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
     async def execute_owned(self, run: Run, *, begins: bool = False, begun: BegunTurn | None = None) -> Outcome | None:
@@ -202,7 +202,7 @@ class Worker:
         return outcome
 
     async def start_following(self, run: Run) -> None:
-        """Start the runs that may begin because a run of their conversations is over or waits."""
+        """Start the runs that may begin now, because `run` is over or waits for a person."""
         self._runs.places.tell_freed()
         for following in await self._runs.order.following(run.run_id):
             if self.streams.is_waited_for(following):
@@ -230,7 +230,7 @@ class Worker:
         )
         active = ActiveRun(run, owner, stream, tracer, progress, begins)
         active.hold.begun = begun
-        # A caller waits for a run that begins here, but not for a run that is taken over.
+        # A caller waits for the answer of a run that begins here, but not of a run that was taken over.
         active.hold.told = begins
         stream.hold = active.hold
         self.active[run.run_id] = active
@@ -238,11 +238,11 @@ class Worker:
         return active
 
     async def _leave(self, active: ActiveRun) -> bool:
-        """Release a run; return whether it has no checkpoints."""
+        """Release a run; return True if it has no checkpoints."""
         del self.active[active.run.run_id]
         await active.tracer.close()
         for entry in active.hold.manifests:
-            # It may be stored already, if the reply to the end of the run was lost.
+            # The manifest may be stored already, if only the reply to the last transaction was lost.
             self._memory.manifests.queue(replace(entry, again=True))
         ledger = active.ledger
         if active.begins and ledger is not None and not ledger.has_children:
@@ -274,12 +274,12 @@ class Worker:
         return await shielded(self._endings.end(active, outcome, dependencies))
 
     async def _run_graph(self, active: ActiveRun) -> Outcome:
-        """Execute a run with its workflow and budgets in a separate task; wait until the database is available."""
+        """Execute a run with its workflow and its budgets; wait for an unavailable database."""
         run, dependencies = active.run, self.dependencies
         _set_channel(run)
         run_hold.set(active.hold)
         if run.attempts > 1 and run.session_id is not None:
-            # The answer may be in the folder of pending turns of the dead process.
+            # The dead process may have left the answer in its folder of pending turns.
             await self._memory.pending.adopt(run.session_id)
         try:
             workflow = await retry_until_available(partial(self._workflow_of, active))
@@ -328,7 +328,7 @@ class Worker:
         return found
 
     def _why_cancelled(self, active: ActiveRun) -> RunStop:
-        """Return why the task was cancelled from outside: by the engine, or by the task of its parent."""
+        """Return why the engine or the parent's task cancelled the task of a run."""
         above = self.active.get(active.run.parent_run_id or "")
         if above is not None:
             return above.stop if above.stop in ("closing", "lost") else "cancelled"
@@ -344,14 +344,14 @@ class Worker:
     async def _clear_up(
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
-        """Clean up after a run; maintenance repairs failures. An `unstored` run has no checkpoints."""
+        """Start the following runs and remove checkpoints; maintenance repairs failures. `unstored`: no checkpoints."""
         # The run is over, so a failure here must not cause a retry.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
                 await self.start_following(run)
             else:
                 self._runs.places.tell_freed()
-            # A run that was released begins its first attempt again.
+            # A run that was released is still in its first attempt, but was started before.
             again = run.attempts > 1 or run.started_at != run.heartbeat_at
             if again and outcome.status != "waiting":
                 await end_orphans(self._runs, run.run_id)
@@ -360,6 +360,6 @@ class Worker:
 
 
 def _set_channel(run: Run) -> None:
-    """Set the channel of the current task, because a worker has none; a child keeps its parent's channel."""
+    """Set the channel of the current task, because the task of a worker has none; a child has its parent's channel."""
     if run.trigger != "child":
         work_for("http" if run.trigger == "http" else "other")

@@ -1,4 +1,4 @@
-"""Paths through a workflow, and building its graph from its document."""
+"""The paths through a workflow, and its graph, built from its document."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from threadkeep.workflows.yaml_source import Path
 
 
 def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
-    """Yield the next nodes that a node may choose, each with the path of its option."""
+    """Yield the possible next nodes of a node, each with the path of the option that names it."""
     if isinstance(entry, Continuing):
         if isinstance(entry.next, str):
             yield ("next",), entry.next
@@ -49,10 +49,10 @@ def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class Paths:
-    """The paths through a workflow: `following` maps each node to its possible next nodes, `end` among them.
+    """The paths through a workflow. `following` maps each node to its possible next nodes, which may include `end`.
 
-    `branches` are the nodes after which the run continues with several nodes at once; `choosing` nodes select one of
-    their next nodes.
+    `branches` contains the next nodes of each node after which several nodes run at once. `choosing` nodes select one
+    of their next nodes.
     """
 
     following: Mapping[str, tuple[str, ...]]
@@ -62,7 +62,7 @@ class Paths:
 
     @classmethod
     def of(cls, document: WorkflowDocument) -> Paths:
-        """Return the paths through a document, without targets that are not nodes."""
+        """Return the paths through a document; targets that do not exist are left out."""
         known = {*document.nodes, END_NAME}
         following = {
             name: tuple(dict.fromkeys(target for _, target in targets_of(entry) if target in known))
@@ -78,7 +78,7 @@ class Paths:
         return cls(following, str(start), branches, choosing)
 
     def after(self, name: str) -> frozenset[str]:
-        """Return all nodes that can come after a node; includes the node itself only if it is on a cycle."""
+        """Return all nodes that can come after a node, including itself if it is on a cycle."""
         return self._reached(self.following.get(name, ()))
 
     def before(self, name: str) -> frozenset[str]:
@@ -90,7 +90,7 @@ class Paths:
         return self._reached([name])
 
     def reaches_end(self, name: str, *, avoiding: Iterable[str]) -> bool:
-        """Return True if the run can get from a node to the end without passing the nodes to avoid."""
+        """Return True if a path from a node to the end contains none of the nodes in `avoiding`."""
         avoided = frozenset(avoiding)
         return END_NAME in self._reached((one for one in self.following[name] if one not in avoided), avoided)
 
@@ -100,7 +100,7 @@ class Paths:
         return any(name in self.after(name) for name in self.following)
 
     def beside(self) -> dict[str, frozenset[str]]:
-        """Return the nodes that may run in parallel to each node: nodes on other branches and not on its own."""
+        """Map each node to the nodes that may run in parallel with it: those on other branches but not on its own."""
         found: dict[str, frozenset[str]] = {}
         for ways in self._ways():
             for way in ways:
@@ -110,10 +110,10 @@ class Paths:
         return found
 
     def meetings(self) -> dict[str, tuple[str, ...]]:
-        """Return the nodes that join branches which every run takes, each with the nodes that lead to it.
+        """Map each node that waits for parallel branches to the nodes that lead to it.
 
-        Branches with a choice and branches on a cycle have no join, because a run could wait for nodes that never
-        run.
+        There is such a node only if every run takes these branches and the workflow has no cycle. Otherwise a run could
+        wait for nodes that never run.
         """
         certain = self._certain()
         leading: dict[str, list[str]] = {}
@@ -129,7 +129,7 @@ class Paths:
         }
 
     def repeated(self) -> frozenset[str]:
-        """Return the nodes that may run several times: nodes on several branches that do not wait for all branches."""
+        """Return the nodes that may run once for each of several branches, because they do not wait for all of them."""
         waited = self.meetings()
         found: set[str] = set()
         for branch, ways in zip(self.branches, self._ways(), strict=True):
@@ -154,7 +154,7 @@ class Paths:
         return frozenset(found)
 
     def _ways(self) -> Iterator[list[frozenset[str]]]:
-        """Yield, for each branching, the nodes reachable on each branch."""
+        """Yield the nodes on each branch, for each set of parallel branches."""
         for branch in self.branches:
             yield [self.beginning_at(target) - {END_NAME} for target in branch]
 
@@ -174,11 +174,11 @@ __all__ = ["TurnPlan", "add_node", "build_graph"]
 
 @dataclass(frozen=True)
 class TurnPlan:
-    """The nodes that store the turn, and the additional nodes that are needed.
+    """The nodes that store the question and the answer of a turn, and the nodes that must be added to store them.
 
     A node stores its message as the answer if it runs once, and if no node after it or in parallel adds a message.
-    If the run can end with another message, the answer is stored at the very end. If the run does not begin with a
-    node that stores the question, the question is stored first. At `meetings` the run waits for all nodes that lead
+    If the run can end with another message, an additional last node stores the answer. If the first node does not
+    store the question, an additional first node does. At the nodes in `meetings` the run waits for all nodes that lead
     there.
     """
 
@@ -213,7 +213,7 @@ class TurnPlan:
 
 
 def build_graph(document: WorkflowDocument) -> Graph:
-    """Return the graph of a checked document, not compiled."""
+    """Return the uncompiled graph of a checked document."""
     plan = TurnPlan.of(document)
     builder: Graph = StateGraph(WorkflowState, context_schema=RunContext)
     ends = ANSWER if plan.records_answer else END_NAME
@@ -237,7 +237,7 @@ def _add_ends(builder: Graph, document: WorkflowDocument, plan: TurnPlan) -> Non
         builder.add_edge(START, QUESTION)
     builder.add_edge(QUESTION if plan.records_question else START, plan.start)
     if plan.records_answer:
-        # Deferred until everything else has run, because one branch may end while others continue.
+        # Defer this node until all other nodes have run, because one branch may end while others continue.
         add_node(builder, ANSWER, RecordAnswerNode(reset_commands=resets), defer=True)
         builder.add_edge(ANSWER, END)
 
@@ -248,7 +248,7 @@ def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, 
     if isinstance(entry, SpeakingNode) and stores_question(entry) and name not in plan.answering:
         changes["answers"] = False
     if isinstance(entry, SpeakingNode) and not any(isinstance(one, RetrieveNode) for one in document.nodes.values()):
-        # Without passages, model calls reserve no tokens for them.
+        # If no node finds passages, model calls need not reserve tokens for them.
         changes["snippets"] = False
     if isinstance(entry, SubworkflowNode) and "max_depth" not in entry.model_fields_set:
         changes["max_depth"] = document.options.max_depth
@@ -258,7 +258,7 @@ def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, 
 
 
 def _ending_at(entry: Entry, ends: str) -> Mapping[str, object]:
-    """Return the changes that make a node continue with the node `ends` instead of the end."""
+    """Return the changes that make a node continue with the node `ends` where it would end the run."""
 
     def there(target: str) -> str:
         return ends if target == END_NAME else target

@@ -1,4 +1,4 @@
-"""The built-in workflows: `chat`, and the reset and the deletion of a session."""
+"""The built-in workflows: `chat`, and the workflows that reset or delete a session."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ type AskModel = Callable[[BaseChatModel, list[BaseMessage]], Awaitable[AIMessage
 
 
 class ChatNode(AgentNode):
-    """An agent with a prompt from the settings, which is literal text and not a template."""
+    """An agent with a prompt from the settings. The prompt is literal text, not a template."""
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return no templates."""
         return ()
 
     def system_message(self, state: WorkflowState) -> SystemMessage | None:
-        """Return the prompt unchanged, followed by the text that the person replies to, if a channel gave one."""
+        """Return the prompt, followed by the quoted text to which the person replies, if there is one."""
         quoted = (state.get("inputs") or {}).get("quoted_text")
         parts = [self.system_prompt] if self.system_prompt.strip() else []
         if isinstance(quoted, str) and quoted.strip():
@@ -59,7 +59,7 @@ class ChatNode(AgentNode):
         return SystemMessage("\n\n".join(parts)) if parts else None
 
     def needs_agent(self, resources: Resources) -> bool:
-        """Return whether the chat needs an agent, because of tools or of middleware that sees more than tool calls."""
+        """Return whether the chat needs an agent: if it has tools, or middleware for more than tool calls."""
         return bool(self.tools or self.history_tools or self.memory_tools) or not all(
             map(only_wraps_tools, resources.middleware)
         )
@@ -67,7 +67,7 @@ class ChatNode(AgentNode):
     async def reply(self, step: Step, state: WorkflowState, metadata: Mapping[str, Json], ask: AskModel) -> AIMessage:
         """Answer the run's question without an agent: store the question, call the model once, store the answer.
 
-        It uses the config of the current context as the config of the run.
+        The config of the current context is the config of the run.
         """
         conversation, messages = session_conversation(step), self.asked(state, step)
         session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
@@ -88,7 +88,7 @@ class ChatNode(AgentNode):
     async def _asked_model(
         self, turn: OpenTurn, step: Step, ask: AskModel, model: BaseChatModel, messages: list[BaseMessage]
     ) -> AIMessage:
-        """Return the model's answer; if the call fails, store the part of the answer that arrived."""
+        """Return the model's answer; if the call fails or is cancelled, store the partial answer."""
         partial = PartialAnswer()
 
         async def close(kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -113,8 +113,8 @@ def chat_workflow(options: ChatOptions | None = None, tools: Sequence[BaseTool] 
     """Return the built-in chat as a workflow.
 
     Args:
-        options: the limits and the prompt. The rest (extras for each question, the window, the compression) comes
-            from the resources of its runs.
+        options: the limits and the prompt. Other options (sections for each question, the window, the compression)
+            come from the resources of the runs.
         tools: the tools of the agent.
     """
     options = options or ChatOptions()
@@ -137,7 +137,7 @@ def chat_workflow(options: ChatOptions | None = None, tools: Sequence[BaseTool] 
         version=digest_of(node.model_dump(mode="json", exclude={"tools"})),
         source="built-in",
         description="Answers a message, with the memory of the session.",
-        # A client waits for the answer, so it gets the error at once and can send the message again.
+        # Do not retry: the client waits, so it gets the error at once and can send the message again.
         options=RunOptions(max_tries=1, double_texting=options.double_texting),
     )
 
@@ -146,7 +146,7 @@ _VERSION = "1"
 
 
 def session_workflows() -> list[Workflow]:
-    """Return the workflows that reset or delete a session between two of its turns; they are always registered."""
+    """Return the workflows that reset or delete a session between two of its turns. Every service can run them."""
     return [
         _workflow(RESET, "Hides all earlier messages of the session from the model.", Session.reset),
         _workflow(DELETE, "Deletes the session with all its messages.", Session.delete),

@@ -39,12 +39,12 @@ _DIGITS = 16
 
 @dataclass(frozen=True, eq=False)
 class Workflow:
-    """A workflow. `builder` is compiled only in `threadkeep.workflows.definition`.
+    """A workflow: an uncompiled graph (`builder`) with the data that its runs need.
 
-    `version` changes with the definition; a run keeps the version with which it began. `definition` is the YAML as
-    JSON values, from which the same workflow can be rebuilt; None for Python. `output` names the node whose output
-    is the result; by default the result is the answer. `origin` is the file or the import string; `places` are the
-    positions of its parts in the file, for problems that involve several workflows.
+    `version` changes with the definition; a run keeps the version with which it began. `definition` contains the YAML
+    as JSON values, from which the workflow can be rebuilt; it is None for Python. `output` names the node whose output
+    is the result; by default the result is the answer. `origin` is the file or the import string. `places` contains
+    the positions of the workflow's parts in the file, for problems that involve several workflows.
     """
 
     name: str
@@ -65,12 +65,12 @@ class Workflow:
 
     @cached_property
     def recorder(self) -> RecordQuestionNode | None:
-        """A node that stores the question in the same way as the workflow's nodes; None if they do not store it."""
+        """A node that stores a question as the workflow's nodes would; None if none of them stores a question."""
         return question_recorder(self.nodes.values())
 
     @property
     def children(self) -> tuple[str, ...]:
-        """The names of the workflows that it runs."""
+        """The names of the workflows that this workflow runs."""
         return tuple(dict.fromkeys(node.workflow for node in self.nodes.values() if isinstance(node, SubworkflowNode)))
 
 
@@ -90,16 +90,16 @@ def python_workflow(
     session before the first node, and the graph's last message is stored as the answer.
 
     Args:
-        name: its name.
+        name: the name of the workflow.
         builder: a `StateGraph` that is not compiled.
-        version: the version; by default a digest of the source of the calling module, or of the module in `origin`.
-        description: its purpose.
+        version: the version; by default a digest of the source of the module in `origin`, else of the calling module.
+        description: the purpose of the workflow.
         options: the options of its runs.
         output: the node whose output is the result.
         origin: the import string of the graph, if any.
 
     Raises:
-        InvalidWorkflow: the object is not such a graph; the message says what to use instead.
+        InvalidWorkflow: `builder` is not an uncompiled `StateGraph`; the message says what to use instead.
     """
     if not isinstance(builder, StateGraph):
         compiled = isinstance(getattr(builder, "builder", None), StateGraph)
@@ -118,7 +118,7 @@ def python_workflow(
 
 
 def digest_of(definition: Json) -> str:
-    """Return the version of a definition: a digest that does not depend on how the values are written."""
+    """Return the version of a definition: a digest of its values, regardless of their order and notation in YAML."""
     text = json.dumps(definition, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
 
@@ -131,7 +131,7 @@ def _caller() -> str:
 
 
 def _digest_of_module(name: str) -> str:
-    """Return a digest of a module's source, or of its name if there is no source."""
+    """Return a digest of a module's source, or of its name if the source is not available."""
     module = sys.modules.get(name)
     try:
         text = inspect.getsource(module) if module is not None else name
@@ -142,7 +142,7 @@ def _digest_of_module(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def has_one_speaker(workflow: Workflow) -> bool:
-    """Return whether a workflow consists of one node, which answers in the run's session."""
+    """Return whether the only node of a workflow is an agent or a model that answers in the run's session."""
     nodes = list(workflow.nodes.values())
     if len(workflow.builder.nodes) != 1 or len(nodes) != 1:
         return False
@@ -153,7 +153,7 @@ def has_one_speaker(workflow: Workflow) -> bool:
 def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
     """Return the options of a workflow's only node if the question may be stored before the node runs; else None.
 
-    Middleware may change a question before it is stored.
+    It may not, for example, if middleware may change the question before it is stored.
     """
     if not has_one_speaker(workflow) or any(map(sees_question, resources.middleware)):
         return None
@@ -170,9 +170,9 @@ _MOST_COMPILED = 256
 
 
 class Compiler:
-    """A compiler that compiles each workflow once, with the application's checkpointer and graph store.
+    """A compiler that compiles each workflow once, with a checkpointer and a graph store.
 
-    Both are opened by the application and passed in.
+    The application opens and closes both.
     """
 
     def __init__(self, *, checkpointer: Checkpointer, store: BaseStore | None) -> None:
@@ -184,7 +184,7 @@ class Compiler:
         """Return the compiled graph of a workflow.
 
         Raises:
-            InvalidWorkflow: LangGraph cannot compile the graph; the message has its reason.
+            InvalidWorkflow: LangGraph cannot compile the graph; the message contains the reason.
         """
         known = self._compiled.get(workflow)
         if known is None:

@@ -35,7 +35,7 @@ def describe(workflow: Workflow) -> dict[str, Any]:
 
 
 def describe_whole(workflow: Workflow) -> dict[str, Any]:
-    """Return the full description: also nodes, edges, options, and the definition if there is one.
+    """Return the full description, with nodes, edges, options, and the definition of a YAML workflow.
 
     Raises:
         InvalidWorkflow: the graph cannot be compiled.
@@ -85,10 +85,10 @@ class KeyExplanation:
 
 
 def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: bool = False) -> list[KeyExplanation]:
-    """Return the key of each agent of a workflow for a payload, in the order of the nodes. Nothing is read or written.
+    """Return the key of each agent of a workflow for a payload, in the order of the nodes, without using the database.
 
-    A payload with any of `inputs`, `results`, `node_outputs`, `configurable` and `user_context` is used as it is; any
-    other payload becomes the `inputs`. Candidates can use `thread_id` only if a person starts the run (`by_hand`).
+    A payload with any of `inputs`, `results`, `node_outputs`, `configurable` and `user_context` is used as it is. Any
+    other payload becomes `inputs`. Candidates can use `thread_id` only if a person starts the run (`by_hand`).
     """
     if not isinstance(payload, Mapping):
         raise InvalidInput("A payload must be a JSON object; wrap the data of the channel in one.")
@@ -116,7 +116,7 @@ def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: boo
     return found
 
 
-# Keywords of Mermaid, which would misread a node id that begins with one.
+# Keywords of Mermaid. Mermaid misreads a node id that begins with one of them.
 _WORDS = frozenset(
     {"call", "class", "classdef", "click", "default", "direction", "end", "flowchart", "graph", "href", "interpolate"}
     | {"linkstyle", "style", "subgraph"}
@@ -158,7 +158,7 @@ def draw_mermaid(workflow: Workflow) -> str:
 
 
 def draw_svg(workflow: Workflow) -> str:
-    """Return the workflow as SVG. Needs the extra `draw`: an embedded Mermaid engine without a browser or network.
+    """Return the workflow as SVG, drawn without a browser or network by the Mermaid engine of the extra `draw`.
 
     Raises:
         ModuleNotFoundError: the extra is not installed.
@@ -167,7 +167,7 @@ def draw_svg(workflow: Workflow) -> str:
 
 
 def draw_png(workflow: Workflow, *, scale: float = 2.0) -> bytes:
-    """Return the workflow as PNG on white; see `draw_svg`."""
+    """Return the workflow as PNG on a white background; see `draw_svg`."""
     return bytes(_drawn(workflow).png(scale=scale, background="#ffffff"))
 
 
@@ -187,7 +187,7 @@ def _label(workflow: Workflow, name: str, kinds: Mapping[str, NodeKind]) -> str:
 
 
 def _labelled(node: DrawableNode, node_id: str, label: str) -> DrawableNode:
-    # The label already has the metadata that LangGraph would draw.
+    # The label already contains the metadata, so LangGraph must not draw it again.
     return node._replace(id=node_id, name=label, metadata=None)
 
 

@@ -189,11 +189,11 @@ def published_schema() -> dict[str, Any]:
     return schema
 
 
-# Marks a union branch that only Python objects can match, never values of a file.
+# `_NOTHING`: a step that does not exist in the file. `_PYTHON_ONLY`: errors of union branches for Python objects.
 _NOTHING = object()
 _PYTHON_ONLY = frozenset({"is_instance_of"})
 
-# Cures by type of error; placeholders in braces take values of the schema.
+# Cures by pydantic's type of error. The values of the placeholders come from the error's context.
 _CURES: Mapping[str, str] = {
     "bool_type": "write true or false",
     "int_type": "write a whole number, without quotes",
@@ -213,7 +213,7 @@ _CURES: Mapping[str, str] = {
     "too_short": "give at least {min_length}",
     "too_long": "give at most {max_length}",
 }
-# Cures for positions that allow several kinds of values.
+# Cures for fields that allow several types of values.
 _CURES_OF: Mapping[str, str] = {
     "next": "write the name of a node, a list of them, or end",
     "equals": "write text, a number, true or false",
@@ -238,7 +238,7 @@ def document_of(source: YamlSource) -> WorkflowDocument:
             if one["type"] not in _PYTHON_ONLY:
                 path, problem = _problem_of(source, one)
                 problems.setdefault(path, problem)
-        # Parts that contain an invalid part are invalid only because of it.
+        # Drop the errors of parts that contain an invalid part: they only repeat its error.
         around = {path[:length] for path in problems for length in range(len(path))}
         outer = [problem for path, problem in problems.items() if path not in around]
         raise InvalidWorkflow(in_order(outer)) from None
@@ -282,7 +282,7 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
 
 
 def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
-    """Split an error's location into the path in the file and the rest, such as union branches and missing names."""
+    """Split an error's location into the path in the file and the other steps: union branches and missing names."""
     path: list[str | int] = []
     rest: list[str | int] = []
     here: object = value
@@ -321,7 +321,7 @@ def _unknown(value: Json, path: Path) -> str:
 
 
 def _known_names(value: Json, path: Path) -> list[str]:
-    """Return the names that the schema allows at a path; empty if it does not restrict them."""
+    """Return the names that the schema allows at a path; an empty list if it allows any name."""
     if not path:
         return _names(WorkflowDocument)
     if path == ("options",):

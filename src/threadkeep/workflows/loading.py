@@ -35,7 +35,7 @@ def check_document(document: WorkflowDocument, source: YamlSource, *, imports: b
     Args:
         document: the parsed file.
         source: the positions in the file.
-        imports: True to import the objects that import strings name.
+        imports: True to import tools and retrievers, to check that they exist.
 
     Raises:
         InvalidWorkflow: lists all problems, each with its line.
@@ -43,7 +43,7 @@ def check_document(document: WorkflowDocument, source: YamlSource, *, imports: b
     checks = _Checks(document, source, Paths.of(document))
     problems = [*checks.names(), *checks.edges()]
     if not problems:
-        # The other checks make no sense if edges lead to unknown nodes.
+        # The next checks need edges that lead to existing nodes.
         problems = [*checks.ways(), *checks.templates(), *checks.children()]
     if imports:
         problems += checks.imports()
@@ -167,7 +167,7 @@ def load_yaml(path: Path, *, imports: bool = True) -> Workflow:
         InvalidWorkflow: the file is invalid; each problem has its line.
     """
     try:
-        # Read no more than the maximum size of a workflow, because the path may be any file.
+        # Limit the size, because the path may name any file.
         with path.open("rb") as file:
             text = file.read(4 * MOST_CHARACTERS + 1).decode("utf-8-sig")
     except OSError as error:
@@ -198,7 +198,7 @@ def restore_workflow(definition: Mapping[str, Json]) -> Workflow:
     Raises:
         InvalidWorkflow: this version of Threadkeep cannot build it any more.
     """
-    # The database may have returned other types of lists and maps.
+    # Convert through JSON, because the database may return other types of lists and maps.
     value: Json = json.loads(json.dumps(definition))
     return _workflow_of(YamlSource(value, None), imports=False)
 
@@ -207,7 +207,7 @@ def load_python(name: str, reference: str) -> Workflow:
     """Return the workflow that an import string names: a graph, a function that returns one, or a `Workflow`.
 
     Raises:
-        InvalidWorkflow: there is none.
+        InvalidWorkflow: the import string names no workflow.
     """
     if not NAME.fullmatch(name):
         raise InvalidWorkflow(f"{name!r}={reference} cannot be a workflow: {NAME_CURE}")
@@ -220,7 +220,7 @@ def load_python(name: str, reference: str) -> Workflow:
     if isinstance(thing, Workflow) and thing.name != name:
         raise InvalidWorkflow(f"{reference!r} is named {thing.name!r}; write {thing.name}={reference}.")
     workflow = thing if isinstance(thing, Workflow) else python_workflow(name, thing, origin=reference)
-    # Compile now rather than at the first run, because LangGraph checks the edges when it compiles.
+    # Compile now, so that LangGraph reports wrong edges here and not in the first run.
     Compiler(checkpointer=None, store=None).compiled(workflow)
     return workflow
 

@@ -37,7 +37,7 @@ _MOST_DRAWN = 8
 def circles(children: Children) -> Iterator[Way]:
     """Yield cycles of workflows that run each other, each as a path from a workflow back to itself.
 
-    Not every cycle is listed, but removing one call from each listed cycle removes all cycles.
+    Some cycles may be missing, but there is at least one if any cycle exists.
     """
     seen: set[str] = set()
     for first in children:
@@ -84,7 +84,7 @@ class Workflows:
     """All registered workflows, by unique name. The built-in `chat` is always included."""
 
     def __init__(self, workflows: Iterable[Workflow] = (), *, chat: Workflow | None = None) -> None:
-        """Raise `InvalidWorkflow` if two have the same name, or if they run each other in a cycle or too deeply."""
+        """Raise `InvalidWorkflow` if two workflows have one name, or if calls form a cycle or are nested too deeply."""
         self._workflows: dict[str, Workflow] = {}
         problems: list[WorkflowProblem] = []
         for workflow in (chat or chat_workflow(), *workflows):
@@ -104,13 +104,13 @@ class Workflows:
     def load(
         cls, names: Sequence[str], *, chat: Workflow | None = None, imports: bool = True, complete: bool = True
     ) -> Workflows:
-        """Load the workflows of a setting: YAML files, folders of them, and `name=package.module:graph`.
+        """Load the workflows of a setting: YAML files, folders of YAML files, and `name=package.module:graph`.
 
         Args:
             names: the values of the setting.
             chat: the built-in chat with the service's own options.
             imports: True to import tools and retrievers, to check that they exist.
-            complete: True if these are all workflows, so that every child must be among them.
+            complete: True if `names` lists all workflows, so that every child must be among them.
 
         Raises:
             InvalidWorkflow: lists every problem of every workflow.
@@ -147,7 +147,7 @@ class Workflows:
         return self._workflows[name]
 
     def all(self) -> list[Workflow]:
-        """Return all workflows, the built-in first."""
+        """Return all workflows, the built-in chat first."""
         return list(self._workflows.values())
 
     def missing_children(self) -> list[WorkflowProblem]:
@@ -164,10 +164,10 @@ class Workflows:
         return problems
 
     def check_room(self, model_name: str | None, window: int) -> None:
-        """Reject reply sizes that leave no tokens for a prompt, in nodes that call the service's model.
+        """Reject nodes that call the service's model and reserve so many tokens for the reply that no prompt fits.
 
         Raises:
-            InvalidWorkflow: names the three numbers with their location.
+            InvalidWorkflow: names the numbers and the location of each such node.
         """
         problems: list[WorkflowProblem] = []
         for workflow in self.all():
@@ -240,8 +240,8 @@ _INTERRUPT = "__interrupt__"
 class InProcessChildren:
     """A runner that executes children directly in the current process, without an engine, for library use and tests.
 
-    A child gets only its request, not the state, callbacks, streams or checkpoints of the parent. A child ends
-    with its parent's process, and cannot wait for a person.
+    A child gets only its request, not the state, callbacks, streams or checkpoints of the parent. It ends with its
+    parent's process, and cannot wait for a person.
     """
 
     def __init__(self, workflows: Workflows, compiler: Compiler, resources: Resources) -> None:
@@ -250,12 +250,12 @@ class InProcessChildren:
         self.resources = replace(resources, children=self)
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Run a child to its end; a child that would wait for a person fails. Raises `WorkflowNotFound`."""
+        """Run a child to its end, or until it asks a person (status `waiting`). Raises `WorkflowNotFound`."""
         workflow = self._workflows.get(request.workflow)
         run_id = str(uuid7())
         # Use a separate context, because LangGraph passes the parent's callbacks and streams in context variables.
         work = asyncio.create_task(self._execute(workflow, run_id, request), context=Context())
-        # Any error of a child is reported to its parent as the status.
+        # Suppress any error of a child; its parent gets the status.
         with ErrorBoundary():
             try:
                 async with asyncio.timeout(request.deadline_seconds):
@@ -289,13 +289,13 @@ class InProcessChildren:
 
 
 def child_state(given: Mapping[str, Json]) -> Any:
-    """Return the initial state of a child, with the given text as the question and all given values as inputs."""
+    """Return the initial state of a child; `text` is the question, and all given values are inputs."""
     text = given.get("text")
     return initial_state(text if isinstance(text, str) else "", inputs=given, user_context=_user_context(given))
 
 
 def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any], status: ChildStatus = "done") -> ChildResult:
-    """Return the result of a run: the output of the node in `workflow.output`, by default the answer, and its text."""
+    """Return the result of a run: its text, and the output of the node `workflow.output` or else the answer."""
     answer = answer_of(state)
     said = text_of(answer) if answer is not None else ""
     outputs = state.get("node_outputs") or {}

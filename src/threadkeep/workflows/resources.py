@@ -23,7 +23,7 @@ from typing import Final
 from langchain_core.tools import BaseTool
 
 MAX_DEPTH = 3
-"""The default depth to which workflows may nest below a run."""
+"""The default limit of levels of nested workflows below a run."""
 
 
 class RunOptions(BaseModel):
@@ -48,15 +48,15 @@ class RunOptions(BaseModel):
 type ChildStatus = Literal["done", "failed", "cancelled", "interrupted", "waiting", "deadline"]
 
 BY_HAND: tuple[RunTrigger, ...] = ("http", "cli")
-"""The triggers of runs that a person started; only there `thread_id` is the caller's own."""
+"""The triggers of runs that a person started; only in these runs `thread_id` is the caller's own."""
 
 
 @dataclass(frozen=True)
 class ChildRequest:
-    """A node's request for a child workflow: `input` is everything that the parent passes to it.
+    """A node's request for a child workflow. The child gets only `input` from its parent.
 
-    `depth` is the depth of the child; `ancestors` are the names of its ancestor workflows, outermost first. Without
-    `with_session` the child has no session.
+    `depth` is the depth of the child. `ancestors` contains the names of its ancestor workflows, outermost first. If
+    `with_session` is false, the child has no session.
     """
 
     workflow: str
@@ -85,7 +85,7 @@ class Children(Protocol):
     async def run(self, request: ChildRequest, /) -> ChildResult:
         """Run a child to its end.
 
-        A failure is reported in the status. If the same node of the same parent run repeats a request, it continues the
+        The status of the result reports a failure. A repeated request of the same step of the parent continues the
         existing child. Raises `WorkflowNotFound`, and `ChildFailed` if the child must not be started.
         """
 
@@ -94,9 +94,9 @@ class Children(Protocol):
 class Resources:
     """The resources for the nodes of a run.
 
-    `model` returns a chat model by its name, None for the service's own. `turn_options` are the default limits of
-    model calls. `middleware` wraps every model and tool call of every agent, inside the memory: budgets, and tools
-    that must not run twice. `workspace` is the workspace of runs that do not name one.
+    `model` returns a chat model by its name; None is the name of the service's own model. `turn_options` are the
+    default limits of model calls. `middleware` wraps the model and tool calls of every agent, inside the middleware of
+    the memory. `workspace` is the workspace of runs that do not name one.
     """
 
     memory: Memory
@@ -112,9 +112,9 @@ class Resources:
 class RunContext:
     """The run in which a node is called, as LangGraph's runtime context: `Runtime[RunContext]`.
 
-    Without a `session_id` the run has no session: it reads no earlier turns and stores none. `depth` is 0 at the
-    top; `ancestors` are the names of the ancestor workflows. The thread of checkpoints belongs to the run, not to
-    the session.
+    If `session_id` is None, the run reads no earlier turns and stores none. `depth` is 0 for a run without a parent.
+    `ancestors` contains the names of the ancestor workflows. The LangGraph thread belongs to the run, not to the
+    session.
     """
 
     run_id: str
@@ -130,7 +130,7 @@ class RunContext:
 
     @property
     def by_hand(self) -> bool:
-        """True if a person started the run, so that `thread_id` is the caller's own; in other runs it is new."""
+        """True if a person started the run. Then `thread_id` is the caller's own; in other runs it is new."""
         return self.trigger in BY_HAND
 
 
@@ -138,10 +138,10 @@ _MARK: Final = "idempotent"
 
 
 def not_idempotent[T](tool: T) -> T:
-    """Mark a tool, or a function that becomes one, so that a call is never repeated without a person's consent.
+    """Mark a tool, or a function for a tool, so that no call is repeated without a person's consent.
 
     A LangChain tool can have the metadata `{"idempotent": False}` instead. In a run of a workflow each call of the tool
-    runs once. If the process died during a call, so that the outcome is unknown, the run asks a person.
+    runs once. If the process dies during a call, the outcome is unknown, and the run asks a person.
     """
     if isinstance(tool, BaseTool):
         tool.metadata = {**(tool.metadata or {}), _MARK: False}
@@ -151,7 +151,7 @@ def not_idempotent[T](tool: T) -> T:
 
 
 def is_idempotent(tool: object) -> bool:
-    """Return True if a tool, or a function that becomes one, may run again after a call with an unknown outcome."""
+    """Return True if a call of a tool, or of a function for a tool, may be repeated when its outcome is unknown."""
     marked = [tool, getattr(tool, "func", None), getattr(tool, "coroutine", None)]
     marks: list[object] = [getattr(each, _MARK, None) for each in marked]
     metadata = tool.metadata if isinstance(tool, BaseTool) else None

@@ -1,8 +1,8 @@
 """The shared state of a workflow's nodes in one run, and templates with placeholders for its values.
 
 `{{results.search.text}}` becomes the text that node `search` found in this run. Placeholders use the same paths
-as session ids: names and indexes, no expressions and no code. Each run renders the unchanged template again. Inserted
-text is not rendered again, so users cannot inject placeholders.
+as templates of keys: names and indexes, no expressions and no code. Inserted text is not rendered again, so users
+cannot inject placeholders.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def merged(before: Mapping[str, Json] | None, update: Mapping[str, Json] | None)
 class WorkflowState(TypedDict, total=False):
     """The shared state of a run.
 
-    `messages` are the messages of this run: the question, and one final message of each speaking node. `results` has
-    the result of each node for templates; `node_outputs` has the whole outputs. `inputs` and `user_context` are the
-    run's parameters; `text` is the question.
+    `messages` contains the messages of this run: the question, and one final message of each speaking node. `results`
+    contains each node's result for templates, and `node_outputs` each node's output. `inputs` and `user_context` are
+    the run's parameters. `text` is the question.
     """
 
     messages: Annotated[list[AnyMessage], add_messages]
@@ -54,8 +54,8 @@ def initial_state(
 ) -> WorkflowState:
     """Return the initial state of a run: a question and the known values.
 
-    `inputs` is the payload that started the run; `results` are the values that its channel parsed from it (such as
-    `telegram_events_parser`). Without a text there is no question, because no message started the run.
+    `inputs` is the payload that started the run. `results` contains the values that its channel parsed from the payload
+    (such as `telegram_events_parser`). If `text` is empty, no message started the run, so there is no question.
     """
     question = [HumanMessage(text, id=message_id or str(uuid7()))] if text else []
     return {
@@ -92,15 +92,15 @@ KEY_ROOTS = (*ROOTS, "configurable", "thread_id", "conversation_key")
 
 
 def scope_of(state: WorkflowState) -> dict[str, object]:
-    """Return the values that placeholders of a template may refer to."""
+    """Return the values that the placeholders of a template may use."""
     return {name: state.get(name) for name in ROOTS}
 
 
 def render(template: str, scope: Mapping[str, object]) -> str:
-    """Render the template.
+    """Return a template with its placeholders replaced by values.
 
-    Text and numbers are inserted as they are, booleans as true and false, lists and objects as JSON; missing values
-    are empty. A result longer than 100,000 characters is truncated and marked.
+    Text and numbers are inserted as they are, booleans as true and false, lists and objects as JSON. A missing value
+    becomes an empty text. A result longer than 100,000 characters is truncated and marked.
     """
     left = MOST_RENDERED_CHARACTERS
 
@@ -122,10 +122,10 @@ def paths_of(template: str) -> list[str]:
 
 
 def check_template(template: str, *, for_key: bool = False, whole: bool | None = None) -> None:
-    """Check a template; `whole` allows a single key, `{{key:path}}`, by default if `for_key` is true.
+    """Check a template. `whole` allows the form `{{key:path}}` for a whole key; by default, `for_key` decides.
 
     Raises:
-        InvalidInput: it is too long, or has a placeholder that is not a path or names an unknown value.
+        InvalidInput: the template is too long, or a placeholder is not a path or names an unknown value.
     """
     most = MAX_TEMPLATE_CHARACTERS if for_key else MOST_AUTHORED_CHARACTERS
     if len(template) > most:
@@ -150,7 +150,7 @@ def check_template(template: str, *, for_key: bool = False, whole: bool | None =
 
 
 def nodes_named(template: str) -> list[str]:
-    """Return the nodes with results or outputs that a template refers to."""
+    """Return the names of the nodes whose results or outputs a template uses."""
     steps = [path.replace("[", ".").split(".") for path in paths_of(template)]
     return [step[1] for step in steps if len(step) > 1 and step[0] in ("results", "node_outputs")]
 

@@ -1,4 +1,4 @@
-"""Storage of a run's question and answer, for workflows without nodes that store them."""
+"""Storage of a run's question and answer for workflows that have no nodes for it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from threadkeep.workflows.nodes.messages import RecordingNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
 
 _HOOKS: Final = (".before_agent", ".before_model")
-"""The suffixes of the node names that `create_agent` gives to hooks of middleware."""
+"""The suffixes of the node names of middleware hooks in `create_agent`."""
 
 _OWN: Final = "SessionMemory."
 
 
 def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
-    """Return whether an agent in a graph has middleware that sees the question before the model does.
+    """Return whether an agent in a graph has middleware with a hook before the model.
 
-    Agents are found if they are nodes, or attributes of the functions, methods and objects that are nodes.
+    An agent is found if it is a node, or an attribute of a function or an object that is a node.
     """
     try:
         graph = builder.compile()
@@ -41,9 +41,9 @@ def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
 
 
 class LateQuestion(BaseCallbackHandler):
-    """A callback that stores the question of a run when middleware has seen it, just before the first model call.
+    """A callback that stores the question of a run just before the first model call, after middleware has changed it.
 
-    Agents may get the question in a message with another id; the first hook recognises it by its text.
+    Agents may get the question in a message with another id; then the first hook recognises the question by its text.
     """
 
     run_inline = True
@@ -61,7 +61,7 @@ class LateQuestion(BaseCallbackHandler):
         self._stored = False
 
     def on_chain_start(self, serialized: Any, inputs: object, *, name: str | None = None, **_: Any) -> None:
-        """Look for the question in the state that a hook gets."""
+        """Find the messages with the question in the input of a hook."""
         if self._stored or name is None or not _is_hook(name) or not isinstance(inputs, Mapping):
             return
         for message in inputs.get("messages") or ():
@@ -80,7 +80,7 @@ class LateQuestion(BaseCallbackHandler):
         await self._loop.run_from_any_loop(self._store(asked))
 
     def _origin(self, message: BaseMessage) -> dict[str, object]:
-        """Return the id and the sending time of the question of which a message is a copy."""
+        """Return the id and the sending time of the original question of a message."""
         one = self._seen[str(message.id)]
         return {"id": one.id, "response_metadata": one.response_metadata}
 
@@ -93,7 +93,7 @@ def _is_hook(name: str) -> bool:
 
 
 def _owned(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Pregel[Any, Any, Any, Any]]:
-    """Yield the graphs in attributes of nodes: of a callable object, or of the object that a method belongs to."""
+    """Yield the graphs in the attributes of nodes; for a method, in the attributes of its object."""
     for spec in builder.nodes.values():
         for called in (getattr(spec.runnable, "afunc", None), getattr(spec.runnable, "func", None)):
             owner = getattr(called, "__self__", called)
@@ -128,9 +128,9 @@ def nodes_in(builder: Graph) -> dict[str, Node]:
 def with_turn_ends(builder: Graph) -> Graph:
     """Return a copy of a graph that stores its turn: the question first, and at the end the last message as the answer.
 
-    If an agent of the graph has middleware that sees the question before its model, the question is stored after it.
+    If an agent of the graph has middleware with a hook before the model, the question is stored after this middleware.
     The graph is returned unchanged if it has a Threadkeep node that answers or stores messages, if its state has no
-    messages, or if it has deferred nodes, which would run in parallel to the node that stores the answer.
+    messages, or if it has deferred nodes, which would run in parallel with the node that stores the answer.
     """
     if _MESSAGES not in builder.channels or any(spec.defer for spec in builder.nodes.values()):
         return builder
@@ -147,7 +147,7 @@ def with_turn_ends(builder: Graph) -> Graph:
     add_node(grown, question, RecordQuestionNode(waits=has_middleware(builder)))
     add_node(grown, answer, RecordAnswerNode(), defer=True)
     grown.add_edge(START, question)
-    # Deferred, so that it runs after everything else on every path to the end.
+    # The node is deferred, so this edge makes it the last node on every path.
     grown.add_edge(question, answer)
     grown.add_edge(answer, END)
     return grown
@@ -176,7 +176,7 @@ def stores_question(node: Node) -> bool:
 
 
 def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """Return the reset commands of the nodes; messages with these texts are not questions."""
+    """Return the reset commands of the nodes. A message that is a reset command is not stored."""
     commands: dict[str, None] = {}
     for node in nodes:
         if isinstance(node, RecordQuestionNode):
@@ -187,7 +187,7 @@ def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def question_recorder(nodes: Iterable[Node]) -> RecordQuestionNode | None:
-    """Return a node that stores the question in the same way as these nodes; None if they do not store it."""
+    """Return a node that stores a question as these nodes would; None if none of them stores a question."""
     known = tuple(nodes)
     if not any(map(stores_question, known)):
         return None

@@ -17,7 +17,7 @@ _MOST_NODES = 20_000
 
 type Path = tuple[str | int, ...]
 
-# As in YAML 1.2: `no`, `on`, 12:30, 1_000 and dates are plain text.
+# Types as in YAML 1.2: `no`, `on`, 12:30, 1_000 and dates are plain text.
 _TRUTHS = {"true": True, "false": False}
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
 _FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]{1,18}(?=[eE]))(?:[eE][-+]?[0-9]{1,2})?")
@@ -34,7 +34,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class YamlSource:
-    """The value of a file with the positions of its parts; keys have their own positions."""
+    """The value of a file, with the positions of its values and of its keys."""
 
     value: Json
     file: str | None
@@ -57,7 +57,7 @@ def read_yaml(text: str, file: str | None = None) -> YamlSource:
     """Return the value of a YAML document.
 
     Raises:
-        InvalidWorkflow: it is not YAML, or uses a feature that is not allowed; the problem has the position.
+        InvalidWorkflow: the text is not YAML or uses a feature that is not allowed; the problem has the position.
     """
     if len(text) > MOST_CHARACTERS:
         raise InvalidWorkflow([WorkflowProblem(f"A workflow may have at most {MOST_CHARACTERS} characters.", file)])
@@ -101,7 +101,7 @@ def _odd_character(text: str, position: int, file: str | None) -> InvalidWorkflo
 
 
 def _check_events(text: str, file: str | None) -> None:
-    """Check the document event by event, before building its value."""
+    """Check the limits and the features of a document before its value is built."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -147,7 +147,7 @@ class _Reader:
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 raise _broken("A name must be plain text; write name: value.", self._file, key.start_mark)
-            # Keep the spelling, because `on`, `no` and `1` are names like any others.
+            # Keep the key as text: `on`, `no` and `1` are valid names.
             name = self._text(key)
             if name in found:
                 raise _broken(f"{name!r} appears twice here; remove one.", self._file, key.start_mark)

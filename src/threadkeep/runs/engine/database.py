@@ -1,4 +1,4 @@
-"""The database of dbos: its own schema on PostgreSQL, its own file next to a SQLite database."""
+"""The database of dbos: a separate schema on PostgreSQL, a separate file next to a SQLite database."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _NAME = "threadkeep-engine"
 
 
 def engine_path(path: Path) -> Path:
-    """Return the engine's file next to a SQLite database; it is separate so that its many writes never block a turn."""
+    """Return the engine's file next to a SQLite database. The many writes to this file never block a turn."""
     return path.with_name(path.name + ".runs")
 
 
 class Connections:
-    """A factory of connection pools. After `close` no pool connects, or dbos would retry a dead database forever."""
+    """A factory of connection pools. After `close` no pool connects, so that dbos cannot retry forever."""
 
     def __init__(self, address: DatabaseAddress) -> None:
         self._address = address
         self._closed = False
-        # The pool would log lost connections with a traceback, although the caller gets the error.
+        # Otherwise the pool logs a traceback for a lost connection, although the caller gets the error.
         logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{_NAME}").setLevel(logging.CRITICAL)
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class Connections:
     def pool(self, size: int) -> sqlalchemy.Engine:
         """Return a pool of connections. Its output never contains the DSN or a parameter."""
         path = self._address.path
-        # Pass the DSN to the driver only: SQLAlchemy does not know all its forms, and could print the password.
+        # Pass the DSN to the driver only: SQLAlchemy cannot parse all forms of a DSN, and could print the password.
         file = None if path is None else str(engine_path(path))
         url = sqlalchemy.URL.create("postgresql+psycopg" if file is None else "sqlite", database=file)
         engine = sqlalchemy.create_engine(
@@ -78,13 +78,13 @@ class Connections:
         if self._address.dsn is not None:
             arguments[:] = [self._address.dsn]
             options["connect_timeout"] = _CONNECT_SECONDS
-            # A pooler in transaction mode may use another session per transaction, without prepared statements.
+            # A pooler in transaction mode may change the server session, which would lose prepared statements.
             options["prepare_threshold"] = None
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate errors of SQLAlchemy: their messages contain statements, the translated ones contain the cure."""
+    """Translate SQLAlchemy's errors, whose messages contain statements, into errors that name the cure."""
     try:
         yield
     except sqlalchemy.exc.SQLAlchemyError as error:
@@ -98,7 +98,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry
     """Configure a connection as dbos does, in WAL mode.
 
     With `synchronous = NORMAL` a power cut can lose the last commits; a crash of the process loses none.
-    The rows of runs and turns are in the other file, with its own durability options.
+    The rows of runs and turns are in the main database file, which has its own durability options.
     """
     connection.isolation_level = "IMMEDIATE"
     connection.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
@@ -112,7 +112,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Turn WAL mode on; retry, because SQLite does not wait for the lock if several processes start together."""
+    """Turn WAL mode on. Retry, because SQLite does not wait here if several processes start together."""
     deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:
         try:

@@ -68,7 +68,7 @@ class DbosEngine:
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
         """Enqueue a run for any worker."""
         queue = await self._launched()
-        # A cancelled caller must not leave a run half recorded.
+        # Shield the write, because a cancelled caller must not leave a run half recorded.
         await asyncio.shield(queue.enqueue(run_id, alone=alone))
 
     async def dead(self, names: Set[str]) -> Set[str]:
@@ -77,7 +77,7 @@ class DbosEngine:
         return await self._lease.dead(names) if self._lease is not None else set()
 
     async def take_from_dead(self) -> Set[str]:
-        """Remove the runs that dead processes had dequeued from the queue, and return their ids."""
+        """Forget the enqueued runs that dead processes were executing, and return their ids."""
         return set() if self._queue is None else await self._queue.take_from_dead()
 
     def stopping(self, run_id: str) -> Stop | None:
@@ -140,11 +140,11 @@ class DbosEngine:
             self._queue = await asyncio.to_thread(self._launch_here, lease)
             return self._queue
 
-        # If the caller is cancelled or the engine closes, the launched dbos must still be stopped.
+        # Finish the launch even if the caller is cancelled, so that `close` can stop dbos.
         return await shielded(launch())
 
     def _launch_here(self, lease: Lease) -> RunQueue:
-        # The import takes about 2 s of CPU; the event loop stays responsive meanwhile.
+        # The import takes about 2 s of CPU. It runs in a thread, so the event loop stays responsive.
         from threadkeep.runs.engine.dbos_process import RunQueue
 
         queue = RunQueue(self._address, lease, self._options, self._execute_here, self._threadsafe(self._troubled))
@@ -158,7 +158,7 @@ class DbosEngine:
         return "left" if self._closed else await self._runs.execute(run_id)
 
     def _ended(self, task: asyncio.Task[Ending]) -> None:
-        """Forget a run that ended here; `close` enqueues the runs that are left."""
+        """Forget a run that ended here, unless the engine stopped it: `close` enqueues such a run again."""
         if task.cancelled() or task.exception() is not None or task.result() != "left":
             self._started.pop(task, None)
 
@@ -182,7 +182,7 @@ class DbosEngine:
             await lease.leave(is_idle=is_idle)
 
     def _lost(self) -> None:
-        """Release every run because other processes may have them, and start again under a new name."""
+        """Stop all runs because other processes may have them, and register again under a new name."""
         if not self._closed:
             self._returning = asyncio.create_task(self._return(self._returning))
 

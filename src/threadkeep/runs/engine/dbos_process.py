@@ -28,14 +28,14 @@ from threadkeep.store.address import DatabaseAddress
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt at a run, made by one enqueueing. The number of tries is in the record of the run."""
+    """An attempt at a run: one entry in the queue. The number of tries is in the record of the run."""
 
     run_id: str
     number: int = 1
 
     @property
     def id(self) -> str:
-        """The id of the attempt in the records of dbos; equal attempts have equal ids."""
+        """The id of the attempt in the records of dbos."""
         return f"{self.run_id}/{self.number}"
 
 
@@ -52,21 +52,21 @@ def run_of(attempt_id: str) -> str:
 _ACTIVE = ("PENDING", "ENQUEUED", "DELAYED")
 _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 
-# Only processes of the same version execute an attempt; change it when the arguments of attempts change.
+# dbos gives an attempt only to processes of the same version. Change the version if the arguments of attempts change.
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# Runs that may have crashed their processes are tried one at a time, so that no other run is blamed.
+# The queue of runs that may have crashed their processes. They run one at a time, so that no other run is blamed.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
 # dbos holds a second connection while it migrates its tables; nothing else needs two at once.
 _POOL = 2
 _STOP_SECONDS = 5.0
 _PAGE = 500
-# dbos requires a database address although it gets connections; this address is never used.
+# dbos gets connections, but requires a database address too; it never uses this address.
 _UNUSED_ADDRESS = {"sqlite": "sqlite:///unused", "postgresql": "postgresql://unused@unused/unused"}
 
-# The handler of attempts of the launched dbos; there is at most one, like dbos itself.
+# The handler of the attempts of the launched dbos; a process has at most one dbos and so at most one handler.
 _handlers: list[Callable[[Attempt], Awaitable[None]]] = []
 _taken = threading.Lock()
 _nowhere = logging.NullHandler()
@@ -76,7 +76,7 @@ _CONSOLE = "__dbos_console_log_handler__"
 @DBOS.workflow(name="execute", max_recovery_attempts=None)
 async def _execute(run_id: str, number: int) -> None:
     if not _handlers:
-        # Without an outcome the attempt stays open; another process takes it when this one is gone.
+        # Record no outcome. The attempt stays open, and another process takes it after the end of this process.
         raise asyncio.CancelledError
     await _handlers[0](Attempt(run_id, number))
 
@@ -101,7 +101,7 @@ class DbosProcess:
             )
         _handlers.append(execute)
         self._loop = asyncio.new_event_loop()
-        # asyncio would log interrupted tasks with their data; their errors are handled elsewhere.
+        # Without this handler, asyncio would log interrupted tasks with their data. Their errors are handled elsewhere.
         self._loop.set_exception_handler(lambda _loop, _context: None)
         self._thread = threading.Thread(target=self._loop.run_forever, name="threadkeep-runs", daemon=True)
         self._thread.start()
@@ -117,7 +117,7 @@ class DbosProcess:
         return self._loop is not None
 
     def check(self) -> None:
-        """Raise at once if the database is down, because dbos would wait for it forever."""
+        """Raise at once if the database is down; dbos itself would wait forever."""
         self._pool.connect().close()
 
     def take_no_more(self) -> None:
@@ -127,7 +127,7 @@ class DbosProcess:
                 event.set()
 
     def stop(self) -> None:
-        """Stop everything; attempts that still run stay open in the records."""
+        """Stop dbos and its thread; attempts that still run stay open in the records."""
         if self._dbos is not None:
             DBOS.destroy()
             self._dbos = None
@@ -143,7 +143,7 @@ class DbosProcess:
         self._pool.dispose()
 
     def put(self, attempt: Attempt, *, alone: bool) -> bool:
-        """Record an attempt for any process; return False if the attempt exists already."""
+        """Enqueue an attempt for any process; return False if the attempt exists already."""
         try:
             with SetWorkflowID(attempt.id, workflow_id_reuse_policy="reject"):
                 DBOS.enqueue_workflow(_ALONE if alone else _QUEUE, _execute, attempt.run_id, attempt.number)
@@ -152,7 +152,7 @@ class DbosProcess:
         return True
 
     def attempts(self, run_id: str) -> dict[str, bool]:
-        """Return the ids of the recorded attempts at a run, each with True if it is enqueued."""
+        """Return the ids of the recorded attempts at a run; the value is True for an attempt that has not begun."""
         found = DBOS.list_workflows(workflow_id_prefix=f"{run_id}/", load_input=False, load_output=False)
         return {each.workflow_id: each.status == "ENQUEUED" for each in found if run_of(each.workflow_id) == run_id}
 
@@ -163,13 +163,13 @@ class DbosProcess:
         return [(Attempt(run_of(each), number_of(each)), name) for each, name in ids]
 
     def end(self, attempt_id: str) -> None:
-        """Mark an attempt as ended, when no process executes it any more."""
+        """Mark an attempt as ended, because no process executes it any more."""
         DBOS.cancel_workflow(attempt_id)
 
     def remove_finished(self, before: str) -> None:
         """Remove the attempts that ended before a time, except attempts at runs that have an open attempt.
 
-        The numbers of a run's attempts start again when all of them are removed.
+        After all attempts at a run are removed, its next attempt has the number 1 again.
         """
         found = DBOS.list_workflows(
             status=list(_OVER), completed_before=before, limit=_PAGE, load_input=False, load_output=False
@@ -210,7 +210,7 @@ class DbosProcess:
             "serializer": DBOSPortableJSONSerializer(),
             "max_executor_threads": _THREADS,
             "log_level": "CRITICAL",
-            # Notifications are not used. The interval is short because the shutdown waits for it.
+            # Notifications are not used. A short interval keeps the shutdown fast, which waits for the listener.
             "use_listen_notify": False,
             "notification_listener_polling_interval_sec": 0.1,
         }
@@ -240,17 +240,17 @@ async def _end_tasks() -> None:
 
 
 type ExecuteHere = Callable[[str], Future[Ending]]
-"""A callback that executes a run in the event loop of the engine; it is called from another thread."""
+"""A callback for other threads that executes a run in the event loop of the engine."""
 
 _LEASE_SECONDS = 0.05
-"""Seconds between two checks whether the lease has been renewed."""
+"""Seconds between two checks for a renewed lease."""
 
 _RETENTION_SECONDS = 60.0
 _CALLING_THREADS = 4
 
 
 class RunQueue:
-    """A queue of runs on a launched dbos; this process executes attempts. `troubled` is called in other threads."""
+    """A queue of runs on dbos; this process executes attempts from it. `troubled` is called in other threads."""
 
     def __init__(
         self, address: DatabaseAddress, lease: Lease, options: EngineOptions, execute: ExecuteHere, troubled: Troubled
@@ -285,7 +285,7 @@ class RunQueue:
             await asyncio.wrap_future(self._pool.submit(self._enqueue, run_id, alone))
 
     async def take_from_dead(self) -> Set[str]:
-        """Remove the attempts of dead processes; return the ids of their runs."""
+        """Mark the open attempts of dead processes as ended; return the ids of their runs."""
         with translated():
             found = await asyncio.wrap_future(self._pool.submit(self._open_attempts))
             dead = await self._lease.dead({name for _, name in found})
@@ -299,12 +299,12 @@ class RunQueue:
         self._process.take_no_more()
 
     def stop(self) -> bool:
-        """Stop; return True if no attempt is active any more."""
+        """Stop dbos; return True if no attempt is active any more."""
         self.take_no_more()
         if self._cleaning is not None:
             self._cleaning.join(STOP_SECONDS)
         is_idle = not self._process.is_running() or self._process.submit(_all_done(self._tasks)).result()
-        # Close the connections first, because dbos would wait for a database that is down when it stops.
+        # Close the connections first; otherwise dbos waits for a database that is down.
         self._connections.close()
         self._process.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -313,10 +313,10 @@ class RunQueue:
     async def _attempt(self, attempt: Attempt) -> None:
         """Execute a run in dbos's event loop.
 
-        An attempt that is left to others gets no outcome; another process takes it when this one is gone.
+        If this process stops or loses the run, the attempt gets no outcome, so that another process takes it.
         """
         if (task := asyncio.current_task()) is not None:
-            # This is the task of dbos, which is done when the outcome is recorded.
+            # The current task belongs to dbos. It is done when the outcome is recorded.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         while not self._lease.is_fresh() and not self._closing.is_set():  # noqa: ASYNC110 - another thread renews it
@@ -325,7 +325,7 @@ class RunQueue:
             raise asyncio.CancelledError
 
     def _enqueue(self, run_id: str, alone: bool) -> None:
-        """Record an attempt, unless one is enqueued already; an `alone` attempt replaces an enqueued one."""
+        """Enqueue an attempt, unless the run has an enqueued one; an `alone` attempt replaces the enqueued one."""
         number = 1
         while not self._process.put(Attempt(run_id, number), alone=alone):
             attempts = self._process.attempts(run_id)
@@ -345,7 +345,7 @@ class RunQueue:
             self._process.end(attempt.id)
 
     def _remove_finished(self) -> None:
-        """Remove finished attempts repeatedly, first at once, because a short command may be the only worker."""
+        """Remove finished attempts at once and then repeatedly; a short command may be the only worker."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
             # A failed removal is retried as long as the process lives.

@@ -1,4 +1,4 @@
-"""The interface of engines, the same for one process and for many, and the engine of a database in memory."""
+"""The interface of engines, and the engine for a database in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ type Execute = Callable[[str], Coroutine[object, object, None]]
 """A callback that executes a run. A repeated call for the same run resumes from the stored progress."""
 
 type Troubled = Callable[[str], None]
-"""A callback that gets the name of an error, mostly of the database, that keeps the engine from its work for now."""
+"""A callback that gets the name of an error, usually of the database, after which the engine continues."""
 
 type Stop = Literal["closing", "lost"]
 """The reason why the engine stops a run: it is closing, or this process was declared dead and lost the run."""
@@ -29,13 +29,13 @@ CLOSED = "The engine was closed and accepts no more runs; start runs inside its 
 class Engine(Protocol):
     """An engine that calls `execute(run_id)`; it knows nothing else about runs.
 
-    - `start` executes a run in this process. If the process dies, the run's record names an owner that is `dead`.
-    - `enqueue` records a run and has any worker execute it. If the worker dies, `take_from_dead` returns the run.
+    - `start` executes a run in this process. If the process dies, `dead` returns the owner in the run's record.
+    - `enqueue` records a run, and any worker executes it. If the worker dies, `take_from_dead` returns the run.
     - A process never executes a run twice at the same time. A run that is started during its execution is executed
-      again afterwards. Between processes, the record of the run decides which one executes it.
+      again afterwards. The record of the run decides which process executes it.
     - If its task is cancelled, `execute` must end soon and leave the run as it is, so that another process resumes it.
-      To cancel a run, note the request in the record of the run and let its `execute` end by itself.
-    - The engine retries nothing. If `execute` raises, the error is reported and the engine is done with the run.
+      To cancel a run, record the request with the run; its `execute` then ends by itself.
+    - The engine retries nothing. If `execute` raises, the error is reported, and the execution is over.
     """
 
     @property
@@ -47,7 +47,7 @@ class Engine(Protocol):
         """
 
     async def ready(self) -> None:
-        """Register this process as a worker; afterwards the engine has a name.
+        """Register this process, so that the engine has a name.
 
         Raises:
             StoreClosed: the engine takes no more runs.
@@ -62,7 +62,7 @@ class Engine(Protocol):
         """
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Enqueue a run for any worker. Each worker executes a few at a time, but only one run that is `alone`.
+        """Enqueue a run for any worker. A worker executes several runs at a time, but only one `alone` run.
 
         Raises:
             StoreClosed: the engine takes no more runs.
@@ -76,19 +76,19 @@ class Engine(Protocol):
         """
 
     async def take_from_dead(self) -> Set[str]:
-        """Remove the runs that dead processes had dequeued from the queue, and return their ids.
+        """Forget the enqueued runs that dead processes were executing, and return their ids.
 
         Raises:
             StoreUnavailable: the database does not answer.
         """
 
     def stopping(self, run_id: str) -> Stop | None:
-        """Return why the `execute` of a run in this process is being stopped; None if it is not."""
+        """Return why the engine is stopping a run of this process; None if it is not."""
 
     def holds(self, run_id: str) -> bool:
-        """Return whether this process certainly still owns a run; call it before work that must not be done twice.
+        """Return True if this process certainly still owns a run; call it before work that must not be done twice.
 
-        It is False if this process has not renewed its lease for too long: another process may own the run by now.
+        Return False if this process has not renewed its lease for too long: another process may own the run by now.
         """
 
     async def close(self, seconds: float) -> None:
@@ -99,9 +99,9 @@ class Engine(Protocol):
 class EngineOptions:
     """Options of an engine. Times are in seconds.
 
-    A process that `works` takes enqueued runs, at most `concurrency` at a time, not counting runs of `start`. A
-    process without a heartbeat for `dead_seconds` is declared dead; if processes share a SQLite file, the operating
-    system reports it at once.
+    If `works` is true, the process executes enqueued runs, at most `concurrency` at a time in addition to the runs of
+    `start`. On PostgreSQL a process without a heartbeat for `dead_seconds` is declared dead. On SQLite the operating
+    system shows at once that a process has died.
     """
 
     works: bool = True
@@ -113,7 +113,7 @@ class EngineOptions:
 
 
 type Ending = Literal["done", "left", "lost"]
-"""The end of an execution: `left` by a closing engine to others, or `lost` to another process."""
+"""The end of an execution: `done`, `left` to other processes because the engine closes, or `lost` to another one."""
 
 _names: set[str] = set()
 """The names of the open local engines of this process."""
@@ -154,7 +154,7 @@ class RunTasks:
         return "left" if stop is not None and (task.cancelled() or error is not None) else "done"
 
     def stop(self, run_id: str, stop: Stop) -> None:
-        """Cancel the task of a run, at most once, if the run is executed here."""
+        """Cancel the task of a run, if the run is executed here; only the reason `lost` cancels it a second time."""
         task = self._tasks.get(run_id)
         if task is not None and (run_id not in self._stops or stop == "lost"):
             self._stops[run_id] = stop
@@ -165,11 +165,11 @@ class RunTasks:
         return self._stops.get(run_id)
 
     def has(self, run_id: str) -> bool:
-        """Return whether a run is executed here and was not lost."""
+        """Return whether this process executes a run and has not lost it."""
         return run_id in self._tasks and self._stops.get(run_id) != "lost"
 
     async def stop_all(self, stop: Stop, *, after_seconds: float) -> bool:
-        """Wait for the tasks, then cancel the remaining ones and wait for them; return whether all have ended."""
+        """Wait for the tasks, then cancel the remaining tasks and wait again; return whether all have ended."""
         if self._tasks and after_seconds > 0:
             await asyncio.wait(self._tasks.values(), timeout=after_seconds)
         for run_id in list(self._tasks):
@@ -181,7 +181,7 @@ class RunTasks:
 
 
 class LocalEngine:
-    """An engine that executes runs without recording them; they end with the process."""
+    """An engine that does not record runs; they end with the process."""
 
     def __init__(self, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
         self.name = uuid4().hex
@@ -203,7 +203,7 @@ class LocalEngine:
         self._take(self._queued(run_id))
 
     async def dead(self, names: Set[str]) -> Set[str]:
-        """Return the names that no open engine of this process has, because no other process can use its database."""
+        """Return the names that belong to no open engine of this process; other processes cannot use its database."""
         return names - _names
 
     async def take_from_dead(self) -> Set[str]:

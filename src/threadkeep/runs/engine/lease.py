@@ -1,4 +1,4 @@
-"""The lease of this process as a worker of a database, and the detection of processes with an expired lease."""
+"""The lease of this process as a worker of a database, and the detection of dead processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Presence(Protocol):
         """Acquire the lease before the first run is executed."""
 
     def renew(self) -> bool:
-        """Renew the lease; return False if this process was declared dead and others may have its runs."""
+        """Renew the lease; return False if this process was declared dead. Others may then have its runs."""
 
     def is_fresh(self) -> bool:
         """Return whether it is certain that no process has declared this one dead."""
@@ -45,7 +45,7 @@ class Presence(Protocol):
         """Release the lease; other processes may take the runs that this process still has."""
 
     def abandon(self) -> None:
-        """Close the connections without releasing the lease, which ends with the process or expires later."""
+        """Close the connections without releasing the lease. The lease ends with the process or expires later."""
 
 
 class LockedFiles:
@@ -60,7 +60,7 @@ class LockedFiles:
         self._descriptor: int | None = None
 
     def enter(self) -> None:
-        """Create this process's file, and lock it before it gets its final name, so that it is never seen unlocked."""
+        """Create and lock this process's file, then give it its final name, so that no process sees it unlocked."""
         made = self._path(self._name).with_suffix(".new")
         self._descriptor = os.open(made, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
@@ -75,7 +75,7 @@ class LockedFiles:
         return True
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Return the processes among `names` with an unlocked or missing file; remove all unlocked files."""
+        """Return the processes among `names` whose file is unlocked or missing; remove all unlocked files."""
         files = self._database.parent.glob(f"{glob.escape(self._database.name)}.*.lock")
         known = names | {file.suffixes[-2].removeprefix(".") for file in files}
         dead = {name for name in known if name != self._name and not _is_locked(self._path(name))}
@@ -103,7 +103,7 @@ def _is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # A shared lock, so that two processes that check at the same time do not mistake each other for the owner.
+        # Use a shared lock: with exclusive locks, two processes that check at once would see each other as the owner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -125,8 +125,8 @@ class Heartbeats:
     """A row per process of a PostgreSQL database, with a counter that increases while the process lives.
 
     Clocks of different processes are never compared. A process is dead if its counter did not change for `dead_seconds`
-    while this process checked it repeatedly. So after a long outage of the server, or after being suspended, a process
-    does not declare others dead by mistake.
+    while this process checked it repeatedly. A process that was suspended, or had no database for a while, starts
+    these checks again, so it does not declare others dead by mistake.
     """
 
     def __init__(self, pool: sqlalchemy.Engine, name: str, dead_seconds: float) -> None:
@@ -158,11 +158,11 @@ class Heartbeats:
         return True
 
     def is_fresh(self) -> bool:
-        """Return whether the last heartbeat is recent enough that no other process can have declared this one dead."""
+        """Return whether the last heartbeat is so recent that no other process can have declared this one dead."""
         return _now() - self._shown_at < self._dead_seconds
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Remove the rows that did not change for too long, then return the processes among `names` without a row."""
+        """Remove the rows of dead processes; return the processes among `names` that have no row any more."""
         now = _now()
         with self._pool.begin() as connection:
             rows = {str(row.name): int(row.beats) for row in connection.execute(_PROCESSES.select())}
@@ -199,7 +199,7 @@ class Heartbeats:
 
 
 def _now() -> float:
-    """Return seconds that also pass while the machine sleeps, if the system counts them."""
+    """Return monotonic seconds, including the time that the machine sleeps if the system has such a clock."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
@@ -210,8 +210,8 @@ _RECORDS = "workflow_status"
 class Lease:
     """A lease of this process, under a name that is never used again.
 
-    `lost` is called from another thread when the lease is lost and others may take the runs. `troubled` is called
-    with the name of an error that kept the lease from being renewed for a moment.
+    `lost` is called from another thread when the lease is lost and other processes may take the runs. `troubled` is
+    called with the name of each error that delays a renewal.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Lease:
         self._lost = lost
         self._troubled = troubled
         self._path = address.path
-        # A pool of its own, so that heartbeats never wait for dbos; it also serves one short query of its records.
+        # A separate pool, so that heartbeats never wait for dbos. It also serves the short query for dbos's records.
         # Autocommit saves two round trips every two seconds; each statement is a transaction anyway.
         self._pool = self._connections.pool(1).execution_options(isolation_level="AUTOCOMMIT")
         self._table = _RECORDS if address.path is not None else f"{SCHEMA}.{_RECORDS}"
@@ -251,10 +251,10 @@ class Lease:
         """
         with OnFailure(self._connections.close), translated():
             await asyncio.to_thread(self._presence.enter)
-            # Also removes the files that dead processes left on SQLite.
+            # On SQLite this also removes the files of dead processes.
             await asyncio.to_thread(self._presence.dead, set())
         if self._path is None:
-            # In a thread, so that a blocked event loop does not lose the lease.
+            # Renew in a thread, so that a blocked event loop does not lose the lease.
             self._renewing = Thread(target=self._renew, name="threadkeep-lease", daemon=True)
             self._renewing.start()
 
@@ -268,7 +268,7 @@ class Lease:
             return False
         with self._pool.connect() as connection:
             if not self._is_made:
-                # A worker without a queue asks this every two seconds, so it is one statement.
+                # A worker without a queue asks this every two seconds, so it sends only one statement each time.
                 made = (
                     "SELECT name FROM sqlite_master WHERE name = :table" if self._path else "SELECT to_regclass(:table)"
                 )

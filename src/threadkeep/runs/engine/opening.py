@@ -15,7 +15,7 @@ from threadkeep.store.address import DatabaseAddress
 async def open_engine(
     address: DatabaseAddress, execute: Execute, options: EngineOptions | None = None, *, troubled: Troubled
 ) -> AsyncIterator[Engine]:
-    """Open an engine that executes the runs of a database; it is closed after the block.
+    """Open an engine that executes the runs of a database; close the engine after the block.
 
     Args:
         address: the database; runs of a database in memory end with the process.

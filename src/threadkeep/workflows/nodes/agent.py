@@ -87,7 +87,7 @@ class AgentNode(SpeakingNode, HistoryFields):
 
     @property
     def again(self) -> Again:
-        """Return the costs of repeating the agent, which depend on its tools; unknown if they cannot be inspected."""
+        """Return the cost of executing the agent again, by its tools; `unknown` if a tool cannot be imported."""
         if not self.tools:
             return "model calls" if self.history_tools or self.memory_tools else "a model call"
         try:
@@ -111,7 +111,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]
         get_stream_writer()({"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}})
-        # A stored answer keeps its position in the messages, so there may be no new message.
+        # If the answer was stored before, it is among the given messages, and the loop may add none.
         return said(step, _final(loop or result["messages"]))
 
     def tool_objects(self) -> list[Tool]:
@@ -128,7 +128,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
     async def conversation(self, step: Step, state: WorkflowState) -> Conversation:
-        """Return the memory and the session for this turn, resolved for this run."""
+        """Return the memory and the session for the node's turn in this run."""
         if self.input is not None:
             return run_conversation(step)
         if not self.use_graph_chat_history:
@@ -139,12 +139,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         return await store_conversation(step, self.layout, resolution.key)
 
     def _agent(self, step: Step, conversation: Conversation) -> Any:
-        """Return the compiled agent for a memory and a model; it is cached, because it has no data of a run."""
+        """Return the compiled agent for a memory and a model. It contains no data of a run, so it is cached."""
         resources = step.context.resources
         model = self.chat_model(step)
-        # The key includes the node, because copies of a node share its private attributes.
+        # The key includes the node, because copies of a node share this cache.
         parts = (self, conversation.memory, resources.memory, model, resources.turn_options, *resources.middleware)
-        # Ids are unique while the parts are stored with the agent.
+        # The cache keeps the parts alive, so their ids stay unique.
         key = (conversation.kind, *map(id, parts))
         if key not in self._agents:
             if len(self._agents) >= _MOST_AGENTS:
@@ -189,12 +189,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         named = replace(placed, sources=sources, session_id=_session_of, user_id=_user_of)
         if kind == "session":
             return named
-        # Anchors and summaries exist only for conversations in tables.
+        # Only sessions have anchors and summaries; conversations in a store have none.
         return replace(named, plan=replace(options.plan, window="sliding"), compression=None, learning=None)
 
 
 class ModelDeadline(AgentMiddleware[AgentState[Any], Any, Any]):
-    """A time limit for each model call of an agent; a call beyond it raises `TimeoutError`."""
+    """A time limit for each model call of an agent. A call that takes longer raises `TimeoutError`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ def check_tools(reference: str | BaseTool) -> None:
     """Check that a tool reference names tools.
 
     Raises:
-        InvalidInput: it cannot be imported, or is not a tool.
+        InvalidInput: the reference cannot be imported, or is not a tool.
     """
     for _ in _tools_of(reference):
         pass
@@ -251,7 +251,7 @@ def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
 
 
 def _final(loop: Sequence[BaseMessage]) -> AIMessage:
-    """Return an agent's last message as the answer: a message without tool calls, or the direct answers of tools."""
+    """Return an agent's answer: its last message, stripped of tool calls, or results of tools that return directly."""
     said = [message for message in loop if isinstance(message, AIMessage | ToolMessage)]
     if not said:
         return AIMessage("")

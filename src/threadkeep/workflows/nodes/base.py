@@ -1,4 +1,4 @@
-"""The base class of nodes with frozen options, the step of a run in which a node is called, and import strings."""
+"""The base class of nodes, the step of a run in which a node is called, and import strings."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ type NodeKind = Literal[
 ]
 
 type Again = Literal["nothing", "a model call", "model calls", "marked tools", "unknown"]
-"""The costs of repeating a node after its process died.
+"""The cost of executing a node again after its process died.
 
-`marked tools` repeats only model calls, because tool results are recorded. `unknown` means that actions may be
-repeated.
+`marked tools`: the node has tools that must not run twice; their calls are recorded and not repeated. `unknown`: the
+node may repeat actions.
 """
 
 END_NAME = "end"
@@ -139,12 +139,12 @@ class Step:
 
     @property
     def message_id(self) -> str:
-        """Return the id of this node's message in this run; it is the same when the node is repeated."""
+        """Return the id of this node's message in this run; a repeated node gets the same id."""
         return f"{self.context.run_id}:{self.name}"
 
 
 class Node(BaseModel):
-    """A node: a record of its options, which is frozen so that it keeps no data of a run.
+    """A node of a workflow: a frozen record of its options, without data of a run.
 
     Add it to any graph whose state is a `WorkflowState`: `builder.add_node("answer", AgentNode(...))`.
     """
@@ -153,21 +153,21 @@ class Node(BaseModel):
 
     node_kind: ClassVar[NodeKind]
     repetition: ClassVar[Again] = "unknown"
-    """The costs of repeating the node, if they do not depend on its options."""
+    """The cost of executing the node again, if the cost does not depend on its options."""
     speaks: ClassVar[bool] = False
     """True if the node adds an assistant message to the state."""
 
     @property
     def again(self) -> Again:
-        """Return the costs of repeating the node."""
+        """Return the cost of executing the node again."""
         return self.repetition
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the templates among the options, each with the path of its option."""
+        """Return the options that are templates: pairs of the option's name and the template."""
         return ()
 
     def targets(self) -> Mapping[str, str]:
-        """Return the possible next nodes with the reasons for each; empty if edges determine the next node."""
+        """Return the possible next nodes, each with its condition; empty if edges determine the next node."""
         return {}
 
     async def __call__(
@@ -182,7 +182,7 @@ class Node(BaseModel):
 
 
 def found(step: Step, output: Json, result: Mapping[str, Json]) -> WorkflowState:
-    """Return a state update with the node's output, and its result for templates."""
+    """Return a state update with the node's output in `node_outputs` and its result for templates in `results`."""
     return {"node_outputs": {step.name: output}, "results": {step.name: dict(result)}}
 
 

@@ -67,7 +67,7 @@ class CategorizerNode(AskingNode):
         yield "system_prompt", self.system_prompt
 
     def targets(self) -> Mapping[str, str]:
-        """Return the nodes of the categories, and the default."""
+        """Return the next nodes with their categories; the default has the label `else`."""
         wanted: dict[str, list[str]] = {}
         for category in self.categories:
             wanted.setdefault(category.next, []).append(category.name)
@@ -83,7 +83,7 @@ class CategorizerNode(AskingNode):
         return sent_to(target, found(step, name, {"category": name, "next": target}))
 
     def named_in(self, reply: str) -> Category | None:
-        """Return the category that a reply consists of, or the only one that a short reply mentions."""
+        """Return the category that a reply consists of, else the only category that its beginning mentions."""
         text = reply[:_MOST_REPLY_CHARACTERS].casefold()
         alone = re.sub(r"^\W+|\W+$", "", text)
         by_name = {category.name.casefold(): category for category in self.categories}
@@ -181,7 +181,7 @@ class RouterNode(Node):
     otherwise: str = Field(description="The next node if no rule matches, or end.")
 
     def targets(self) -> Mapping[str, str]:
-        """Return the nodes of the rules, and the default."""
+        """Return the next nodes with their rules; the default has the label `else`."""
         wanted: dict[str, list[str]] = {}
         for rule in self.rules:
             wanted.setdefault(rule.next, []).append(_label(rule))
@@ -197,7 +197,7 @@ class RouterNode(Node):
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re2.Pattern:
-    """Return a pattern of RE2, which needs linear time for untrusted text, because it blocks the event loop."""
+    """Return a pattern of RE2. RE2 needs linear time, so untrusted text cannot block the event loop for long."""
     options = re2.Options()
     options.case_sensitive = False
     options.log_errors = False
@@ -205,7 +205,7 @@ def _compiled(pattern: str) -> re2.Pattern:
 
 
 def _found_in(pattern: str, text: str) -> bool:
-    # RE2 works on UTF-8, which has no lone surrogates.
+    # RE2 needs valid UTF-8, so replace lone surrogates.
     return _compiled(pattern).search(text.encode("utf-8", "replace").decode()) is not None
 
 

@@ -83,7 +83,7 @@ class ConversationFields(BaseModel):
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel of a run without a key: the channel of the first candidate with a value from a parser."""
+        """Return the channel of a run without a key: that of the first candidate whose parser has a result."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):
@@ -93,11 +93,11 @@ class ConversationFields(BaseModel):
         return "other"
 
     def resolve(self, scope: Mapping[str, object], *, by_hand: bool) -> KeyResolution:
-        """Resolve the key of a run's conversation; the fields stay unchanged."""
+        """Return the key of a run's conversation."""
         return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
 
     def resolve_in(self, state: WorkflowState, step: Step) -> KeyResolution:
-        """Resolve the key within a run, and emit an event if there is none."""
+        """Return the key of a run's conversation; emit an event if there is no key."""
         context = step.context
         resolution = self.resolve(key_scope(state, context.session_id, step.config), by_hand=context.by_hand)
         if resolution.key is None:
@@ -121,9 +121,9 @@ class HistoryFields(ConversationFields):
 
 
 def key_scope(state: WorkflowState, session_id: str | None, config: RunnableConfig) -> dict[str, object]:
-    """Return the values that the candidates of a run may name.
+    """Return the values that key candidates of a run may use.
 
-    The thread is the caller's thread, which is the run's session, because the run's own thread is always new.
+    `thread_id` is the run's session, which is the caller's thread; the run's own LangGraph thread is always new.
     """
     given = {name: value for name, value in config.get("configurable", {}).items() if not name.startswith("__")}
     configurable = {**given, "thread_id": session_id}
@@ -143,9 +143,9 @@ _LONGEST_LOOK_SECONDS: Final = 0.5
 
 @dataclass(frozen=True)
 class Conversation:
-    """A memory with a session in it, and the owner of the model calls made there.
+    """A session in a memory, and the place to which model calls in the session are attributed.
 
-    In a conversation of kind `run`, nothing is stored after the node has finished.
+    A conversation of kind `run` exists only in memory, and ends with the node.
     """
 
     kind: ConversationKind
@@ -170,7 +170,7 @@ def step_context() -> StepContext | None:
 
 
 def run_conversation(step: Step) -> Conversation:
-    """Return the run itself as the conversation: no earlier turns are read, and none are stored."""
+    """Return a conversation for this run only: it has no earlier turns, and stores none."""
     context = step.context
     call = CallPlace(context.run_id, step.name, context.session_id, transcript=False)
     memory = context.resources.memory.null_memory()
@@ -178,7 +178,7 @@ def run_conversation(step: Step) -> Conversation:
 
 
 def session_conversation(step: Step) -> Conversation:
-    """Return the run's session as the conversation; the run itself if it has no session."""
+    """Return the run's session as the conversation; without a session, a conversation for this run only."""
     context = step.context
     if context.session_id is None:
         return run_conversation(step)
@@ -187,9 +187,9 @@ def session_conversation(step: Step) -> Conversation:
 
 
 def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) -> str:
-    """Return the name of a conversation in the order of turns: its session id, or a name that is not a session id.
+    """Return the name of a conversation in the order of turns: its session id, or another name if it has no session.
 
-    A conversation in the store may have the same key as a session.
+    The other name is never a session id, because a conversation in the store may have the same key as a session.
     """
     return key if memory.has_namespace(store, layout) else order_name(layout, key)
 
@@ -197,8 +197,8 @@ def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) ->
 async def wait_for_turn(step: Step, name: str) -> None:
     """Wait for the earlier turns of a conversation.
 
-    If the key was known when the run was requested, the run waited before its start. A run that would wait for itself
-    gives up its position and continues. If the order cannot be read, the run continues as well.
+    If the key was known when the run was requested, the run already waited before its start. A run that would wait
+    for itself gives up its position and continues. If the order cannot be read, the run continues as well.
     """
     memory, run_id, seconds = step.context.resources.memory, step.context.run_id, _FIRST_LOOK_SECONDS
     with contextlib.suppress(StoreError):
@@ -219,9 +219,9 @@ async def _is_turn(memory: Memory, run_id: str, name: str) -> bool:
 
 
 async def store_conversation(step: Step, layout: GraphLayout, key: str) -> Conversation:
-    """Wait until no earlier run has a turn in a conversation of the graph's store, and return the conversation.
+    """Wait for the earlier turns of a conversation in the graph's store, and return the conversation.
 
-    Without a store, return the conversation of the run itself.
+    If the graph has no store, return a conversation for this run only.
     """
     context = step.context
     store = step.store

@@ -1,6 +1,6 @@
 """The nodes `identify_user`, `remember` and `recall`, which read and write facts.
 
-An unavailable memory never fails a run; the node reports the failure as an event and in its result.
+If the memory is unavailable, the run continues. The node reports the failure as an event and in its result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KnowledgeNode(Node):
 class IdentifyUserNode(KnowledgeNode):
     """A node that resolves the run's user to a person, and puts the known facts of the person into `user_context`.
 
-    A run without a user has no person; there is no shared default person.
+    In a run without a user the node finds no person; there is no shared default person.
     """
 
     node_kind: ClassVar[NodeKind] = "identify_user"
@@ -72,7 +72,7 @@ class IdentifyUserNode(KnowledgeNode):
         episodes = await memory.episodes.latest(scope, limit=max(self.max_episodes, 1))
         return {
             "user_id": person.id,
-            # Not `person.new`, because a repeated node or the channel may have created the person already.
+            # Do not use `person.new`: an earlier attempt of this node or the channel may have created the person.
             "is_new_user": not facts and not episodes,
             "names": list(person.names),
             "facts": [_fact(fact) for fact in facts[: self.max_facts]],
@@ -95,7 +95,7 @@ class RememberNode(KnowledgeNode):
     confidence: float = Field(1.0, ge=0, le=1, description="The confidence, from 0 to 1.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return key and value."""
+        """Return the key and the value."""
         yield "key", self.key
         yield "value", self.value
 
@@ -164,7 +164,7 @@ class RecallNode(KnowledgeNode):
             yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Recall facts."""
+        """Recall facts, episodes and procedures."""
         query = rendered(self.query, state) if self.query is not None else _question(state)
         usable, refused = _scopes_of(step, self.scopes)
         for unusable in refused.values():
@@ -199,7 +199,7 @@ class RecallNode(KnowledgeNode):
 
 
 def _scopes_of(step: Step, kinds: Collection[ScopeKind]) -> OwnScopes:
-    """Return those scopes of a run that have one of these kinds."""
+    """Return the scopes of a run of the given kinds."""
     context = step.context
     given = default_workspace(context.resources.memory, context.resources.workspace)
     workspace = workspace_in(step.config, given) if "workspace" in kinds else None

@@ -29,14 +29,14 @@ from threadkeep.workflows.state import WorkflowState, answer_of, check_template,
 
 
 class RecordingNode(Node):
-    """The base class of the nodes that store a turn in the run's session. Without a session they store nothing."""
+    """A base class of the nodes that store a turn in the run's session. In a run without a session they do nothing."""
 
     repetition: ClassVar[Again] = "nothing"
 
     reset_commands: tuple[str, ...] = Field((), description="Messages that reset the conversation; not stored.")
 
     def turn(self, step: Step, question: Sequence[BaseMessage], session: Session | None = None) -> OpenTurn | None:
-        """Return the turn of the run's session, or of another; None if there is nothing to store."""
+        """Return the turn in `session`, by default the run's session; None if there is nothing to store."""
         conversation = session_conversation(step)
         texts = [text_of(message) for message in question]
         if session is None and conversation.kind == "session":
@@ -49,10 +49,10 @@ class RecordingNode(Node):
 
 
 class RecordQuestionNode(RecordingNode):
-    """A node that stores the run's question before all other nodes, so that no failure loses it.
+    """A node that stores the run's question before all other nodes, so that no failure loses the question.
 
-    If it `waits`, middleware may redact the question first: the question is stored before the first model call after
-    middleware, or by the `RecordAnswerNode` if there is none. Until then only the request of the run has the text.
+    If `waits` is true, middleware may redact the question first. Then the question is stored just before the first
+    model call, or by the `RecordAnswerNode` if there is no call. Until then only the run's request contains the text.
     """
 
     node_kind: ClassVar[NodeKind] = "record_question"
@@ -75,7 +75,7 @@ class RecordQuestionNode(RecordingNode):
         *,
         received: Sequence[BaseMessage] = (),
     ) -> None:
-        """Store the question, which is the last of `messages`, in the run's session or in another one.
+        """Store the question at the end of `messages` in `session`, by default the run's session.
 
         `received` is the original question, if middleware has changed it.
         """
@@ -84,7 +84,7 @@ class RecordQuestionNode(RecordingNode):
             await turn.begin(step.context.run_id, metadata, received=received)
 
     async def refuse(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
-        """Store the question, if it is not stored, as `failed` without its text: middleware may have refused it."""
+        """If the question is not stored, store it as `failed` and without text: middleware may have rejected it."""
         turn = self.turn(step, question_before(messages))
         if turn is not None and not await turn.is_stored(turn.question[-1]):
             refused = refused_message(turn.question[-1], step.context.run_id, metadata)
@@ -104,7 +104,7 @@ class RecordAnswerNode(RecordingNode):
             await turn.begin(step.context.run_id, metadata_of(step.config))
             first = None if answer is None else turn.answered or await turn.close(answer)
             if answer is not None and first is not None and first.id != answer.id:
-                # Another process has answered the same question; its answer becomes the run's answer.
+                # Another process answered the question first. Its answer becomes the run's answer.
                 return {"messages": [first]}
         return {}
 
@@ -120,10 +120,10 @@ type SessionTemplate = Annotated[str, AfterValidator(_session_template)]
 
 
 class AppendMessageNode(Node, ConversationFields):
-    """A node that stores a message only once, even if the node is repeated: in the run's session, or in the given one.
+    """A node that stores a message in the run's session or in `session`, once even if the node is repeated.
 
-    With `use_graph_chat_history` the message goes to the conversation in the graph's store that an agent with the
-    same fields uses. With `deliver` it is also sent to the person, through the channel of the session.
+    With `use_graph_chat_history` the node stores the message in the graph's store, in the same conversation as an agent
+    with the same fields. With `deliver` the message is also sent to the person, through the channel of the session.
     """
 
     node_kind: ClassVar[NodeKind] = "append_message"
@@ -146,7 +146,7 @@ class AppendMessageNode(Node, ConversationFields):
         return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the text. The session is not a template but a key, which has other rules."""
+        """Return the text. The session is not included, because keys have other rules than templates."""
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
@@ -160,7 +160,7 @@ class AppendMessageNode(Node, ConversationFields):
         message = Message(role=self.role, content=text, id=step.message_id, run_id=step.context.run_id)
         await session.record([message])
         if self.deliver:
-            # Store it first, because the agent would not know a message that was only sent.
+            # The message is stored first, because the agent would not know a message that was only sent.
             outbox = step.context.resources.memory.channels.outbox
             await outbox.send(session.session_id, step.message_id, text)
             is_known = await outbox.recipient(session.session_id) is not None

@@ -40,7 +40,7 @@ type Passage = tuple[str | None, str]
 
 
 class FoundPassages:
-    """The section `snippets` with passages that this run has found; with `passages` None, those in the agent's step."""
+    """The section `snippets` with the passages that this run has found, by default those in the agent's context."""
 
     section: Final[ExtraSection] = "snippets"
 
@@ -48,7 +48,7 @@ class FoundPassages:
         self._passages = passages
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the passages for which there is room, in the order in which they were found."""
+        """Return the passages that fit into `room`, in the order in which they were found."""
         passages = self._passages
         if passages is None:
             context = step_context()
@@ -78,10 +78,10 @@ _MOST_CHARACTERS = 20_000
 
 
 class RetrieveNode(Node):
-    """A node that queries a retriever with the run's question; recent turns resolve words such as "it" or "that".
+    """A node that queries a retriever with the run's question and recent messages, which explain words such as "it".
 
     The results are in the state (`results.<node>.passages`, `.text`), and in the contexts of later agents and models
-    as a separate section. If a retriever fails or takes too long, an event is emitted and the run continues without
+    as a separate section. If the retriever fails or takes too long, an event is emitted and the run continues without
     results.
     """
 
@@ -119,10 +119,10 @@ class RetrieveNode(Node):
 
     @cached_property
     def made_retriever(self) -> BaseRetriever:
-        """Return the retriever; a function that creates it is called only once.
+        """Return the retriever; a function that creates the retriever is called only once.
 
         Raises:
-            InvalidInput: it cannot be imported or created, or is not a retriever.
+            InvalidInput: the retriever cannot be imported or created, or is not a retriever.
         """
         given: object = self.retriever
         if isinstance(self.retriever, str):
@@ -140,7 +140,7 @@ class RetrieveNode(Node):
         question = question_before(messages)
         asked = {message.id for message in question}
         text = "\n".join(map(text_of, question)) or state.get("text") or ""
-        # The question may already be stored, but it is not one of the earlier messages.
+        # The question may be stored already. Leave it out of the earlier messages.
         earlier = [text for text_id, text in await self._earlier(step) if text_id not in asked]
         return query_with(earlier[-self.recent_messages :] if self.recent_messages else [], text)
 

@@ -81,7 +81,7 @@ class AskingNode(Node):
         return _model_of(self.model, step)
 
     def window_in(self, given: TurnOptions) -> int | None:
-        """Return the context window to use instead of the model's known one; None if there is no override."""
+        """Return the context window that replaces the model's known one; None if none is set."""
         if self.context_window is not None or self.model is not None:
             return self.context_window
         return given.context_window
@@ -97,7 +97,7 @@ class ContextNode(AskingNode):
 
     @model_validator(mode="after")
     def _check_room(self) -> Self:
-        """Reject a reply size that leaves no tokens for a prompt; the service's own model is checked elsewhere."""
+        """Reject a reply size that leaves no tokens for a prompt; `check_room` checks the service's own model."""
         if self.model is None and self.context_window is None:
             return self
         model = self.model
@@ -110,7 +110,7 @@ class ContextNode(AskingNode):
         return self
 
     def compression_in(self, step: Step) -> Compression | None:
-        """Return the compression settings that apply after a call of this node."""
+        """Return the compression options for calls of this node."""
         given = step.context.resources.turn_options.compression
         if self.compression is None:
             return given
@@ -151,7 +151,7 @@ class SpeakingNode(ContextNode):
             yield "input", self.input
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the limits of a call, without the extras for each question."""
+        """Return the options of a call, without the passages of `retrieve` nodes."""
         given = step.context.resources.turn_options
         return replace(
             given,
@@ -191,7 +191,7 @@ class SpeakingNode(ContextNode):
 
 
 def said(step: Step, message: AIMessage) -> WorkflowState:
-    """Return the state update of a speaking node: one final message, and its text."""
+    """Return the state update of a speaking node: its message and its text."""
     text = text_of(message)
     return {"messages": [message], **found(step, text, {"text": text})}
 

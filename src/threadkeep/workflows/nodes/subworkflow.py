@@ -21,10 +21,10 @@ from threadkeep.workflows.state import WorkflowState, answer_of, last_text
 
 
 class SubworkflowNode(Node):
-    """A node that runs another workflow to its end. Messages are not shared in either direction.
+    """A node that runs another workflow to its end. Parent and child do not share messages.
 
-    The child gets `{text, parent_execution_id, user_context}`; the parent gets its output in `node_outputs`, and one
-    assistant message with its summary.
+    The child gets `{text, parent_execution_id, user_context}`. The parent gets the child's output in `node_outputs`,
+    and one assistant message with the child's summary.
     """
 
     node_kind: ClassVar[NodeKind] = "subworkflow"
@@ -52,7 +52,7 @@ class SubworkflowNode(Node):
         """Run the child.
 
         Raises:
-            ChildFailed: the child gave no result, or must not be started.
+            ChildFailed: the child has no result, or must not be started.
         """
         try:
             result = await self._run(step, state)
@@ -143,14 +143,14 @@ def _text_of(output: Json) -> str:
         return ""
     if isinstance(output, str):
         return output
-    # If the output has a single text, use the text without its wrapper.
+    # An output of the form {"text": …} stands for its text.
     if isinstance(output, Mapping) and set(output) == {"text"} and isinstance(output["text"], str):
         return output["text"]
     return json.dumps(output, ensure_ascii=False)
 
 
 class IngestPromptNode(Node):
-    """A node that creates the run's question from an event: its text, then its prompt annotations.
+    """A node that creates the run's question from an event: the event's text, then its prompt annotations.
 
     An event without a question is skipped. The event is `inputs.event`, or the inputs themselves.
     """
@@ -179,7 +179,7 @@ class IngestPromptNode(Node):
 
 
 class BuildCandidateNode(Node):
-    """A node that proposes the model's answer, if not empty, as a candidate of kind `text` and status `proposed`.
+    """A node that returns the model's answer as a candidate (kind `text`, status `proposed`), unless it is empty.
 
     Its result has `outcome` (OK or ERROR), `candidate`, `errors`, `llmText` and `combinedPrompt`.
     """
