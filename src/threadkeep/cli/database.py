@@ -57,7 +57,7 @@ class _Schema:
     def unindexed(self) -> int | None:
         """Return the number of messages missing in the search index; None if the schema is too old to count them.
 
-        After the index was filled, messages that arrived since then are not counted.
+        If the command has filled the index, messages that arrived later are not counted.
         """
         if self.left is not None:
             return self.left

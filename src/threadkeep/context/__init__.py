@@ -2,8 +2,8 @@
 
 Everything here depends only on its arguments: no I/O, no clock, no settings, no framework. A `TokenCounter` (`tokens`)
 measures texts; a learned factor corrects it with reported usage; `cut` shortens texts with a visible mark. Messages are
-chosen from the newest backwards: stored rows for a window (`window`), the messages of a model call (`trim`), the
-messages of a run (`reducers`). `budget` is the number of tokens that a model accepts, and `plan` divides it among
+chosen from the newest backwards: stored rows for a window (`window`), and the messages of a model call (`trim`).
+`input_budget` in `tokens` is the number of tokens that a prompt may use, and `plan` divides the budget among
 sections. `compression` chooses the messages to summarise, `recall` ranks older turns for an input, and `quotation`
 formats both for a prompt. A `manifest` records why each message was included or excluded.
 """

@@ -166,7 +166,7 @@ class PersonExport:
             yield (session_id, info.last_seq + 1), [summary_line(summary) for summary in found]
 
     async def _shared(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the person's messages in sessions of others."""
+        """Yield the person's messages in sessions that other users own."""
         for session_id, seqs in sorted((await self._eraser.rows.shared(person.wanted)).items()):
             for seq in sorted(seqs):
                 if (session_id, seq) > after:
@@ -175,7 +175,7 @@ class PersonExport:
                     yield (session_id, seq), [_retyped("shared_message", line) for line in lines]
 
     async def _shared_conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the person's messages in conversations of others in graph stores."""
+        """Yield the person's messages in conversations in graph stores that other users own."""
         found = await self._eraser.shared_conversations(person.wanted)
         for position, (_, session_id, messages) in enumerate(sorted(found, key=lambda each: each[1])):
             lines = [message_line(session_id, message) for message in messages]
@@ -275,7 +275,7 @@ class PersonExport:
                 yield ("\0".join(namespace), key), [_line("item", values)]
 
     async def _keys(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the keys of the HTTP service that speak for the person, without their digests."""
+        """Yield the API keys of the HTTP service that belong to the person, without their digests."""
         for key in await self._eraser.rows.keys(person.wanted.ids):
             yield (str(key["key_id"]),), [_line("api_key", key)]
 

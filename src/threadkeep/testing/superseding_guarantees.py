@@ -364,7 +364,7 @@ class SupersedingGuarantees(TranscriptSource):
                 assert (await _info(transcripts, f"room:1{place}")).revision == 0
 
     async def test_a_branch_of_all_has_nothing_that_was_taken_back(self) -> None:
-        """This also holds right after the newest messages were taken back, and for a session that has none left."""
+        """This also holds right after the newest messages were taken back, and if no active message is left."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", newest=2))

@@ -1,6 +1,6 @@
 """Embedding models: their interface, vectors of length 1, and the built-in model of the extra `meaning`.
 
-The built-in model has static word vectors of the package wordllama. The vector of a text is the mean of its tokens'
+The built-in model uses static word vectors of the package wordllama. The vector of a text is the mean of its tokens'
 vectors, which takes 0.2 ms and no network. The files are read here, because the package's own `load` downloads its
 tokenizer.
 """
@@ -100,7 +100,7 @@ class WordVectors:
 
     def _embed(self, texts: list[str]) -> list[list[float]]:
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        # A text without a token has the vector of an unknown token, which is like nothing else.
+        # A text without tokens gets the vector of the unknown token, which is not similar to any text.
         return [self._vectors[one.ids or [0]].mean(axis=0, dtype="float32").tolist() for one in encoded]
 
 
