@@ -36,9 +36,9 @@ class Extra:
 class ExtraRequest:
     """The input to search for, and the messages before it.
 
-    `earlier` are the messages before the input, oldest first. `known_ids` are messages in the prompt. `question_seq` is
-    the `seq` of the input; None if it has none yet. A source that queries Graphiti adds the outcome to `graph`. A
-    source of facts adds the facts that it leaves out to `facts_left_out`. `notes` name the sections that did not fit.
+    `earlier` are the messages before the input, oldest first. `known_ids` are ids of messages in the prompt.
+    `question_seq` is the `seq` of the input; None if it has none yet. A source that queries Graphiti adds the outcome
+    to `graph`. A source of facts adds the facts that it omits to `facts_left_out`. `notes` name sections without room.
     """
 
     session: Session

@@ -119,7 +119,7 @@ class TurnHooks:
     async def end_model_call(self, step: ModelStep, response: ModelResponse[Any]) -> None:
         """Hold the reply of a model as the answer if it calls no tools.
 
-        A reply with the id of an earlier message (from a cache, for example) gets a new id, so as not to replace it.
+        A reply with the id of an earlier message (from a cache, for example) gets a new id, so that both remain.
         """
         part, failed = step.part, step.partial.failed
         part.root.call_ends()

@@ -88,7 +88,7 @@ class RootRun:
 
     @property
     def is_cut_off(self) -> bool:
-        """True if no run should wait for this one: it has ended, or it or its event loop is idle for ten seconds."""
+        """True if no run should wait for this one: it ended, was idle for ten seconds, or its event loop is blocked."""
         idle = self.open_calls == 0 and time.monotonic() - self.last_seen > _IDLE_SECONDS
         return idle or self.is_over or any(map(self._is_blocked, self.loops))
 
