@@ -266,7 +266,7 @@ class Participation:
         return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
 
     def begun_by(self, runtime: Runtime[Any]) -> None:
-        """Store a weak reference to the stream writer of a run at its first node."""
+        """Remember a run that begins by a weak reference to its stream writer, which is gone after the run."""
         writer = weakref.ref(runtime.stream_writer)
         self._begun = [begun for begun in self._begun if begun() is not None] + [writer]
         self.root.writers.append(writer)

@@ -185,7 +185,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return graph_of_end(self._graph, state, () if turn.ended is None else turn.ended.messages)
 
     def _final(self, turn: GraphTurn) -> object:
-        """Return the output of the graph; store the classes of its values, to restore them for repeats."""
+        """Return the output of the graph; store the classes of its values, to restore them in a repeated call."""
         state = turn.ending.output
         if isinstance(state, Mapping):
             self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}

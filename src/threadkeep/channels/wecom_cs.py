@@ -72,7 +72,7 @@ class WeComServiceOptions:
     desks: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Reject options without a corporation; `InvalidInput` names the option."""
+        """Raise `InvalidInput` if the name is not valid or `corp_id` is empty."""
         check_name(self.name)
         if not self.corp_id:
             raise InvalidInput("A WeCom customer service needs its corp_id; set it.")

@@ -299,7 +299,7 @@ class TokenCounter(Protocol):
         """Return the tokens of this text."""
 
 
-_MOST_CHARACTERS = 10  # per token: hardly any text has more, but the estimate of repetitive text may be lower
+_MOST_CHARACTERS = 10  # per token: an estimate is at least a tenth of the characters, also for repetitive text
 
 
 def chars4(text: str) -> int:

@@ -244,7 +244,7 @@ class ConversationReader:
             error.user_id = await self.owner_of(error.session_id)
 
     async def places_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
-        """Return the `seq` values of messages from their notes; search the transcript if a note is damaged."""
+        """Return the `seq` of each known message, from the items of ids; search the transcript if one is damaged."""
         keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
         places = {message_id: noted_seq(note) for message_id, note in notes if note is not None}

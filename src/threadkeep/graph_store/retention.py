@@ -18,12 +18,12 @@ from threadkeep.store.retention import STEP_MESSAGES, Prunable, Removal, Removed
 
 
 class ConversationRetention:
-    """The retention interface for conversations without rows in our tables.
+    """The retention interface for conversations that agents keep in a graph store.
 
-    Nothing is archived, because a conversation has one boundary: messages before it are deleted. Conversations have no
-    limits of their own, and ids of deleted messages are not kept. Before a deletion, `forget_runs` deletes the runs
-    that stored these messages, so that no data derived from them stays. If one of the runs is active, it raises
-    `RowLocked`, and the conversation waits for the next round.
+    Old messages are deleted and not archived. Conversations have no limits of their own, and ids of deleted messages
+    are not kept. Before a deletion, `forget_runs` deletes the runs that stored the messages, so that no data derived
+    from the messages stays. If one of these runs is active, it raises `RowLocked`, and the conversation waits for the
+    next round.
     """
 
     archives = False

@@ -42,7 +42,7 @@ from threadkeep.store.transcripts import SessionQuery, sessions_page
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
-_ALL_AT_ONCE = 1_000_000  # the page size of a search, which reads the metadata of all sessions
+_ALL_AT_ONCE = 1_000_000  # a page with all sessions, because a search reads the metadata of each of them
 
 
 class Identity:

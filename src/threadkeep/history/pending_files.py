@@ -269,7 +269,7 @@ def drop_unreadable(folder: Path, entry_id: str) -> bool:
         if turn.entry_id != entry_id:
             continue
         if turn.path.stem != entry_id:
-            # It is still in its pending file: take the file over and read it, which moves the line to a separate file.
+            # The turn is still a line of a pending file: `entries` moves unreadable lines to files of their own.
             if (file := SpoolFile.take_over(turn.path)) is None:
                 raise EntryInUse("The process of this file is running: stop it first, or wait until it is done.")
             file.entries()

@@ -95,7 +95,7 @@ class PersonExport:
         }
 
     async def lines(self, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield the lines of the person with an id; with the `after` of a position line, only the lines that follow it.
+        """Yield the lines of a person's export; `after` is a position from an earlier export, to continue behind it.
 
         Raises:
             InvalidInput: the id or the position cannot be used, such as a position in the export of another person.

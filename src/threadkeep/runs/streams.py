@@ -175,7 +175,7 @@ class InFlightMessages:
         return bool(run.inputs) and all((run.session_id, one.message_id) in self._answered for one in run.inputs)
 
     async def wait_for(self, run: Run) -> None:
-        """Wait until no unrecorded run is answering a message of a run."""
+        """Wait for the runs without a record that are answering a message of this run."""
         for one in run.inputs:
             while end := self._ends.get((run.session_id, one.message_id)):
                 await end.wait()

@@ -45,7 +45,7 @@ class RunLedger:
         self._flush_tree = flush_tree
 
     async def check(self) -> None:
-        """Allow a model call if the budgets allow it.
+        """Raise an error if a budget leaves no room for a model call.
 
         Raises:
             BudgetSpent: a budget is used up.
@@ -196,9 +196,9 @@ class LastContext:
     built: ContextBuilt | None = None
 
     def note(self, built: ContextBuilt) -> None:
-        """Record a call.
+        """Store the event of a call.
 
-        An event of another run (for example the run that stored the question) never replaces an event of this run.
+        The event of another run, such as the run that stored the question, does not replace an event of this run.
         """
         if self.built is None or self.built.run_id != self.run_id or built.run_id == self.run_id:
             self.built = built

@@ -289,7 +289,7 @@ class translated:  # noqa: N801 - used like a function, as those of contextlib
         if isinstance(error, sqlite_errors()):
             raise _translation(error) from error
         if isinstance(error, UnicodeEncodeError):
-            # From None: the error contains the text.
+            # Without the cause, because it contains a person's text.
             raise unstorable_text() from None
         # aiosqlite's messages for a connection with a dead thread; other code raises ValueError too.
         if isinstance(error, ValueError) and str(error) in ("Connection closed", "no active connection"):

@@ -77,7 +77,7 @@ class DbosEngine:
         return await self._lease.dead(names) if self._lease is not None else set()
 
     async def take_from_dead(self) -> Set[str]:
-        """Forget the enqueued runs that dead processes were executing, and return their ids."""
+        """Remove the runs of dead processes from the queue, and return their ids."""
         return set() if self._queue is None else await self._queue.take_from_dead()
 
     def stopping(self, run_id: str) -> Stop | None:

@@ -210,7 +210,7 @@ class DbosProcess:
             "serializer": DBOSPortableJSONSerializer(),
             "max_executor_threads": _THREADS,
             "log_level": "CRITICAL",
-            # Notifications are not used. A short interval keeps the shutdown fast, which waits for the listener.
+            # Poll instead of LISTEN. The shutdown waits for the listener, so a short interval keeps it fast.
             "use_listen_notify": False,
             "notification_listener_polling_interval_sec": 0.1,
         }

@@ -178,9 +178,9 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     def ending(
         self, run: Run, ending: RunEnding, group: TraceGroup, others: Sequence[Statement], messages: Sequence[Message]
     ) -> Joined | None:
-        """Return the statements that end a run in the transaction that stores its answer, the only one of `messages`.
+        """Return the statements that end a run in the transaction that stores `messages`, which are only its answer.
 
-        They reject the answer if the owner has lost the run. Return None without a session or if the trace is too long.
+        They reject the answer if another process owns the run. Return None if it has no session, or a trace too long.
         """
         [answer] = messages
         said = {str(answer.id): answer.content}
