@@ -132,23 +132,12 @@ class TurnContext:
         self.keep()
         if self._assembler is None:
             self._later_ids = await self._of_later_turns(messages, run_id)
-        if self._later_ids:
-            messages = [message for message in messages if message.id not in self._later_ids]
+        messages = [message for message in messages if message.id not in self._later_ids]
         measure = await self._measuring.of(use)
         self._use, self._budget = use, self._budget or measure.budget
         self._steps.gather(messages[self._end(messages) :], author, ordinal)
         if self._assembler is None:
-            recollection = (await self._recall(messages, measure)).without_failures()
-            fold = self._options.plan.fold_repeats
-            self._recollection = recollection.with_folds(self._memory.counter) if fold else recollection
-            steps = None
-            if use.tools and self._transcribed:
-                before = messages[: self._start(messages)]
-                steps = await self._steps.earlier(self._recollection.messages, before, measure)
-            kept = f"window of {self._options.profile}"
-            recollection, derived = self._recollection, self._recollection.derived
-            self._assembler = Assembler(recollection, self._options.plan, measure.counter, steps, derived.get(kept))
-            derived[kept] = self._assembler.window
+            self._assembler = await self._first_assembler(messages, measure, use)
         messages, superseded = self._without_superseded(await self.as_stored(messages))
         start = self._start(messages)
         first = first_since(self._recollection.forgotten, messages[:start]) if start else 0
@@ -176,6 +165,20 @@ class TurnContext:
         self._open = (self._manifest(sent, measure, run_id), sent.texts, measure)
         self._tell(sent, run_id)
         return sent
+
+    async def _first_assembler(self, messages: Sequence[BaseMessage], measure: CallMeasure, use: ModelUse) -> Assembler:
+        """Read what the turn needs of the session; return the assembler of all its calls, and cache its window."""
+        found = (await self._recall(messages, measure)).without_failures()
+        if self._options.plan.fold_repeats:
+            found = found.with_folds(self._memory.counter)
+        self._recollection = found
+        steps = None
+        if use.tools and self._transcribed:
+            steps = await self._steps.earlier(found.messages, messages[: self._start(messages)], measure)
+        kept = f"window of {self._options.profile}"
+        assembler = Assembler(found, self._options.plan, measure.counter, steps, found.derived.get(kept))
+        found.derived[kept] = assembler.window
+        return assembler
 
     def report(self, reply: AIMessage | None) -> None:
         """Add the usage that the provider reported to the manifest of the last call.
@@ -304,7 +307,7 @@ class TurnContext:
 
         The messages after the last message that another run stored belong to this run.
         """
-        after = messages[self._end(messages) :]
+        after = messages[self._end(messages) :] if self.question_seq else []
         with contextlib.suppress(StoreError, TimeoutError):
             while after and not (is_question(after[0]) and await self._is_later(after[0], run_id)):
                 after = after[1:]
@@ -315,11 +318,9 @@ class TurnContext:
 
     async def _is_later(self, message: BaseMessage, run_id: str) -> bool:
         """Return True if another run stored this message after the question."""
-        if self.question_seq is None:
-            return False
         async with self._session.timeout():
             stored = await self._session.find(id_of(message) or "")
-        return stored is not None and (stored.seq or 0) > self.question_seq and stored.run_id != run_id
+        return stored is not None and (stored.seq or 0) > (self.question_seq or 0) and stored.run_id != run_id
 
     def _without_superseded(
         self, messages: Sequence[BaseMessage]
