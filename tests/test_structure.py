@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -148,8 +149,8 @@ async def test_the_way_of_a_chat_message_does_not_grow(tmp_path: Path) -> None:
 
 
 async def test_the_way_of_an_agents_turn_does_not_grow(sqlite_url: str, memory_options: MemoryOptions) -> None:
-    """A warm turn of `create_agent` with `SessionMemory`, on SQLite."""
-    async with open_memory(sqlite_url, options=memory_options) as memory:
+    """A warm turn of `create_agent` with `SessionMemory`, on SQLite; the search index is not part of a turn."""
+    async with open_memory(sqlite_url, options=replace(memory_options, background=False)) as memory:
         agent = make_agent(ScriptedModel(["ok"] * 9), [SessionMemory(memory)])
         entered = await shortest_way(lambda text: ask(agent, text))
     assert len({file for file, _ in entered}) <= AGENT_FILES
