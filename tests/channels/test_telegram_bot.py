@@ -26,7 +26,9 @@ from threadkeep.channels.telegram import TelegramChannel
 from threadkeep.observe import ChannelTrouble, Event
 from threadkeep.records import Json
 from threadkeep.records.messages import OutboxStatus
-from threadkeep.records.runs import RunQuery
+from threadkeep.records.runs import DELETE, RunQuery
+from threadkeep.runs.requests import RunRequest, Submitted
+from threadkeep.runs.service import RunService
 from threadkeep.testing import Gate, ScriptedModel
 
 TOO_FAST = "You are sending messages too fast. Please wait a minute."
@@ -543,9 +545,19 @@ async def test_in_a_group_the_person_who_was_asked_answers(
 
 @pytest.mark.slow
 async def test_a_deletion_that_comes_three_times_is_confirmed_once(
-    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is stored before Telegram is answered; the conversation can go on."""
+    """It is requested once and stored before Telegram is answered; the conversation can go on."""
+    submit = RunService.submit
+    deletions: list[str | None] = []
+
+    async def counted(runs: RunService, request: RunRequest, **options: Any) -> Submitted:
+        if request.workflow == DELETE:
+            deletions.append(request.session_id)
+            await asyncio.sleep(0.1)  # other deliveries arrive in the meantime
+        return await submit(runs, request, **options)
+
+    monkeypatch.setattr(RunService, "submit", counted)
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(repeat("ok"))) as desk:
         await desk.say("My cat is Miso.", 1)
         await desk.answered(1)
@@ -555,6 +567,7 @@ async def test_a_deletion_that_comes_three_times_is_confirmed_once(
         await desk.say("Hello again.", 3)
         assert await desk.answered(3) == ["ok", "Our conversation is deleted.", "ok"]
         assert await desk.transcript() == [("user", "Hello again."), ("assistant", "ok")]
+    assert deletions == [SESSION]
 
 
 async def test_a_pressed_button_is_acknowledged(tmp_path: Path, telegram: FakeTelegram) -> None:

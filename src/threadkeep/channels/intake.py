@@ -69,6 +69,7 @@ class Intake:
         self._streams = AnswerStreams(memory)
         self._background: set[asyncio.Task[None]] = set()
         self._taken_again: set[int] = set()
+        self._forgetting: set[tuple[str, str, str]] = set()
         # One lock per session, so that its messages become runs in the order of their arrival in this process.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -383,23 +384,30 @@ class Intake:
         added = await self._outbox.add(
             *key, address=message.reply_to, remember=False, about=message.user_id, message=stored
         )
-        if not added and not await self._outbox.waits(*key):
+        # A deletion also deletes its run, so a repeated message could start another one, which would delete what the
+        # person writes after the confirmation.
+        if key in self._forgetting or not (added or await self._outbox.waits(*key)):
             return False
-        runs = await self._runs.service()
-        sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
-        # A chat with commands only has an address but no session.
-        own = {name for name in (*sessions, own_prefix[:-1]) if f"{name}:".startswith(own_prefix)}
-        deletions = [
-            await runs.submit(RunRequest(workflow=DELETE, session_id=name, message_id=message.message_id))
-            for name in sorted(own)
-        ]
+        with contextlib.ExitStack() as on_failure:
+            self._forgetting.add(key)
+            on_failure.callback(self._forgetting.discard, key)
+            runs = await self._runs.service()
+            sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
+            # A chat with commands only has an address but no session.
+            own = {name for name in (*sessions, own_prefix[:-1]) if f"{name}:".startswith(own_prefix)}
+            deletions = [
+                await runs.submit(RunRequest(workflow=DELETE, session_id=name, message_id=message.message_id))
+                for name in sorted(own)
+            ]
+            at_end = on_failure.pop_all()
 
         async def confirm() -> None:
-            for deletion in deletions:
-                with contextlib.suppress(RunNotFound):  # the run was deleted with its session
-                    await runs.result(deletion.run_id)
-            await self._forget_person(message.user_id or "")
-            await self._outbox.answer(*key, text)
+            with at_end:
+                for deletion in deletions:
+                    with contextlib.suppress(RunNotFound):  # the run was deleted with its session
+                        await runs.result(deletion.run_id)
+                await self._forget_person(message.user_id or "")
+                await self._outbox.answer(*key, text)
             self._wake()
 
         self.in_background(confirm())
