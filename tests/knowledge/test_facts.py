@@ -216,6 +216,25 @@ async def test_text_is_found_in_any_case_of_any_script(memory: Memory) -> None:
     assert [info.session_id async for info in memory.sessions(query="\u00e4rzte")] == ["room:1"]
 
 
+@pytest.mark.parametrize("text", ["x" * 60_000, "%" * 30_000])
+async def test_a_list_is_filtered_by_a_text_of_bounded_length(memory: Memory, text: str) -> None:
+    """A longer text is refused on each database, also where one could not search for it."""
+    await memory.knowledge.remember(ADA, "note", "%" * 9_000)
+    await memory.procedures.teach(Procedure(scope=SHOP, name="shop", content="x"))
+    await memory.persons.resolve("telegram:1", name="Ann")
+    await begin(memory)
+    assert len(await memory.knowledge.facts(text="%" * 8_000)) == 1
+    assert await memory.knowledge.facts(text="x" * 10_000) == []
+    with pytest.raises(InvalidInput, match="10,000 characters"):
+        await memory.knowledge.facts(text=text)
+    with pytest.raises(InvalidInput, match="10,000 characters"):
+        await memory.procedures.all(text=text)
+    with pytest.raises(InvalidInput, match="10,000 characters"):
+        await memory.persons.all(text=text)
+    with pytest.raises(InvalidInput, match="10,000 characters"):
+        _ = [info async for info in memory.sessions(query=text)]
+
+
 async def test_forgetting_a_key_leaves_nothing_of_it(memory: Memory, database_url: str) -> None:
     """Neither the valid value nor those before, nor their evidence; other keys and owners stay."""
     for scope in (ADA, BOB):

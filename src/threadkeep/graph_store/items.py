@@ -14,8 +14,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace
 from threadkeep.observe import Backend
 from threadkeep.store.driver import Driver, DuplicateRow, Parameters, Row, RowLocked, Statement, Transaction
-from threadkeep.store.statements import Tables, for_rows, row_parameters
-from threadkeep.store.tables import like_pattern
+from threadkeep.store.statements import Tables, for_rows, like_pattern, row_parameters
 
 type Value = Mapping[str, Any]
 """The value of an item: a JSON object. Never change it in place: some stores return the same object that was put."""

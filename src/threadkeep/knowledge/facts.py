@@ -43,8 +43,7 @@ from threadkeep.records.knowledge import (
 )
 from threadkeep.store.codec import clean_text, time_text
 from threadkeep.store.driver import Connection, Driver, Row
-from threadkeep.store.statements import for_rows, row_parameters
-from threadkeep.store.tables import like_pattern
+from threadkeep.store.statements import for_rows, like_pattern, row_parameters
 
 MAX_EVIDENCE = 20
 """The maximum number of origins that are stored for a fact."""
@@ -148,7 +147,7 @@ class Knowledge:
             scope: a session, a workspace or a person; a person has the facts of all merged ids.
             kind: only facts of this kind.
             key: only values of this key; with `past`, the history of the key.
-            text: only facts with this text in key or value.
+            text: only facts with this text in key or value, up to 10,000 characters.
             past: include facts that are no longer valid.
             limit: the maximum number of facts, up to 1,000; use `facts_page` for more.
         """
@@ -158,7 +157,7 @@ class Knowledge:
         """Return one page of facts, and the cursor of the next page (None at the end).
 
         Raises:
-            InvalidInput: the page size is out of range.
+            InvalidInput: the page size is out of range, or the text is too long.
             KnowledgeNotFound: the user may not see the scope.
         """
         parameters = {

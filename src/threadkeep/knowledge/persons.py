@@ -18,7 +18,7 @@ from threadkeep.records.knowledge import (
 )
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Driver, Row
-from threadkeep.store.tables import like_pattern
+from threadkeep.store.statements import like_pattern
 
 SEEN_INTERVAL = timedelta(hours=1)
 """The precision of `last_seen_at`. A finer precision would cost a write per message."""

@@ -21,7 +21,7 @@ from threadkeep.knowledge.rows import (
 from threadkeep.records.knowledge import SCOPE_KINDS, Procedure, ProcedureQuery, Scope
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Driver
-from threadkeep.store.tables import like_pattern
+from threadkeep.store.statements import like_pattern
 
 
 class Procedures:

@@ -30,8 +30,7 @@ from threadkeep.store.search_terms import (
     term_pattern,
     trigram_expression,
 )
-from threadkeep.store.statements import Tables
-from threadkeep.store.tables import like_pattern
+from threadkeep.store.statements import Tables, like_pattern
 
 MUCH_UNINDEXED = 10_000
 """The number of unindexed messages from which indexing takes noticeable time, such as after an import."""

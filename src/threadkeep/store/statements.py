@@ -9,12 +9,15 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from typing import ClassVar
 
+from threadkeep.errors import InvalidInput
 from threadkeep.store.driver import Driver, Parameters
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z][a-z0-9_]*)")
+# SQLite rejects patterns of more than 50,000 bytes. No value of a fact is longer than this.
+_MOST_CHARACTERS = 10_000
 _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
 
@@ -57,7 +60,13 @@ def for_psycopg(sql: str) -> str:
 
 
 def like_pattern(text: str) -> str:
-    r"""Return the LIKE pattern (with ESCAPE '\') for texts that contain a text."""
+    r"""Return the LIKE pattern (with ESCAPE '\') for texts that contain a text.
+
+    Raises:
+        InvalidInput: the text is too long.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise InvalidInput(f"The text that filters a list has at most {_MOST_CHARACTERS:,} characters; send less.")
     return "%" + re.sub(r"([\\%_])", r"\\\1", text) + "%"
 
 

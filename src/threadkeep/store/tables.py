@@ -32,7 +32,6 @@ from threadkeep.store.driver import (
 )
 from threadkeep.store.partitions import index_statements
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
-from threadkeep.store.statements import like_pattern as like_pattern  # noqa: PLC0414 - others name it as a part of this
 from threadkeep.store.superseding import SupersedingWriter
 from threadkeep.store.transcripts import (
     END,
