@@ -340,7 +340,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def graph_store(self) -> DatabaseAddress:
-        """The database of LangGraph's store: the database of the transcripts, unless the settings name another one."""
+        """The database of LangGraph's store: by default the database of the transcripts."""
         if self.postgres_dsn is not None and self.graph_store_backend in (None, "postgres"):
             return parse_address(self.postgres_dsn.get_secret_value(), variable=f"{PREFIX}POSTGRES_DSN")
         if self.graph_store_sqlite_path is not None and self.graph_store_backend in (None, "sqlite"):

@@ -70,7 +70,7 @@ class AgentsSession:
             await self._session.call(lambda session: session.append(messages))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take back the newest item and return it, or None. It stays in the history of the session."""
+        """Remove the newest item from the active messages and return it; None if there is none. It stays stored."""
         message = await self._session.call(lambda session: take_back_newest(session, _is_item))
         return None if message is None else _item(message)
 

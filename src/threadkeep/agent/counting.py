@@ -115,7 +115,7 @@ def count_block(block: object, counter: TokenCounter) -> int:
 
 
 def as_json(value: object) -> str:
-    """Return arguments or an unknown block as JSON, in the form that prompts contain."""
+    """Return tool-call arguments or an unknown block as JSON text, not escaped, as models receive it."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -96,7 +96,7 @@ class Fate:
 
 @dataclass(frozen=True)
 class CallRecord:
-    """A recorded call with its session and the session's summaries by their ids."""
+    """A recorded call with its session and the session's summaries, by summary id."""
 
     manifest: ContextManifest
     session: SessionInfo
@@ -156,7 +156,7 @@ def _elsewhere(home: SessionInfo, session: SessionInfo) -> Fate:
 
 
 def _covering(seq: int, entries: Iterable[Entry], summaries: Mapping[str, Summary]) -> str | None:
-    """Return the range of the summary in the call that covers a position."""
+    """Return the `seq` range of the summary in the call that covers `seq`, as text; None if there is none."""
     for name in (name for entry in entries for name in entry.summaries):
         summary = summaries.get(name)
         if summary is not None and summary.first_seq <= seq <= summary.last_seq:

@@ -59,7 +59,7 @@ class ExtraRequest:
 
     @property
     def asker(self) -> str | None:
-        """The name of the person who asks, or None."""
+        """The name of the person who asks; None if the question has no name."""
         return next((message.name for message in reversed(self.question) if message.name), None)
 
     @property

@@ -66,7 +66,7 @@ class RunHold:
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:
-        """Store the waiting answer, if any; return the answer that was stored instead, or None."""
+        """Store the waiting answer, if any. Return the answer that another process stored instead; None otherwise."""
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None

@@ -141,7 +141,7 @@ class KnownFacts:
     async def _known(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return the facts of this database that fit, in their stable order."""
+        """Return the facts of this database that fit, in an order that is stable from call to call."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             loaded = await knowledge.valid(scopes, limit=_MOST_FACTS, shadowed=True)
             kept = await self._fitting(knowledge, scopes, without_shadowed(loaded), request, room)
@@ -224,7 +224,7 @@ async def _recall(memory: Memory, scopes: Mapping[ScopeKind, Scope], request: Ex
 def _block(
     facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
 ) -> Extra | None:
-    """Return the facts of this database in their stable order, then those of the graph, then notes."""
+    """Return one prompt message: the given facts, then the Graphiti facts that are new and fit, then the notes."""
     lines = [fact_line(fact) for fact in facts]
     known = {normalised(fact.text) for fact in facts} if recalled.facts else set()
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]

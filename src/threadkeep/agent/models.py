@@ -43,14 +43,14 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
 
 
 def _reporting(model: BaseChatModel) -> BaseChatModel:
-    """Let models of OpenAI's protocol request usage in streams; LangChain does this only for OpenAI's own address."""
+    """Make models of OpenAI's protocol request usage in streams: LangChain does so only for OpenAI's own address."""
     if getattr(model, "stream_usage", True) is None:
         cast("Any", model).stream_usage = True
     return model
 
 
 def trace_without_threads() -> None:
-    """Let LangSmith set up its runs on the event loop of this process while tracing is off.
+    """Make LangSmith set up its runs on the event loop of this process while tracing is off.
 
     LangChain wraps each `awrap_model_call` of a middleware for LangSmith, which runs two functions in threads even if
     tracing is off. The setting applies to all agents of the process, so only Threadkeep's own processes use it.

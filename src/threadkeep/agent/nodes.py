@@ -80,7 +80,7 @@ class NodeTurns:
             turn.part.root.add_answer(turn.reply, turn.part.author)
 
     def leave(self, part: Participation) -> None:
-        """Let the next turn of the session begin; any thread may call this."""
+        """Release the session for its next turn. This may be called from any OS thread."""
         order_of(self._memory).release(part.session.session_id, part.root)
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:

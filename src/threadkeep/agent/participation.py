@@ -319,7 +319,7 @@ _MOST_CALLS = 1_000
 
 
 class OpenTurns:
-    """The calls of one agent in this process that have begun and not ended, by their keys.
+    """The calls of one agent in this process that have begun and not ended, by key.
 
     The memory settles them before it closes. At most a thousand are remembered. A call that is no longer remembered,
     such as one of an interrupted run, continues from the transcript.

@@ -114,7 +114,7 @@ def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
 
 
 def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
-    """Remove turns whose message is in the prompt or was found before; branches copy messages with their ids."""
+    """Remove turns whose message is already in the prompt or in an earlier result: branches copy messages and ids."""
     seen = set(request.known_ids)
     first: list[FoundTurn] = []
     for turn in found:

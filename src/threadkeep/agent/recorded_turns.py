@@ -85,7 +85,7 @@ class GraphTurns:
         return turn
 
     def leave(self, turn: GraphTurn) -> None:
-        """Let the next turn of the session begin; any thread may call this."""
+        """End the call; if it owns its turn, release the session for the next one. Callable from any OS thread."""
         part = turn.part
         if turn.role == "silent":
             return
@@ -128,7 +128,7 @@ class GraphTurn:
         self._history: set[str | None] = set()
 
     async def add_history(self) -> None:
-        """Put the earlier turns before the input."""
+        """Insert the earlier turns before the input."""
         options, turn = self.part.options, self.part.turn
         if turn is None or options.no_history:
             return

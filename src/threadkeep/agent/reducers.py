@@ -129,7 +129,7 @@ class BoundedMessages:
         ]
 
     def trim_report(self, left: Messages | None = None, right: Messages | None = None) -> TrimReport:
-        """Return the report of a reduction; without arguments, the report of the last one in this process."""
+        """Return the report of merging `right` into `left`; without arguments, of this reducer's last call."""
         if left is None and right is None:
             return self._last
         return self._bound(_added(left or [], right or [])).report

@@ -271,7 +271,7 @@ def _forget(runs: RootRuns, key: tuple[int, str], *_: object) -> None:
 
 
 def begun_turn(memory: Memory, control: object, session_id: str) -> RootRun | None:
-    """Return the turn that a root run has begun in a session, or None."""
+    """Return the turn that a root run has begun in a session; None if it has begun none."""
     runs = _root_runs.get(memory.identity)
     found = None if runs is None else runs.get((id(control), session_id))
     return found if found is not None and found.control is control and found.begun else None
@@ -330,14 +330,14 @@ class SessionOrder:
             queue.pop(turn, None)
 
     def release(self, session_id: str, run: RootRun) -> None:
-        """Give the session to the next root run if this run holds it; any thread may call this."""
+        """Release the session to the next root run if this run holds it. This may be called from any OS thread."""
         if run.recorded:
             return
         with self._lock:
             self._hand_on(session_id, run)
 
     def _skip_cut_off(self, session_id: str) -> None:
-        """Give the session to the next root run if the run that holds it was cut off."""
+        """Release the session to the next root run if the run that holds it was cut off."""
         with self._lock:
             holder = self._holders.get(session_id)
             if holder is not None and holder.is_cut_off:

@@ -83,7 +83,7 @@ class TurnContext:
         self._later_ids: set[str | None] = set()
 
     async def store_question(self, messages: Sequence[Message]) -> Receipt | None:
-        """Store the question and read the past in one transaction; return None if the caller must store it alone."""
+        """Store the question and read the history in one transaction; return None if that is not possible."""
         options = self._options
         if not self._transcribed or options.no_history:
             return None
@@ -348,7 +348,7 @@ class TurnContext:
         begun = self._begun
         if begun is None and self._hold is not None and self._hold.joins == self._session.session_id:
             begun = self._hold.begun
-        # Use the past that was read when the question was stored.
+        # Use the history that was read when the question was stored.
         read = begun.past if begun is not None and self.question_seq == begun.receipt.last_seq else None
         past = Past(limits, question_id, question_seq, self.questions, known_ids, options.profile, read)
         return await self._session.recall(past)

@@ -128,7 +128,7 @@ class TelegramClient:
         return found
 
     async def learn_username(self, channel: TelegramChannel) -> str | None:
-        """Request the bot's username if it is unknown; return the kind of an error, or None."""
+        """Request the bot's username if it is unknown; return the kind of the error, if any."""
         if channel.username:
             return None
         answer = await self.call("getMe")
@@ -197,7 +197,7 @@ class TelegramPolling:
             await asyncio.shield(self._release())
 
     async def poll(self) -> str | None:
-        """Take the available updates, or wait for new ones; return the kind of an error, or None."""
+        """Take the available updates, or wait for new ones; return the kind of the error, if any."""
         if not await self._duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             await asyncio.sleep(_LOOK_SECONDS)
             return None

@@ -149,7 +149,7 @@ class AIBotConnection:
             await asyncio.shield(self._release())
 
     async def _connect(self, intake: Intake, bot: Bot) -> str | None:
-        """Connect, and process messages until the connection ends; return the kind of an error, or None."""
+        """Connect, and process messages until the connection ends; return the kind of the error, if any."""
         duties = self._memory.channels.duties
         if not await duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             await asyncio.sleep(_LOOK_SECONDS)

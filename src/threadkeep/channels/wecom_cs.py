@@ -232,7 +232,7 @@ class DeskFetching:
             self._noticed.clear()
 
     async def fetch(self, desk: str, notice: str) -> str | None:
-        """Take all new messages of a desk, unless another process does; return the kind of an error, or None."""
+        """Take all new messages of a desk, unless another process does; return the kind of the error, if any."""
         duty = f"fetch:{self._channel.scope}:{desk}"
         if not await self._duties.claim(duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             return None

@@ -184,7 +184,7 @@ class CallChoice:
         return call
 
     async def newest(self, memory: Memory) -> StoredManifest | None:
-        """Return the newest recorded call of the session, or None.
+        """Return the newest recorded call of the session; None if there is none.
 
         Raises:
             SessionNotFound: the session does not exist, or this user may not see it.

@@ -51,7 +51,7 @@ class AgentSessions(Source):
         self._user_id = user_id
 
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
-        """Yield the sessions by their ids."""
+        """Yield the sessions."""
         for session_id, created_at, updated_at in self._sessions:
             line = SessionLine(
                 str(session_id), self._user_id, created_at=utc_time(created_at), updated_at=utc_time(updated_at)
@@ -127,7 +127,7 @@ class StoredHistories(Source):
         self._namespace = () if as_sessions else layout.namespace
 
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
-        """Yield the histories by their keys."""
+        """Yield the histories in the order of the keys."""
         prefix = ".".join(self._layout.namespace)
         for key in self._keys:
             for row in await self._database.rows("store_item", prefix=prefix, key=key):
@@ -204,7 +204,7 @@ class LangGraphThreads(Source):
         self._user_id = user_id
 
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
-        """Yield the threads by their ids."""
+        """Yield the threads in the order of their ids."""
         for thread_id in self._threads:
             # Bytes that another program wrote may raise any error.
             with ErrorBoundary(raising=(StoreError,)) as attempt:

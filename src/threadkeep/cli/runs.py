@@ -225,7 +225,7 @@ async def resume_run(
     user: RunUser = None,
     wait: Wait = False,
 ) -> None:
-    """Answer the question of a waiting run. For several questions, pass a JSON object by their ids."""
+    """Answer the question of a waiting run. For several questions, pass a JSON object with their ids as keys."""
 
     async def answer(service: RunService, mode: Mode) -> None:
         await service.resume_once(run_id, json_or_text(value), user_id=user, mode=mode, message_id=message_id)

@@ -80,7 +80,7 @@ def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def _runs(exchanges: Sequence[list[Message]]) -> list[list[list[Message]]]:
-    """Group equal exchanges that follow each other."""
+    """Group equal consecutive exchanges."""
     runs: list[list[list[Message]]] = []
     for exchange in exchanges:
         if runs and _said(runs[-1][-1]) == _said(exchange):

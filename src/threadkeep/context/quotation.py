@@ -27,7 +27,7 @@ _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
 
 def fact_line(fact: Fact) -> str:
-    """Return a fact as one line; its text cannot end the line or imitate another one."""
+    """Return a fact as one line; its text cannot end the line or imitate another line."""
     if isinstance(fact.value, str):
         return _text_line(fact.key, fact.value, fact.scope.kind, fact.valid_from)
     return _fact_line(fact.key, fact.value, fact.scope.kind, fact.valid_from)

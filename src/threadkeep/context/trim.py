@@ -257,7 +257,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Remove the oldest groups until the opening fits, if history does not begin with a user message."""
+        """Remove the oldest groups until the opening message fits, unless history begins with a user message."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:
@@ -270,12 +270,12 @@ class _Planner:
         return fitting
 
     def _opening_of(self, history: Sequence[Sequence[int]]) -> int:
-        """Return the tokens of the opening; 0 if this history needs none."""
+        """Return the tokens of the opening message; 0 if it is placed already or history begins with a user message."""
         asked = self._opened or not history or self._items[history[0][0]].kind == "user"
         return 0 if asked else self._opening
 
     def _open(self) -> None:
-        """Place the opening."""
+        """Place the opening message."""
         self._opened = self._opening > 0
         self._left -= self._opening
 

@@ -128,7 +128,7 @@ def chunk_items(
 
 
 def receipt_of(prepared: Prepared, adopted: Value) -> Receipt:
-    """Return the receipt of an answer that was not stored because another one exists."""
+    """Return the receipt of an answer that was not stored because the question has an answer already."""
     seq = int(adopted["seq"])
     return replace(_receipt(prepared, seq, seq, {}), adopted=str(adopted.get("id")))
 

@@ -34,7 +34,7 @@ class StoreItems:
         self.locks = _LOCKS.setdefault(store, Locks[ItemKey]())
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in their order."""
+        """Return the items with these keys, in the order of the keys."""
         found = await _whole(self._store, [GetOp(key.namespace, key.key, refresh_ttl=False) for key in keys])
         return [_value(item) if isinstance(item, Item) else None for item in found]
 
@@ -75,7 +75,7 @@ class _StoreWriting:
         self._metadata = metadata
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in their order."""
+        """Return the items with these keys, in the order of the keys."""
         return await self._items.get(keys)
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:

@@ -44,14 +44,14 @@ class Readable(Protocol):
     """A source of items: a whole store, or a locked conversation."""
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in their order."""
+        """Return the items with these keys, in the order of the keys."""
 
 
 class Writing(Protocol):
     """A locked conversation. Other writers that use the lock wait until the block ends."""
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in their order."""
+        """Return the items with these keys, in the order of the keys."""
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
         """Return the keys of a namespace that begin with a text."""
@@ -77,7 +77,7 @@ class ReadItems:
         self._read: dict[ItemKey, Value | None] = {}
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in their order."""
+        """Return the items with these keys, in the order of the keys."""
         unread = [key for key in dict.fromkeys(keys) if key not in self._read]
         if unread:
             self._read.update(zip(unread, await self._source.get(unread), strict=True))
@@ -120,7 +120,7 @@ class Items(Protocol):
         """The locks of conversations in this process, by the keys of their metadata."""
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in their order."""
+        """Return the items with these keys, in the order of the keys."""
 
     def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
         """Yield the id and the metadata of every conversation of a layout, unordered."""
@@ -170,7 +170,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
         self._known: WeakValueDictionary[ItemKey, Stored] = WeakValueDictionary()
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in their order."""
+        """Return the items with these keys, in the order of the keys."""
         reading = _Reading(self._sql, keys, self._known)
         async with self._driver.reading() as connection:
             return reading.found([await connection.fetch(*statement) for statement in reading.statements])
@@ -225,7 +225,7 @@ class _TableWriting:
             self._lock = [(sql["lock_conversation"], {"name": name})]
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in their order."""
+        """Return the items with these keys, in the order of the keys."""
         reading = _Reading(self._sql, keys, self._known)
         found = reading.found(await self._fetch(reading.statements))
         self._read.update(zip(keys, found, strict=True))

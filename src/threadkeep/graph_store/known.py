@@ -69,7 +69,7 @@ class KnownMessages:
         self._taken = (value, conversation.chunk_size) if own else None
 
     def hold(self, value: Value) -> None:
-        """Keep the chunk as it was last written or read, and compute its size."""
+        """Cache the chunk as it was last written or read, and compute its size."""
         self.value, messages = value, value["messages"]
         texts = len(value.text) if isinstance(value, Stored) else 0
         texts = texts or sum(len(one) for each in messages for one in each.values() if isinstance(one, str))
@@ -127,7 +127,7 @@ class KnownChunks:
             self._add(known.characters - before)
 
     def hold(self, session_id: str, chunk: int, value: Value) -> None:
-        """Keep a chunk that was written."""
+        """Cache a chunk that was written."""
         known = self.of(session_id, chunk)
         before = known.characters
         known.hold(value)

@@ -207,7 +207,7 @@ def id_note(message_id: str) -> str:
 
 
 def namespace_label(session_id: str) -> str:
-    """Return a session id as a namespace label, which cannot have a full stop; different ids have different labels."""
+    """Return a unique namespace label for a session id. Labels cannot contain a full stop."""
     return session_id.replace("%", "%25").replace(".", "%2E")
 
 

@@ -55,7 +55,7 @@ class TextSearch:
         return True
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
-        """Return 0; every text is read."""
+        """Return 0, because every text is read."""
         return 0
 
     async def search(
@@ -146,9 +146,9 @@ def _score(message: Message, words: list[str]) -> float:
 class ConversationArchive:
     """A restorer of exported sessions into conversations.
 
-    It works like `threadkeep.store.archive.Archive`, but the parts of a call are stored one after the other, each
-    atomically; an interrupted call can be repeated. Conversations have no archive: archived messages are restored like
-    all others. They have no summaries either, so these are skipped.
+    It works like `threadkeep.store.archive.Archive`, but stores the parts one by one, each atomically; an interrupted
+    `restore` can be repeated. Archived messages are restored as active ones. Summaries are skipped, because there is no
+    table for them.
     """
 
     def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -157,7 +157,7 @@ class ConversationArchive:
         self._clock = clock
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts, in their order."""
+        """Store the parts in the given order."""
         outcomes: list[Restored | WrongUser] = []
         for part in parts:
             try:

@@ -43,7 +43,7 @@ class PostgresGraphStore(TabledStore, IndexedStore, AsyncPostgresStore):
             ) from error
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Execute operations; return the results in their order."""
+        """Execute operations; return the results in the order of the operations."""
         with translated():
             return await super().abatch(ops)
 

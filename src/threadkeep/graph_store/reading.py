@@ -130,7 +130,7 @@ class Overlay:
         self._chunks = chunks
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in their order."""
+        """Return the items with these keys, in the order of the keys."""
         stored = await self._chunks.writing.get(keys)
         return [self._chunks.items.get(key, value) for key, value in zip(keys, stored, strict=True)]
 

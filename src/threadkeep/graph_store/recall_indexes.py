@@ -53,7 +53,7 @@ class RecallIndexItems:
         await self._writer.hold(session_id, work)
 
     async def remove(self, session_id: str) -> None:
-        """Delete the index of a conversation, if the store takes writes."""
+        """Delete the index of a conversation; ignore errors of the store."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is not None:

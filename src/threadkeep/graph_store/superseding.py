@@ -205,7 +205,7 @@ class ConversationSuperseding:
             wanted = successor
 
     async def branch(self, branching: Branching, now: datetime) -> None:
-        """Create a conversation with the messages of another one. Raises the errors of `Transcripts.branch`."""
+        """Create a conversation with the messages of another one; raise the errors of `Transcripts.branch`."""
         parent = await self._reader.conversation(branching.session_id)
         if parent is None:
             raise SessionNotFound(branching.session_id)

@@ -53,7 +53,7 @@ class Beginning:
 
 
 type TakingPlace = Callable[[Writing, Conversation, Prepared, Value, datetime], Awaitable[Receipt]]
-"""A function that stores an answer and supersedes another one, which it gets as stored."""
+"""A function that stores an answer and supersedes a stored one, which it gets as its argument."""
 
 
 class ConversationWriter:

@@ -72,7 +72,7 @@ class MemoryLoop:
         return self._wait_for(future)
 
     async def run_from_any_loop[T](self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and await its result; the caller may run on this loop or another one.
+        """Run a coroutine on the loop and await its result. The caller may run on this loop or on another loop.
 
         Raises:
             StoreClosed: the loop does not run, or the memory was opened in another process.

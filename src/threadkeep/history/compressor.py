@@ -149,7 +149,7 @@ class Compressor:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Give queued work some seconds to finish, then stop."""
+        """Wait some seconds for queued work to finish, then stop."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.closing_seconds):

@@ -25,7 +25,7 @@ from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
 type Vectors = dict[str, array[float]]
-"""Vectors of turns by their ids."""
+"""Vectors of turns, by turn id."""
 MOST_TURNS = 20_000
 """The maximum number of indexed turns of a session; the newest turns are indexed."""
 _MOST_SUMMARIES = 20_000
@@ -59,7 +59,7 @@ class Refusals:
     _due: dict[str, int] = field(default_factory=dict)
 
     def add(self, turn_id: str) -> None:
-        """Postpone a turn; each failure doubles the number of rounds."""
+        """Postpone a turn by a number of rounds, which doubles with each failure."""
         tries = self._tries[turn_id] = min(self._tries.get(turn_id, 0) + 1, _MOST_DOUBLINGS)
         self._due[turn_id] = self.round + 2**tries
 

@@ -245,7 +245,7 @@ class Eraser:
         return found
 
     async def shared_conversations(self, wanted: Erasable) -> list[tuple[Memory, str, list[Message]]]:
-        """Return the person's messages in other people's conversations in graph stores; every conversation is read."""
+        """Return the person's messages in others' conversations in graph stores. This reads every conversation."""
         found: list[tuple[Memory, str, list[Message]]] = []
         own = [self._memory] if self._memory.in_graph_store else []
         for memory in [*own, *await self._others()] if wanted.ids else []:

@@ -46,7 +46,7 @@ _ALL_AT_ONCE = 1_000_000  # a page with all sessions, because a search reads the
 
 
 class Identity:
-    """The identity of a database in this process; all memories of the database share it."""
+    """The identity of a database in this process, shared by all memories of the database."""
 
 
 _identities: WeakValueDictionary[tuple[int, str, str | None], Identity] = WeakValueDictionary()

@@ -37,9 +37,9 @@ class Past:
 
     `profile` names the kind of agent whose windows share an anchor; without a profile, the window slides. `known_ids`
     are messages that the caller already has: the result names the ones that a reset hides and the superseded ones. The
-    past ends before the message `before_id`; if it is not stored (its write may be pending), all messages are the past.
+    history ends before the message `before_id`; without it (its write may be pending), all messages are history.
     A caller that knows the `seq` of this message passes it as `before_seq`. `questions` is the number of messages, up
-    to this one, that are current questions and so not part of the past.
+    to this one, that are current questions and so not part of the history.
     """
 
     limits: Limits = Limits(20, 4000)
@@ -53,12 +53,12 @@ class Past:
 
 @dataclass(frozen=True)
 class Recollection:
-    """The past for a model call: messages oldest first, summaries of earlier ones, and the exclusions.
+    """The history for a model call: messages oldest first, summaries of earlier ones, and the exclusions.
 
     `begin` is the first `seq` that the window may hold, at the anchor or after the summaries. `begun` is true if an
     earlier call or a summary has set it, `overflowing` if the window cannot hold all messages since then, `failed` if
     the read failed. `forgotten` are known messages from before the last reset, `superseded` are known messages that
-    were superseded. `question_seq` is the `seq` of the message that ends the past, None if it is not stored yet.
+    were superseded. `question_seq` is the `seq` of the message that ends the history; None if it is not stored yet.
     `questions` is as in `Past`, `revision` is the session's, `derived` is shared with the messages' `SessionRows`.
     """
 
@@ -80,7 +80,7 @@ class Recollection:
 
     @property
     def end(self) -> int | None:
-        """The `seq` where the question begins, which ends the past; None if it is not known yet."""
+        """The `seq` of the question, where the history ends; None if it is not known yet."""
         return None if self.question_seq is None else self.question_seq - self.questions + 1
 
     def without_failures(self) -> Recollection:

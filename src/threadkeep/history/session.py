@@ -59,7 +59,7 @@ class AgentInput(TypedDict):
 
 @dataclass(frozen=True)
 class BegunTurn:
-    """A question stored in one transaction with other statements, the rows that these returned, and the past."""
+    """A question stored in one transaction with other statements, the rows that these returned, and the history."""
 
     question: tuple[Message, ...]
     receipt: Receipt
@@ -172,7 +172,7 @@ class Session:
     async def begin_joined(
         self, messages: Sequence[Message], joined: Joined, *, profile: str, limit: int
     ) -> BegunTurn | None:
-        """Store the messages and the statements, and read the past for a model call, in one transaction.
+        """Store the messages and the statements, and read the history for a model call, in one transaction.
 
         Return None if that is not possible now. `profile` is as in `Past`; at most `limit` messages are read.
         """

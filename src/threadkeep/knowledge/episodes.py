@@ -143,7 +143,7 @@ def _is_over(message: _EpisodeMessage) -> bool:
 
 
 def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
-    """Yield messages from rows; several rows with the same `seq` differ only in the last column, the steps."""
+    """Yield messages from rows. A message with several steps has one row for each; they differ in the last column."""
     for _, group in groupby(rows, key=lambda row: row[:2]):
         same = list(group)
         said, steps = _EpisodeMessage(*same[0]), [row[-1] for row in same if row[-1] is not None]

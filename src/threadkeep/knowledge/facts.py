@@ -271,7 +271,7 @@ class Knowledge:
             return {key: await self._forget(connection, scope, key) for key in sorted(set(keys))}
 
     async def forget_facts(self, fact_ids: Sequence[str], *, user_id: str | None = None) -> tuple[int, list[str]]:
-        """Delete facts by their ids, each with all values of its key, in one transaction.
+        """Delete facts by id, each with all values of its key, in one transaction.
 
         Returns the number of deleted values, and the ids that do not exist or that this user may not see.
 

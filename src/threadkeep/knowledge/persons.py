@@ -92,7 +92,7 @@ class Persons:
         return [person for person in found if person is not None], last
 
     async def merge(self, person_id: str, into: str) -> Person:
-        """Merge a person into another one, and return the merged person, who has the id `into`.
+        """Merge a person into another person, and return the merged person, who has the id `into`.
 
         Merging two ids of the same person changes nothing. If both have a fact with the same key, both facts are kept,
         and recall returns the one that changed last.

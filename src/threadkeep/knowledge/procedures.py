@@ -123,7 +123,7 @@ class Procedures:
                 raise KnowledgeNotFound("procedure", procedure_id)
 
     async def forget(self, procedure_ids: Sequence[str], *, user_id: str | None = None) -> tuple[int, list[str]]:
-        """Delete procedures by their ids, in one transaction.
+        """Delete procedures by id, in one transaction.
 
         Returns the number of deleted procedures, and the ids that do not exist or that this user may not see.
         """

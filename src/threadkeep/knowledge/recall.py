@@ -181,9 +181,9 @@ class FactVectors:
 
 
 def without_shadowed(facts: Iterable[Fact]) -> list[Fact]:
-    """Drop each fact if an earlier fact has the same key.
+    """Keep only the first fact of each key.
 
-    Facts of the most specific scope come first; within a scope, facts are sorted by their last change, newest first. So
+    The facts must be sorted by scope, most specific first, and within a scope by their last change, newest first. So
     for merged persons, the last changed fact of a key is kept.
     """
     by_key: dict[str, Fact] = {}

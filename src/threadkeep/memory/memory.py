@@ -196,7 +196,7 @@ async def open_memory_at(
 
 
 class Lifetime[T](AbstractAsyncContextManager[T]):
-    """A context manager that enters and leaves another one in a separate task, so that any task may open and close it.
+    """A context manager that enters and leaves an inner one in a separate task, so that any task may open and close it.
 
     When an event loop ends, asyncio closes all async generators at once. Nested context managers that are made of
     generators would then be closed twice and fail ("asynchronous generator is already running"). But asyncio cancels

@@ -22,7 +22,7 @@ _NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no by
 
 
 def dump_json(value: Any) -> str:
-    """Return the JSON text of a value as it is stored: compact, not escaped, keys in their order.
+    """Return the JSON text of a value as it is stored: compact, not escaped, keys in insertion order.
 
     Raises:
         InvalidMessage: the value contains something that JSON cannot express (NaN, bytes, keys that are not text).

@@ -1,1 +1,1 @@
-"""Execution of runs, in this process or another one. If a process dies, another one continues its runs."""
+"""Execution of runs, in this process or in others. If a process dies, another process continues its runs."""

@@ -126,7 +126,7 @@ def _budget_of(workflow: Workflow) -> RunBudget:
 
 
 def _child_id(request: ChildRequest) -> str:
-    """Return the id of a child: a repeated step of the parent gets the same id, and each other step another one."""
+    """Return the id of a child run. It is derived from the parent's step, so a repeated step gets the same child."""
     task = get_config()["metadata"].get("langgraph_checkpoint_ns", "")
     return str(uuid5(NAMESPACE_OID, f"{request.parent_run_id}/{request.node_id}/{task}"))
 

@@ -158,7 +158,7 @@ class ProgressWriter:
         """Store a part of a run's progress.
 
         Raises:
-            StoreUnavailable: the database does not take it.
+            StoreUnavailable: the database did not store it.
         """
         try:
             await part.store()

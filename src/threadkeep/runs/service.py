@@ -266,7 +266,7 @@ class RunService:
         """Prepare the engine, so that the first run does not have to wait for it.
 
         Raises:
-            StoreClosed: the service takes no more runs.
+            StoreClosed: the service accepts no more runs.
         """
         await self._worker.engine.ready()
 

@@ -155,7 +155,7 @@ class RunTracer:
             self._number = number
 
     def _remember(self, group: TraceGroup) -> None:
-        """Keep the stored events of a short trace in memory, so that `whole` need not read them again."""
+        """Cache the stored events of a short trace, so that `whole` need not read them again."""
         if self._stored is not None:
             self._stored.events += group.events
             self._stored.usage += group.usage

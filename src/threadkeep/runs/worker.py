@@ -344,8 +344,8 @@ class Worker:
     async def _clear_up(
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
-        """Start the following runs and remove checkpoints; maintenance repairs failures. `unstored`: no checkpoints."""
-        # The run is over, so a failure here must not cause a retry.
+        """Start the following runs; remove the checkpoints of a finished run, unless it is `unstored` and has none."""
+        # The run is over, so a failure here must not cause a retry; maintenance repeats this work.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
                 await self.start_following(run)

@@ -88,7 +88,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         return key
 
     async def rotate(self, name: str, *, overlap: timedelta) -> NewKey:
-        """Create a key that replaces another one, which stays valid for the time of the overlap.
+        """Create a key that replaces an older key. The older key stays valid for the time of the overlap.
 
         Raises:
             ApiKeyNotFound: no valid key has the name.

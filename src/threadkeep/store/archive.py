@@ -115,7 +115,7 @@ class Restoring(Protocol):
     """A restorer of exported sessions."""
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts; return the results in their order."""
+        """Store the parts; return their results in the same order."""
 
 
 class Archive:
@@ -136,7 +136,7 @@ class Archive:
         self._superseding = SupersedingWriter()
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in one transaction; return the results in their order."""
+        """Store the parts in one transaction; return their results in the same order."""
         outcomes: dict[int, Restored | WrongUser] = {}
         # Lock sessions in the same order everywhere, which prevents deadlocks.
         places = sorted(range(len(parts)), key=lambda place: parts[place].info.session_id)

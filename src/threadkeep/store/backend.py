@@ -28,7 +28,7 @@ _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]]
     "tables": ("any_indexed", "graph_store", "a graph store"),
     "graph_store": ("any_kept_here", "tables", "its tables"),
 }
-"""For each wanted location: the statement that finds sessions in the other one, its name, and its description."""
+"""For each wanted location: the statement that finds sessions in the other location, its name and description."""
 
 
 class DamageRegister:

@@ -129,7 +129,7 @@ def _remove(partial: Path) -> None:
 
 
 def dump_postgres(dsn: str, target: Path) -> None:
-    """Write a consistent copy of a PostgreSQL database with its `pg_dump`.
+    """Write a consistent copy of a PostgreSQL database with `pg_dump`.
 
     Raises:
         StoreUnavailable: there is no `pg_dump`, or it failed.

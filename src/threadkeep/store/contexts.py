@@ -203,7 +203,7 @@ class RecallIndexes(Protocol):
         """Store the index of a session up to `last_seq` in place of its former one, unless the session has changed."""
 
     async def remove(self, session_id: str) -> None:
-        """Delete the index of a session, if the store takes writes."""
+        """Delete the index of a session; ignore errors of the store."""
 
     async def has_texts(self, session_id: str, texts: IndexedTexts) -> bool:
         """Return False if other programs have changed or deleted texts that were indexed."""
@@ -225,7 +225,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])
 
     async def remove(self, session_id: str) -> None:
-        """Delete the index of a session, if the database takes writes."""
+        """Delete the index of a session; ignore errors of the database."""
         with contextlib.suppress(StoreError):
             await self._driver.write([(self._sql["delete_index"], {"session_id": session_id})])
 

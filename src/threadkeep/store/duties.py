@@ -106,7 +106,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return await self._execute("replace", given) > 0
 
     async def forget(self, scope: str, name: str, value: str) -> None:
-        """Delete a value, unless another one has replaced it."""
+        """Delete a value, unless it has been replaced."""
         await self._execute("forget", {"scope": scope, "name": name, "value": value})
 
 

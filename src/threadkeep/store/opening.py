@@ -19,7 +19,7 @@ from threadkeep.store.private_files import make_private_folder
 from threadkeep.store.statements import load_statements
 
 SETUP_SECONDS: Final = 60.0
-"""Seconds that a process waits while another one creates LangGraph's tables."""
+"""Seconds that a process waits while another process creates LangGraph's tables."""
 
 _POLL_SECONDS = 0.05
 
@@ -63,7 +63,7 @@ def make_folder(path: Path | None) -> None:
 
 @asynccontextmanager
 async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
-    """Let one process at a time set up a SQLite file. The lock is a separate file, because SQLite locks its own."""
+    """Allow one process at a time to set up a SQLite file. The lock is a separate file: SQLite locks its own."""
     if path is None:
         yield
         return

@@ -284,7 +284,7 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
 
 @asynccontextmanager
 async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
-    """Let one process at a time into the block, across machines.
+    """Allow one process at a time into the block, across machines.
 
     It polls, because a transaction that waits in the server would block CREATE INDEX CONCURRENTLY. The lock
     belongs to a transaction, because a pooler shares sessions between clients.
@@ -303,7 +303,7 @@ async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
 
 
 async def close_in_pipeline(raw: psycopg.AsyncConnection[Any]) -> None:
-    """Close a connection that a cancelled call has left in pipeline mode; the pool opens another one.
+    """Close a connection that a cancelled call has left in pipeline mode; the pool then opens a new connection.
 
     psycopg 3.3.9 leaves the mode on if it is cancelled between entering it and the next statement. In this mode, a
     statement returns its rows before it is committed, and is rolled back when the connection ends.

@@ -215,7 +215,7 @@ class RetentionRows:
         return await connection.execute(self._sql[statement], parameters) > 0
 
     async def _forget(self, connection: Connection, place: Parameters) -> None:
-        """Remove messages from the indexes, steps and vectors."""
+        """Delete the search entries, steps and vectors of the messages, and the recall index of the session."""
         sql = await index_statements(connection, self._sql)
         for name in ("forget_range", "delete_steps", "delete_vectors", "delete_recall_index"):
             await connection.execute(sql[name], place)

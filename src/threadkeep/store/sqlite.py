@@ -240,7 +240,7 @@ class _Lent:
         return self._connection
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Give the connection back."""
+        """Release the connection."""
         await self._give(self._connection, kind)
 
 

@@ -224,7 +224,7 @@ class OpenFile(NamedTuple):
             raise DatabaseFileReplaced(self.path)
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """Let a connection check the file before each of its transactions."""
+        """Make a connection check the file before each of its transactions."""
         if isinstance(connection, BatchingConnection):
             connection.file = self
         return connection.execute("SELECT 1 WHERE FALSE")

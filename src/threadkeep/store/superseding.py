@@ -138,7 +138,7 @@ class SupersedingWriter:
             await connection.execute(self._sql["forget_vectors"], {**between, "model": model})
 
     async def branch(self, connection: Connection, branching: Branching, *, now: str) -> None:
-        """Create a session with the messages of another one. Raise the errors of `Transcripts.branch`."""
+        """Create a session with the messages of another session. Raise the errors of `Transcripts.branch`."""
         held = await connection.fetch(self._sql["hold"], {"session_id": branching.session_id})
         if not held:
             raise SessionNotFound(branching.session_id)

@@ -168,7 +168,7 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Branching:
-    """A request to create a session with another one's messages, up to the `seq` in `at`; None copies all."""
+    """A request to create a session with another session's messages, up to the `seq` in `at`; None copies all."""
 
     session_id: str
     branch_id: str
@@ -262,7 +262,7 @@ class Transcripts(Protocol):
         """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
 
     async def branch(self, branching: Branching) -> None:
-        """Create a session with copies of another one's messages, numbered from 1, in one transaction.
+        """Create a session with copies of another session's messages, numbered from 1, in one transaction.
 
         The copies keep their ids, times and tokens. Active messages up to `at` are copied; if the message at `at` is
         superseded, the messages that were active until then. An existing branch stays unchanged.

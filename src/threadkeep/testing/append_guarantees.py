@@ -15,7 +15,7 @@ from threadkeep.testing.transcript_source import TranscriptSource, assistant, co
 
 
 class AppendGuarantees(TranscriptSource):
-    """The guarantees of storing a turn."""
+    """Contract tests of storing a turn."""
 
     async def test_a_turn_is_stored_in_order_from_1_on(self) -> None:
         """The first turn begins at 1, the next one continues without a gap, and the receipts report these positions."""

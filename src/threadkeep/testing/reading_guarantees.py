@@ -19,7 +19,7 @@ from threadkeep.testing.transcript_source import (
 
 
 class ReadingGuarantees(TranscriptSource):
-    """The guarantees of reading a transcript."""
+    """Contract tests of reading a transcript."""
 
     async def test_the_newest_come_oldest_first(self) -> None:
         """With a limit of 3, the numbers 8, 9 and 10 of ten messages are returned."""

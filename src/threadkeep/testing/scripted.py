@@ -34,7 +34,7 @@ class Gate:
         await self._reached.wait()
 
     def open(self) -> None:
-        """Let the model continue, now and whenever it reaches the gate again."""
+        """Open the gate: the model continues, now and whenever it reaches the gate again."""
         self._opened.set()
 
     async def pass_through(self) -> None:

@@ -14,7 +14,7 @@ from threadkeep.testing.transcript_source import TranscriptSource, assistant, no
 
 
 class SessionGuarantees(TranscriptSource):
-    """The guarantees of whole sessions."""
+    """Contract tests of whole sessions."""
 
     async def test_a_session_tells_what_it_has(self) -> None:
         """The info has counts, owner, times, and the defaults of unset fields."""

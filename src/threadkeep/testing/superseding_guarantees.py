@@ -26,7 +26,7 @@ _LATE = Turn("room:1", (_TOLD,), answers="q", told_at=datetime(2026, 3, 1, tzinf
 
 
 class SupersedingGuarantees(TranscriptSource):
-    """The guarantees of superseding messages and of branching a session."""
+    """Contract tests of superseding messages and of branching a session."""
 
     async def test_the_newest_messages_are_taken_back_and_returned(self) -> None:
         """They are returned oldest first and unchanged. The others stay, and `seq` continues after all of them."""

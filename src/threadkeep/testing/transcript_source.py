@@ -1,4 +1,4 @@
-"""The source of transcripts for the guarantees, and helpers that create messages."""
+"""The base class that opens transcripts for the contract tests, and helpers that create messages."""
 
 from __future__ import annotations
 

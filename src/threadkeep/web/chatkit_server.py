@@ -83,7 +83,7 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
 
 
 class StoredElsewhere(AttachmentStore[ChatKitRequest]):
-    """An attachment store without files. Attachments cannot be created; only their descriptions are stored."""
+    """An attachment store without files: it stores descriptions of attachments, and cannot create attachments."""
 
     async def delete_attachment(self, attachment_id: str, context: ChatKitRequest) -> None:
         """Do nothing: there is no file, and the store deletes the description."""

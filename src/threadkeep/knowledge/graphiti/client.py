@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from threadkeep.records import Json
 
 type Look = Callable[[], Awaitable[str | None]]
-"""A check that returns a problem with its cure, or None."""
+"""A check that returns a problem with its cure, or None if there is no problem."""
 
 type GoesOn = Callable[[], Awaitable[bool]]
 """A check whether the next message may still be sent."""
@@ -104,7 +104,7 @@ class GraphitiClient(Protocol):
 
 
 def fact_in(value: Json) -> GraphFact | None:
-    """Return the fact in a response value, or None. Fields that an older server does not send are empty."""
+    """Return the fact in a response value; None if it has none. Fields that an older server does not send are empty."""
     if not isinstance(value, Mapping):
         return None
     uuid, fact, name = value.get("uuid"), value.get("fact"), value.get("name")
@@ -122,7 +122,7 @@ def fact_in(value: Json) -> GraphFact | None:
 
 
 def episode_in(value: Json) -> SeenEpisode | None:
-    """Return the episode in a response value, or None."""
+    """Return the episode in a response value; None if it has none."""
     if not isinstance(value, Mapping):
         return None
     uuid, name = value.get("uuid"), value.get("name")
@@ -130,7 +130,7 @@ def episode_in(value: Json) -> SeenEpisode | None:
 
 
 def time_in(value: Json) -> datetime | None:
-    """Return a time in UTC, or None. Some databases behind the server send UTC times without a zone."""
+    """Return a time in UTC; None if it is none. Some databases behind the server send UTC times without a zone."""
     if not isinstance(value, str):
         return None
     try:

@@ -35,7 +35,7 @@ _NO_FACT = "It finds no fact from the message. Its model may have found none; se
 
 @dataclass(frozen=True)
 class Check:
-    """A check: its duration, and a problem with its cure, or None."""
+    """The result of a check: its duration, and the problem with its cure, if there is one."""
 
     name: str
     milliseconds: float
@@ -267,7 +267,7 @@ async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, 
 
 
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Delete episodes by their names; return the names that the server listed before and after.
+    """Delete episodes by name; return the names that the server listed before and after.
 
     Raises:
         GraphitiError: the server does not answer.

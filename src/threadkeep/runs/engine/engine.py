@@ -50,7 +50,7 @@ class Engine(Protocol):
         """Register this process, so that the engine has a name.
 
         Raises:
-            StoreClosed: the engine takes no more runs.
+            StoreClosed: the engine accepts no more runs.
             StoreUnavailable: the database does not answer.
         """
 
@@ -58,14 +58,14 @@ class Engine(Protocol):
         """Execute a run in this process.
 
         Raises:
-            StoreClosed: the engine takes no more runs.
+            StoreClosed: the engine accepts no more runs.
         """
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
         """Enqueue a run for any worker. A worker executes several runs at a time, but only one `alone` run.
 
         Raises:
-            StoreClosed: the engine takes no more runs.
+            StoreClosed: the engine accepts no more runs.
         """
 
     async def dead(self, names: Set[str]) -> Set[str]:
@@ -113,7 +113,7 @@ class EngineOptions:
 
 
 type Ending = Literal["done", "left", "lost"]
-"""The end of an execution: `done`, `left` to other processes because the engine closes, or `lost` to another one."""
+"""How an execution ended: `done`, `left` because the engine closes, or `lost` to another process."""
 
 _names: set[str] = set()
 """The names of the open local engines of this process."""

@@ -91,7 +91,7 @@ class LockedFiles:
             self._descriptor = None
 
     def abandon(self) -> None:
-        """Keep the lock until the process ends."""
+        """Hold the lock until the process ends."""
 
     def _path(self, name: str) -> Path:
         return self._database.with_name(f"{self._database.name}.{name}.lock")

@@ -214,7 +214,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return await self._execute("set_aside", {"run_id": run_id, "error": error, "now": time_text(self._clock())}) > 0
 
     async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
-        """Let a run wait for a person's answer to `interrupt`; other runs of its session continue meanwhile.
+        """Mark a run as waiting for a person's answer to `interrupt`. Other runs of its session continue meanwhile.
 
         Return False if the owner has lost it, or it is to be stopped.
         """

@@ -40,7 +40,7 @@ def event_of(row: Sequence[Any]) -> StoredEvent:
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
-    """Return the events in their order, packed; None if there are none, too many or too long ones."""
+    """Return the events packed, in order; None if there are none, or their number or total size is too large."""
     parts: list[str] = []
     number = moment = 0
     for event in events:

@@ -120,7 +120,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: KnowledgeUser =
 
 @router.post("/forget", summary="Forget facts", responses=_WRITING)
 async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: KnowledgeUser = None) -> Forgotten:
-    """Delete facts permanently, by their ids or by their owner. All values of a fact's key are deleted."""
+    """Delete facts permanently, by id or by owner. All values of a fact's key are deleted."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
         gone, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
@@ -161,7 +161,7 @@ async def list_proposals(
 
 @router.get("/proposals/{proposal_id}", summary="See a proposed fact", responses=_FAILURES)
 async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> ProposalView:
-    """Return a proposal with the message that it comes from."""
+    """Return a proposal with a reference to the message that it comes from."""
     return ProposalView.of(await app.memory.proposals.proposal(proposal_id, user_id=user_id))
 
 
@@ -177,7 +177,7 @@ async def decide_proposal(
 
 @router.get("/{fact_id}", summary="See a fact", responses=_FAILURES)
 async def get_fact(fact_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> FactView:
-    """Return a fact, valid or not, with the messages and runs that it comes from."""
+    """Return a fact, valid or not, with references to the messages and runs that it comes from."""
     return FactView.of(await app.memory.knowledge.fact(fact_id, user_id=user_id))
 
 
@@ -230,7 +230,7 @@ async def teach_procedure(procedure: ProcedureInput, app: AppInUse, user_id: Kno
 
 @procedures_router.post("/forget", summary="Forget procedures", responses=_WRITING)
 async def forget_procedures(what: ForgetInput, app: AppInUse, user_id: KnowledgeUser = None) -> Forgotten:
-    """Delete procedures by their ids, permanently."""
+    """Delete procedures by id, permanently."""
     gone, missing = await app.memory.procedures.forget(what.ids, user_id=user_id)
     return Forgotten(forgotten=gone, not_found=missing)
 

@@ -78,7 +78,7 @@ def asked_text(asked: Sequence[BaseMessage]) -> str:
 
 
 def messages_of(given: object) -> Sequence[BaseMessage]:
-    """Return the messages in an input, in any form that LangChain accepts.
+    """Convert an input to messages. The input may have any form that LangChain accepts.
 
     Raises:
         InvalidInput: a message has another form.

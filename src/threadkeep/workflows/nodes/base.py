@@ -127,7 +127,7 @@ class Step:
 
     @classmethod
     def of(cls, config: RunnableConfig, runtime: Runtime[RunContext]) -> Step:
-        """Return the step of a node's call.
+        """Create the `Step` of a node's call.
 
         Raises:
             InvalidInput: the graph was called without a RunContext.
