@@ -253,6 +253,21 @@ async def test_a_failed_run_says_so(tmp_path: Path) -> None:
     assert "secret" not in f"{parts} {raised.value}"
 
 
+async def test_the_first_question_is_answered_again_from_the_beginning(tmp_path: Path) -> None:
+    """The checkpoint 0 counts in each place where a client may name it, as the others do."""
+    async with sdk(tmp_path, ScriptedModel(["a", "b", "c", "d"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        await langgraph.runs.wait("t1", "chat", input=asks("first"))
+        beginning = (await langgraph.threads.get_state("t1"))["parent_checkpoint"]
+        assert beginning is not None
+        await langgraph.runs.wait("t1", "chat", checkpoint=beginning)
+        again = await langgraph.threads.get_state("t1")
+        for text, named in (("other", {"checkpoint": beginning}), ("third", {"checkpoint_id": "0"})):
+            await langgraph.runs.wait("t1", "chat", input=asks(text), **named)
+        edited = await langgraph.threads.get_state("t1")
+    assert texts(again["values"]) == [("human", "first"), ("ai", "b")]
+    assert texts(edited["values"]) == [("human", "third"), ("ai", "d")]
+
+
 async def test_what_is_not_supported_is_refused(tmp_path: Path) -> None:
     """Not ignored: a webhook that never comes would be waited for."""
     async with sdk(tmp_path, ScriptedModel([])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):

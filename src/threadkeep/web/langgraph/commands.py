@@ -64,14 +64,14 @@ class Start:
         policy = given.get("multitask_strategy") or given.get("multitaskStrategy")
         if policy is not None and policy not in DOUBLE_TEXTING:
             raise InvalidInput(f"multitask_strategy must be one of {', '.join(DOUBLE_TEXTING)}.")
-        named = seq_of(given.get("checkpoint")) or seq_of(given.get("checkpoint_id"))
+        checkpoints = (given.get("checkpoint"), given.get("checkpoint_id"), configurable.get("checkpoint_id"))
         return cls(
             assistant,
             question_of(given.get("input")),
             user_id=user,
             metadata=_map(given.get("metadata")),
             user_context=_map(given.get("context")),
-            fork=seq_of(configurable.get("checkpoint_id")) if named is None else named,
+            fork=next((seq for one in checkpoints if (seq := seq_of(one)) is not None), None),
             policy=policy,
         )
 
