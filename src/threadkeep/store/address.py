@@ -62,7 +62,7 @@ class DatabaseAddress:
 
     @property
     def fingerprint(self) -> str:
-        """A short name that is the same for the same database, used for its files."""
+        """A short hash that identifies the database in the names of local files."""
         whole = self.shown if self.dsn is None else urlencode(_identity(self.dsn))
         return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
@@ -101,7 +101,7 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
 
 
 def _parts(dsn: str) -> dict[str, str]:
-    """Return the parts of a DSN unchanged; `hosts` may be a list, as in libpq."""
+    """Return the parts of a DSN without decoding them; `hosts` may be a comma-separated list, as in libpq."""
     match = _DSN.fullmatch(dsn)
     return match.groupdict(default="") if match else {"account": "", "hosts": "", "name": "", "query": ""}
 

@@ -76,7 +76,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         """Create a key, and return it with its secret.
 
         Raises:
-            InvalidInput: the name, the scope or the user cannot be used, or a valid key has the name.
+            InvalidInput: the name, the scope or the user is not allowed, or a valid key already has the name.
         """
         _check(name, scope, user_id)
         now = self._clock()
@@ -88,7 +88,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         return key
 
     async def rotate(self, name: str, *, overlap: timedelta) -> NewKey:
-        """Create a key that replaces an older key. The older key stays valid for the time of the overlap.
+        """Create a key with the name, scope and user of an older key, which expires after `overlap` or sooner.
 
         Raises:
             ApiKeyNotFound: no valid key has the name.

@@ -30,7 +30,7 @@ from threadkeep.store.superseding import SupersedingWriter
 class SummaryArchive:
     """A restorer of exported summaries.
 
-    A summary is stored only if this database has the messages that it covers, and if it follows the active summaries.
+    A summary is stored only if this database has all its messages, and if its range follows the active summaries.
     """
 
     def __init__(self, backend: Backend, *, clock: Callable[[], datetime]) -> None:
@@ -40,7 +40,7 @@ class SummaryArchive:
     async def restore(
         self, connection: Connection, session_id: str, archived: Iterable[ArchivedSummary]
     ) -> tuple[int, int]:
-        """Store summaries after their messages; return how many were stored, and how many were skipped."""
+        """Store summaries after their messages; return how many were stored and skipped, not counting existing ones."""
         stored = left_out = 0
         for item in archived:
             place = {"session_id": session_id, "id": item.summary.id}
@@ -55,7 +55,7 @@ class SummaryArchive:
         return stored, left_out
 
     async def _here(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
-        """Return the summary with its range in this database; None if its messages are incomplete or not adjacent."""
+        """Return the summary with its `seq` range in this database; None if messages are missing or not adjacent."""
         summary = item.summary
         gone_upto = summary.last_seq - item.messages
         last_seq = await self._seq(connection, session_id, item.last_id, summary.last_seq)
@@ -70,12 +70,12 @@ class SummaryArchive:
         )
         place = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
         [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], place)
-        # Messages missing in the export must be deleted here too; otherwise their `seq` belong to other messages.
+        # Messages missing in the export must be deleted here too; otherwise other messages have their `seq` values.
         gone_here = gone_upto < summary.first_seq or gone_upto + moved_by <= int(deleted_seq)
         return here if gone_here and int(messages) == item.messages else None
 
     async def _seq(self, connection: Connection, session_id: str, message_id: str | None, otherwise: int) -> int | None:
-        """Return the `seq` of a message in this database; return `otherwise` if the id is None."""
+        """Return the `seq` of a message in this database; None if it is missing, `otherwise` if the id is None."""
         if message_id is None:
             return otherwise
         rows = await connection.fetch(self._sql["seq_of"], {"session_id": session_id, "id": message_id})
@@ -84,7 +84,7 @@ class SummaryArchive:
 
 @dataclass(frozen=True)
 class ArchivedPart:
-    """Some messages of an exported session, in order; the counts and last message in `info` are not used.
+    """Some messages of an exported session, in order of `seq`; the counts and the last message in `info` are ignored.
 
     Summaries come with or after the last message that they cover.
     """
@@ -124,7 +124,7 @@ class Archive:
     A message keeps its id, times, tokens and status; a superseded one stays superseded. A message with an existing id
     is not stored again. An existing session keeps its title, tags and metadata; new messages follow its own. The reset
     stays after the same message, unless there is a later reset. Archived messages are archived again if they keep their
-    `seq`. The parts of one call are stored atomically, except parts of sessions that belong to another user.
+    `seq`. All parts of one call are stored in one transaction; a part of another user's session is rejected alone.
     """
 
     def __init__(self, driver: Driver, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -179,7 +179,7 @@ class Archive:
     async def _insert(
         self, connection: Connection, part: ArchivedPart, fresh: Sequence[Message], seqs: Mapping[str, int]
     ) -> int:
-        """Store messages under their `seq`; return how many had to be cleaned."""
+        """Store messages with the given `seq` values; return how many had characters that were replaced."""
         now = self._clock()
         kept = [clean_message(message) for message in fresh]
         await connection.fetch(self._sql["reserve"], _counting(part.info, kept))
@@ -206,7 +206,7 @@ class Archive:
             place = {"session_id": info.session_id, "reset_seq": seqs[str(last_before.id)]}
             await connection.execute(self._sql["restore_reset"], place)
         last_archived = next((m for m in messages if info.archived_seq and m.seq == info.archived_seq), None)
-        # With another `seq`, messages that existed before the import may precede it and would be archived as well.
+        # If its `seq` has changed, other messages may precede it that the import must not archive.
         if last_archived is not None and seqs[str(last_archived.id)] == last_archived.seq:
             border = {"session_id": info.session_id, "archived_seq": last_archived.seq}
             await connection.execute(self._sql["restore_archived"], border)

@@ -1,4 +1,4 @@
-"""A backend of transcripts: the stores of one location, and its implementation in tables."""
+"""The interface of a transcripts backend (tables or a LangGraph store), and the implementation in tables."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]]
     "tables": ("any_indexed", "graph_store", "a graph store"),
     "graph_store": ("any_kept_here", "tables", "its tables"),
 }
-"""For each wanted location: the statement that finds sessions in the other location, its name and description."""
+"""By wanted location: the statement that finds sessions in the other one, the other's name and its description."""
 
 
 class DamageRegister:
-    """The known damaged items of one location; an item that was repaired or removed is dropped when it is read."""
+    """The known damaged items of a backend. An item that was repaired or removed is dropped at its next read."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str], SessionDamaged] = {}
@@ -54,7 +54,7 @@ class DamageRegister:
             del self._items[key]
 
     def of(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged items; with a user only items that are known to be theirs."""
+        """Return the damaged items, sorted; with a `user_id` only items that are known to belong to this user."""
         found = sorted(self._items.items())
         return [error for _, error in found if user_id in (None, error.user_id)]
 

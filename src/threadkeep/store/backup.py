@@ -17,7 +17,7 @@ from threadkeep.store.private_files import is_read_only, make_private_database, 
 from threadkeep.store.sqlite_connection import connect, export_plain, read_only_uri, sqlite_errors
 
 type Report = Callable[[int, int], object]
-"""A callback after each part that gets the number of copied pages and the total number."""
+"""A callback that is called after each part, with the number of copied pages and the total number of pages."""
 
 _LOGS = ("-wal", "-shm")
 _BESIDE = ("-journal", *_LOGS)
@@ -41,7 +41,7 @@ def copy_sqlite(
 ) -> None:
     """Copy a database as it is at this moment. Other processes may read and write it meanwhile.
 
-    The copy gets its name when it is complete and on disk. With the `key` of the database it is encrypted as well.
+    The copy is renamed to `target` when it is complete and on disk. With the `key` of the database it is encrypted too.
 
     Raises:
         StoreUnavailable: the database cannot be read, or the copy cannot be written.
@@ -115,7 +115,7 @@ def restore_sqlite(
         for ending in _BESIDE:
             file.with_name(file.name + ending).unlink(missing_ok=True)
         partial.replace(file)
-        # The engine's own file belongs to the old rows; the engine creates it again from the table of runs.
+        # The run engine's own database belongs to the old rows. It is created again from the table of runs.
         for ending in ("", *_LOGS):
             target.with_name(f"{target.name}.runs{ending}").unlink(missing_ok=True)
     finally:
@@ -172,7 +172,7 @@ def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
 
 
 def _run(command: Sequence[str], dsn: str = "") -> str:
-    """Return the output of a tool of PostgreSQL. The password is in its environment, not in its arguments."""
+    """Run a PostgreSQL tool and return its output. The password is passed in the environment, not as an argument."""
     if which(command[0]) is None:
         raise StoreUnavailable(
             f"There is no {command[0]} on this machine; install PostgreSQL's client tools in the server's version."
@@ -181,7 +181,7 @@ def _run(command: Sequence[str], dsn: str = "") -> str:
         command, env={**os.environ, **_environment(dsn)}, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        # Its first line names the problem; later lines may quote rows.
+        # The first line of stderr names the problem; later lines may quote rows.
         reason = done.stderr.strip().partition("\n")[0]
         raise StoreUnavailable(f"{command[0]} failed ({reason}); nothing was changed.")
     return done.stdout

@@ -1,4 +1,4 @@
-"""Opening LangGraph's checkpointers, of Threadkeep and of other systems. Importing this imports LangGraph."""
+"""Opening LangGraph checkpointers: Threadkeep's, and those of other systems. Importing this imports LangGraph."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ class StrictSerializer:
         self._strict = JsonPlusSerializer(allowed_msgpack_modules=None)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Return a value as bytes, with the name of their format."""
+        """Return the name of a format, and the value as bytes in this format."""
         return self._strict.dumps_typed(obj)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Return the value of bytes in a format.
+        """Return the value of bytes, given with the name of their format.
 
         Raises:
             NotImplementedError: the format is unknown, such as the format of encrypted checkpoints.

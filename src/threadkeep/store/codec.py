@@ -71,7 +71,7 @@ def shorten(text: str, characters: int) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return the text with U+FFFD for characters that databases cannot store (NUL, lone surrogates)."""
+    """Return the text with U+FFFD in place of characters that databases cannot store (NUL, lone surrogates)."""
     return text if text.isascii() and "\x00" not in text else _UNKEEPABLE.sub(_REPLACEMENT, text)
 
 
@@ -120,7 +120,7 @@ def clean_message(message: Message) -> Message:
 
 
 def identified(message: Message) -> Message:
-    """Return the message with its id, or with a new one if it has none. Its fields were validated at its creation."""
+    """Return the message, with a new id if it has none. The fields of a copy are not validated again."""
     if message.id is not None:
         return message
     from langchain_core.utils.uuid import uuid7  # it imports pydantic, which reading does not need
@@ -185,7 +185,7 @@ def message_of(row: Row) -> Message:
             "id": id_,
             "seq": seq,
             "sent_at": None if sent_at is None else time_of(sent_at),
-            # This saves a call, because the line runs for every message of every window.
+            # Texts are not passed to `time_of`, which saves a call for every message of every window.
             "created_at": _from_text(created_at) if created_at.__class__ is str else time_of(created_at),
             "tokens": tokens,
             "status": status,
@@ -272,7 +272,7 @@ class Prepared:
 
 
 def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
-    """Return the messages of a turn, ready to be stored; delivered answers are marked.
+    """Return the messages of a turn, ready to be stored; the answers of a delivered turn get a `told_at`.
 
     Raises:
         InvalidMessage: there are none, or one of them cannot be stored.
@@ -286,7 +286,7 @@ def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
 
 
 def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Callable[[Message], str]) -> Prepared:
-    """Return the messages of a turn, ready to be stored; `stored_at` is their time, or a function of the message.
+    """Return the messages of a turn, ready to be stored; `stored_at` is their time, or returns the time of a message.
 
     Raises:
         InvalidMessage: there are none, or one of them cannot be stored.
@@ -308,9 +308,9 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Cal
 
 @dataclass(frozen=True)
 class GraphTurns:
-    """A filter of turns for Graphiti: turns with a complete answer that may be sent to the endpoint.
+    """A filter that selects the turns to queue for Graphiti: turns with a complete answer.
 
-    The statement that stores the row checks the permission. `workspace` is the default for turns without one.
+    The statement that stores the row checks the consent for the `endpoint`. `workspace` is the default of a turn.
     """
 
     endpoint: str

@@ -26,7 +26,7 @@ from threadkeep.store.superseding import SupersedingWriter
 
 
 class _Winner(NamedTuple):
-    """An existing complete answer that a new one would duplicate."""
+    """An existing complete answer that a new answer would duplicate."""
 
     id: str
     seq: int
@@ -196,7 +196,7 @@ class GroupCommit:
             raise StoreClosed("The memory was closed; append inside its `async with open_memory(...)` block.")
         self._queue.append(prepared)
         if self._task is None:
-            # A copy of the first caller's context would keep that caller's whole run in memory.
+            # An empty context, because a copy of the first caller's would keep that caller's whole run in memory.
             self._task = asyncio.create_task(self._write_groups(), context=Context(), name="threadkeep-group-commit")
         return await prepared.stored
 
@@ -374,7 +374,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _noted(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the turn's row for Graphiti, if any; `left` counts the session's new messages from this turn on."""
+    """Return the turn's row for Graphiti, if it has one; `left` counts the session's new messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     places = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **places}]

@@ -18,7 +18,7 @@ from threadkeep.records import Json
 
 _JSON_AS_IT_IS = frozenset(b'{["-0123456789tfn')
 _RAW_DEFLATE = -15
-# Records are short; clearing deflate's default tables would take longer than the compression.
+# Records are short: clearing deflate's larger default tables would take longer than the compression.
 _MEMORY_LEVEL = 5
 _HEX = "[0-9a-f]"
 # Marks of extracted hashes (two units) and ids (one unit). JSON text never contains these characters, because it
@@ -111,7 +111,7 @@ _EACH, _ALL, _FIELDS, _COUNT = "each", "all", "fields", "count"
 
 
 def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return a manifest in packed form, without its row's `columns`; a manifest in another format stays unchanged."""
+    """Return a manifest in packed form, without the fields that `columns` has; leave another format unchanged."""
     entries = manifest.get("entries")
     told = all(manifest.get(name) == value for name, value in columns.items())
     if not isinstance(entries, list) or _PACKED in manifest or not told:
@@ -141,7 +141,7 @@ def places_of_ids(manifest: Mapping[str, Json]) -> set[int]:
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without the ids of transcript messages; with `ids`, only matching ids are omitted."""
+    """Return a manifest without the ids of transcript messages; with `ids`, omit an id only if it is the one there."""
 
     def shorter(entry: Json) -> Json:
         place = _place(entry)

@@ -21,7 +21,7 @@ _MUCH_FREE_SHARE = 0.1
 
 @dataclass(frozen=True)
 class LockHolder:
-    """A process that may block others. `pid` is None if unknown; on PostgreSQL it is a process of the server."""
+    """A process that may block others. `pid` is None if unknown; on PostgreSQL it names a process of the server."""
 
     pid: int | None
     name: str
@@ -33,10 +33,10 @@ class LockHolder:
 class Condition:
     """The condition of a database that responds.
 
-    `schema` is its newest migration, `newest` the newest that this code knows. `engine` has the engine's own values,
-    under its own names. The counts are None if the database has no tables that this code knows; `unindexed` messages
-    cannot be found by a search until the index has caught up. `free_bytes` of `file_bytes` are available for later
-    messages; 0 on PostgreSQL, which frees space by itself.
+    `schema` is the version of its newest migration, `newest` the newest version that this code knows. `engine` has
+    settings of the database engine, by their names. The counts are None if this code does not know the schema;
+    `unindexed` messages are not in the search index yet. `free_bytes` of the file's `file_bytes` are free for later
+    messages; both are 0 on PostgreSQL, which frees space by itself.
     """
 
     schema: int
@@ -157,8 +157,8 @@ class SessionGap:
 class Integrity:
     """The result of a check.
 
-    `damage` has at most 20 messages of the engine of each kind; they quote no rows. `indexes` is the number of
-    PostgreSQL indexes that amcheck has checked; None if amcheck is not installed or this user may not use it.
+    `damage` has messages of the engine, which quote no rows: on SQLite the first 20. `gaps` has at most 20 sessions.
+    `indexes` is the number of PostgreSQL indexes that amcheck has checked; None if this user has no amcheck.
     """
 
     damage: tuple[str, ...] = ()

@@ -22,10 +22,10 @@ from threadkeep.store.summaries import Summaries, summary_of
 
 @dataclass(frozen=True)
 class ContextState:
-    """The anchor of one kind of agent (0: the first message), and the active summaries, oldest first.
+    """The anchor of a profile (the `seq` where its windows begin; 0 at first), and the active summaries, oldest first.
 
-    `reset_seq` is the `seq` of the session's last reset, 0 if there was none. Messages up to `archived_seq` are
-    archived, messages up to `deleted_seq` are deleted; summaries of both stay active. `revision` is the session's.
+    `reset_seq` is the `seq` of the last reset, 0 without a reset. Messages up to `archived_seq` are archived, messages
+    up to `deleted_seq` are deleted; summaries of both stay active. `revision` grows when stored messages change.
     """
 
     anchor_seq: int = 0
@@ -48,9 +48,9 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     """The tables `chat_anchors`, `chat_summaries` and `chat_steps`, for model calls."""
 
     async def state(self, session_id: str, profile: str, *, user_id: str | None = None) -> ContextState:
-        """Return the state for the next context; it is empty if the session does not exist (or is not this user's).
+        """Return the state for the next context; it is empty if the session is missing or belongs to another user.
 
-        A summary is active if it was not merged into another one and covers messages since the last reset.
+        A summary is active if it was not merged into another summary and covers messages since the last reset.
         """
         sql, parameters = self.state_statement(session_id, profile, user_id=user_id)
         return state_of(await self._driver.fetch(sql, parameters))
@@ -73,12 +73,12 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     def anchor_statement(
         self, session_id: str, profile: str, seq: int, *, revision: int | None = None
     ) -> Statement | None:
-        """Return the statement that moves an anchor, for a transaction that locks the session; None without anchors."""
+        """Return the statement of `move_anchor` for a transaction that locks the session; None from a null store."""
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         return self._sql["move_anchor"], parameters
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
-        """Return the steps of an agent's turns from a question on, oldest first."""
+        """Return the steps of an agent's answers, oldest first, to questions whose `seq` is at least `since`."""
         parameters = {"session_id": session_id, "author": author, "since": since}
         rows = await self._driver.fetch(self._sql["steps"], parameters)
         return [Steps(int(seq), expanded(body)) for seq, body in rows]
@@ -86,7 +86,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the steps of an answer, if its question exists; keep only the agent's newest `turns`."""
+        """Store the steps of an answer, if its question exists; delete those of all but the agent's newest `turns`."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -107,12 +107,12 @@ class TokenFactors(ClockedTables, sql=("token_factors.sql",)):
     """The table `chat_token_factors`."""
 
     async def all(self) -> dict[str, tuple[float, int, float | None]]:
-        """Return the factor of each model, its number of samples, and the factor for other scripts if it has one."""
+        """Return by model: its factor, the number of samples, and the factor for non-Latin scripts if it has one."""
         rows = await self._driver.fetch(self._sql["all"], {})
         return {str(model): (float(factor), int(samples), other) for model, factor, samples, other in rows}
 
     async def save(self, model: str, factor: float, samples: int, other: float | None = None) -> None:
-        """Store a model's factor, replacing the previous one; `other` is the factor for other scripts."""
+        """Store a model's factor, replacing the previous one; `other` is the factor for non-Latin scripts."""
         row = {
             "model": clean_text(model),
             "factor": float(factor),
@@ -137,8 +137,8 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
     ) -> None:
         """Store vectors of messages; skip messages that do not exist.
 
-        `last_id` is the id of the last row's message. If another message has this `seq`, another session has the
-        name now, and nothing is stored.
+        `last_id` is the id of the last row's message. If another message has its `seq`, the session was deleted and
+        created again, and nothing is stored.
         """
         if not rows:
             return
@@ -193,7 +193,7 @@ class IndexedTexts:
 class RecallIndexes(Protocol):
     """The stored indexes of sessions for recall; an index is bytes in the format of the caller.
 
-    When words in an index are deleted, the index is deleted with them.
+    When messages of an index are deleted or erased, the index is deleted with them.
     """
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
@@ -230,13 +230,13 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
             await self._driver.write([(self._sql["delete_index"], {"session_id": session_id})])
 
     async def has_texts(self, session_id: str, texts: IndexedTexts) -> bool:
-        """Return True: only this package changes the tables, and it deletes the index with the texts."""
+        """Return True, because only this package changes the tables, and it deletes the index with the texts."""
         return True
 
 
 @dataclass(frozen=True)
 class ContextTables:
-    """The stored data of contexts, besides the transcripts."""
+    """The tables with the stored data of contexts, except the transcripts."""
 
     contexts: Contexts
     summaries: Summaries

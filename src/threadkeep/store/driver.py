@@ -200,7 +200,7 @@ class Driver(Protocol):
         Args:
             sessions: parameters of the statement `reserve`, in ascending order of `session_id`, each session once.
             messages: parameters of `insert_message`, with `behind` instead of `seq`: the number of later messages of
-                the session in this group; and with `question`, the id of the message that its turn answers, or None.
+                the session in this group; and with `question`, the id of the message that its turn answers, if any.
             graph_turns: parameters of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
             before: statements that are executed first, in the same transaction.
             after: statements that are executed last, in the same transaction.

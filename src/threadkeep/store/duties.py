@@ -17,14 +17,14 @@ class Duties(ClockedTables, sql=("duties.sql",)):
     """The table `chat_duties`: the owner of each duty, and when it was last done by the owner's clock.
 
     Each write is a single call to the database. A transaction of several calls would stay open while blocking code
-    stops the event loop, and this code may need the lock of the file.
+    stops the event loop; it would never end if this code waits for the lock of the file.
     """
 
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
         """Claim a duty for a time, or extend the claim.
 
-        Return False if another process has it, or if it was done within the last `every_seconds`. Another process
-        may take a claim that was not renewed in time, or that a clock far ahead has made.
+        Return False if another process has claimed it, or if it was done within the last `every_seconds`. A claim
+        that was not renewed in time, or was made by a clock far ahead, does not count.
         """
         now = self._clock()
         parameters = {
@@ -83,12 +83,12 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return self._sql["keep"], {"scope": scope, "name": name, "value": value, "expires_at": expiry}
 
     async def keep_first(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> bool:
-        """Store a value, unless there is one that has not expired; return False in that case."""
+        """Store a value, unless there is an unexpired one; return False if there is."""
         _, parameters = self.keep_statement(scope, name, value, expires_at=expires_at)
         return await self._keep((self._sql["keep_first"], {**parameters, "now": time_text(self._clock())}))
 
     async def _keep(self, statement: Statement) -> bool:
-        # Store the value first: a transaction that waits for its row has then locked no other, so nothing deadlocks.
+        # Store the value first: a transaction that waits for this row has then locked no other row, so none deadlocks.
         statements, parameters = [statement], statement[1]
         if parameters["expires_at"] is not None:
             forgotten = {"scope": parameters["scope"], "now": time_text(self._clock())}
@@ -112,7 +112,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
 
 @dataclass(frozen=True)
 class ChannelTables:
-    """The outbox, the state, and the duties of polling and syncing."""
+    """The tables of channels: the outbox, the state, and the duties of polling and syncing."""
 
     outbox: Outbox
     state: ChannelState

@@ -51,7 +51,7 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
 
 @dataclass(frozen=True)
 class Erasable:
-    """The subject of an erase: the ids of a person, or a session; the other field is empty.
+    """The subject of an erase: the ids of a person, or one session. The field of the other kind is empty.
 
     `noted` is the scope under which the sessions of an erase are noted until the erase is complete.
     """
@@ -73,7 +73,7 @@ class TableErasing:
         self._sql = load_statements("erase.sql", "retention.sql", *own)
 
     async def same_person(self, user_id: str) -> tuple[str, ...]:
-        """Return all ids of the person with an id."""
+        """Return all ids of the person who has this id."""
         rows = await self._driver.fetch(self._sql["same_person"], {"id": user_id})
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
@@ -170,12 +170,12 @@ class TableErasing:
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts in scopes of others that have evidence in the person's sessions and runs."""
+        """Return the ids of facts in other persons' scopes that have evidence in this person's sessions and runs."""
         async with self._driver.reading() as connection:
             return [str(row[0]) for row in await self._fetch(connection, "facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
-        """Return the steps of a session's turns: the agent, the question's `seq`, and the tool calls with results."""
+        """Return the steps of a session's turns: agent, question's `seq`, ordinal, and the tool calls with results."""
         rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
             {"author": author, "seq": seq, "ordinal": ordinal, "steps": json.loads(expanded(body))}
@@ -183,7 +183,7 @@ class TableErasing:
         ]
 
     async def keys(self, ids: Sequence[str]) -> list[dict[str, object]]:
-        """Return the keys of a person, in the order of their ids."""
+        """Return the API keys of a person without their digests, in the order of the key ids."""
         rows = [row for id_ in ids for row in await self._driver.fetch(self._sql["keys_of_person"], {"id": id_})]
         return [dict(zip(_KEY_FIELDS, row, strict=True)) for row in sorted(rows, key=lambda row: str(row[0]))]
 
@@ -241,7 +241,7 @@ class TableErasing:
         return sorted({str(row[0]) for row in rows}.intersection(_CHECKPOINTS))
 
     async def known(self, *, sessions: bool) -> list[str]:
-        """Return the ids of all sessions and checkpoint threads, or else of all users."""
+        """Return the ids of all sessions and checkpoint threads if `sessions`, otherwise of all users."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["known_sessions" if sessions else "known_users"], {})
             for table in await self._checkpoint_tables(connection) if sessions else ():
@@ -265,7 +265,7 @@ class TableErasing:
         async with self._driver.reading() as connection:
             for (table,) in await connection.fetch(self._sql["tables"], {}):
                 await connection.execute(f"VACUUM (FULL, ANALYZE) {table}", {})
-            # Without permission, this only warns; the server's next checkpoint has the same effect as ours.
+            # Without permission VACUUM only warns, and CHECKPOINT fails: then the server's next one has its effect.
             await connection.execute("VACUUM FULL pg_catalog.pg_statistic", {})
             with contextlib.suppress(StoreError):
                 await connection.execute("CHECKPOINT", {})

@@ -52,7 +52,7 @@ class NotedManifest:
 
     @property
     def place(self) -> tuple[bool, str]:
-        """The row that its write locks: its session or its run. Sessions sort first."""
+        """The row that storing the record locks: a session or a run. Sessions sort first."""
         return self.session_id is None, self.session_id or self.run_id
 
 
@@ -174,7 +174,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     async def texts(
         self, session_id: str | None, digests: Iterable[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """Return the existing texts of a session and of a run by their digests."""
+        """Return the existing texts of a session and of a run, by digest."""
         wanted = sorted(set(digests))
         if not wanted:
             return {}
@@ -183,7 +183,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
 
     async def purge(self, before: datetime, limit: int) -> int:
-        """Delete older rows, manifests first, at most `limit` of each table; return the number deleted."""
+        """Delete rows older than `before`, manifests first, at most `limit` of each table; return their number."""
         manifests: Parameters = {"before": self._moment(before), "limit": limit}
         texts: Parameters = {"before": time_text(before - _RENEWAL), "limit": limit}
         async with self._driver.writing() as connection:
@@ -212,7 +212,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     async def _ids_at(
         self, connection: Connection, session_id: str | None, manifests: Iterable[Mapping[str, Json]]
     ) -> dict[int, str]:
-        """Return the ids of a session's messages by the `seq` values in manifests."""
+        """Return the ids of the session's messages that occur in manifests, by `seq`."""
         places = sorted({place for manifest in manifests for place in places_of_ids(manifest)}) if session_id else []
         ids: dict[int, str] = {}
         for some in batched(places, _ROWS_AT_ONCE):
@@ -259,7 +259,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return any([await self._was_noted(connection, each, key, noted) for each in keepers])
 
     async def _was_noted(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Return whether the owner has an equal record, compared unpacked: packing depends on the transcript."""
+        """Return whether the owner has an equal record. Unpack both, because packing depends on the transcript."""
         entry, manifest = noted
         rows = await connection.fetch(self._sql[keeper.statement("noted_then")], key)
         found = [_manifest_of((keeper.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]

@@ -49,7 +49,7 @@ async def migrate(
     """Bring a database to the newest schema; return the versions that were applied now.
 
     Concurrent processes take turns, and the later ones find nothing to do. A database that is up to date is only read.
-    A new PostgreSQL database gets `partitions` of its messages by session; a database that exists stays as it is.
+    In a new PostgreSQL database, messages are partitioned by session into `partitions`; other databases stay as is.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.

@@ -1,4 +1,4 @@
-"""Null stores for runs without a session, and for data that a location does not store."""
+"""Null stores for runs without a session, and for data that a LangGraph store does not have."""
 
 from __future__ import annotations
 

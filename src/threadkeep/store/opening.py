@@ -63,7 +63,7 @@ def make_folder(path: Path | None) -> None:
 
 @asynccontextmanager
 async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
-    """Allow one process at a time to set up a SQLite file. The lock is a separate file: SQLite locks its own."""
+    """Allow one process at a time to set up a SQLite file. It locks a separate file: SQLite locks the database file."""
     if path is None:
         yield
         return

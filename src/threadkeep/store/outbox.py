@@ -103,7 +103,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
 
         Without a `content`, the run supplies the answer. If the answer `waits`, it is ready when the run is over, else
         at once. It is sent after the delay `after`, in which the platform may fetch it. With `remember`, `address`
-        and `user_id` are stored for the session's person; the session may not be stored yet. `about` is the person who
+        and `user_id` are stored for the session's person, even before the session is. `about` is the person who
         gets the answer, also in a group; erasing this person erases the answer. `message` has the data needed to
         process the message again; it is dropped when the answer is ready.
         """
@@ -223,7 +223,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [number for (number,) in rows]
 
     async def claim(self, number: int, owner: str, *, seconds: float) -> Outgoing | None:
-        """Claim a message for a time; return None if it may not be sent now, or another process has it."""
+        """Claim a message for some seconds; return None if it may not be sent now, or another process claimed it."""
         times = {"now": self._now(), "until": self._later(seconds), "beyond": self._later(WRONG_CLOCK_SECONDS)}
         parameters = {"number": number, "owner": owner, **times}
         async with self._driver.writing() as connection:
@@ -241,11 +241,11 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("note_part", parameters) > 0
 
     async def move(self, number: int, owner: str, address: Address) -> bool:
-        """Change the address for the rest of a message; return False if the claim was lost."""
+        """Change the address for the unsent parts of a message; return False if the claim was lost."""
         return await self._change("move", number, owner, address=json_text(address))
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
-        """Release a message for a retry at a time; return False if the claim was lost."""
+        """Release a message, to be tried again at the time `until`; return False if the claim was lost."""
         values = {"at": time_text(until), "error": error, "uncertain": uncertain}
         return await self._change("postpone", number, owner, **values)
 
@@ -266,9 +266,9 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["sent"], parameters)]
 
     async def fail_sent(self, number: int, error: str, *, parts: int, address: Address) -> bool:
-        """Mark an answer as failed after `parts` of its parts, to be retried at an address; return False if it is over.
+        """Mark an answer that the platform had accepted as failed after `parts`; a retry uses the new `address`.
 
-        A text that is not a run's answer has been deleted by then, so a retry sends nothing.
+        Return False if it has another status. The content of a delivered text is gone, so its retry sends nothing.
         """
         values = {"number": number, "error": error, "parts": parts, "address": json_text(address), "now": self._now()}
         return await self._execute("fail_sent", values) > 0

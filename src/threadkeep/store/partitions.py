@@ -14,10 +14,10 @@ from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Dri
 from threadkeep.store.statements import load_statements
 
 type Progress = Callable[[int, int, int], object]
-"""A callback after each step that gets the number of finished ranges, of all ranges, and of copied messages."""
+"""A callback that is called after each step, with the numbers of finished ranges, all ranges and copied messages."""
 
 _RANGES = 200
-# Short, because readers wait too; and below PostgreSQL's deadlock_timeout, whose check could fail other transactions.
+# Short, because readers wait too. Below deadlock_timeout, because PostgreSQL may then abort other transactions.
 _LOCK_SECONDS = GROUP_LOCK_SECONDS
 _PAUSE_SECONDS = 1.0
 _MOST_TRIES = 100
@@ -180,7 +180,7 @@ async def _swap(connection: Connection) -> None:
 
 
 async def _briefly[T](driver: Driver, work: Callable[[Connection], Awaitable[T]]) -> T:
-    """Do work that locks tables in one transaction; retry it if others keep them locked."""
+    """Execute `work`, which locks tables, in one transaction; retry if other transactions keep the tables locked."""
     for _ in range(_MOST_TRIES - 1):
         try:
             async with driver.writing(lock_timeout_seconds=_LOCK_SECONDS) as connection:

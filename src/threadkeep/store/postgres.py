@@ -142,7 +142,7 @@ class PostgresDriver:
         before: Sequence[Statement] = (),
         after: Sequence[Statement] = (),
     ) -> Appended:
-        """Store a group of new turns with one statement; without other statements it is its own transaction."""
+        """Store a group of new turns with one statement, which is its own transaction unless there are others."""
         parameters = {
             "sessions": json.dumps(sessions, ensure_ascii=False),
             "messages": json.dumps(messages, ensure_ascii=False),
@@ -168,7 +168,7 @@ class PostgresDriver:
         """Read times in UTC, and JSON columns as text, because one codec parses them for both engines."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
-        # Not connection options: they would replace those of the DSN. A pooler keeps the time zone of each client.
+        # Not set by connection options, which would replace those of the DSN. A pooler keeps each client's time zone.
         await raw.execute("SELECT set_config('TimeZone', 'UTC', FALSE)")
         if await negotiate_pooler(raw):
             self._is_pooled = True
@@ -178,11 +178,11 @@ class PostgresDriver:
             await raw.execute("SET default_transaction_read_only = on")
 
     def _short_wait(self) -> Sequence[Statement]:
-        """Return the statement that limits a transaction's wait for a lock to that of a group of turns."""
+        """Return the statement that limits a transaction's wait for each lock to `GROUP_LOCK_SECONDS` or less."""
         return self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds or GROUP_LOCK_SECONDS))
 
     def _lock_timeout(self, given: float | None) -> Sequence[Statement]:
-        """Return the statement that limits a transaction's wait for a lock, if it differs from the session's."""
+        """Return the statement that limits a transaction's wait for a lock; none if the connection's limit applies."""
         if given is None and self._is_pooled:
             given = self._lock_seconds
         left = seconds_left()
@@ -195,7 +195,7 @@ class PostgresDriver:
 
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[RawConnection]:
-        """Lend a connection for writing; if it breaks, the others are checked before use, and the caller may retry."""
+        """Lend a connection for writing. If it breaks, the other connections are checked before their next use."""
         with translated():
             loan = _Loan(self._pool, self._used)
             try:

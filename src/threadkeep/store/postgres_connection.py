@@ -95,7 +95,7 @@ class PostgresConnection:
 
 
 class PostgresTransaction:
-    """A write transaction, with a pipeline for each group of statements; it begins with `first`.
+    """A write transaction, with a pipeline for each group of statements; `first` are executed at its begin.
 
     `limits` returns the statement that shortens the lock timeout for the statements `beside`.
     """
@@ -124,7 +124,7 @@ class PostgresTransaction:
 
 
 def _query(sql: str) -> LiteralString:
-    """Return the query as a literal string, as psycopg requires; it comes from package files, never from input."""
+    """Return the query as a literal string, as psycopg requires: queries come from package files, never from input."""
     return for_psycopg(sql)
 
 
@@ -170,7 +170,7 @@ def translated() -> Iterator[None]:
             interrupted=True,
         ) from error
     except (psycopg.Error, UnicodeEncodeError) as error:
-        # From None: a detail from the server may quote the row with message texts.
+        # Raise it without its cause, because the server's details may quote a row with message texts.
         raise _refusal(error) from None
 
 

@@ -71,7 +71,7 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Removal:
-    """A removal of all messages of a session up to a `seq`; with `idle_before`, only if the session is idle since."""
+    """A removal of a session's messages up to a `seq`; with `idle_before`, only if it has been idle since then."""
 
     session_id: str
     action: Action
@@ -267,7 +267,7 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The times before which expired runs ended; without `set_aside_before`, runs set aside never expire."""
+    """The times before which expired runs have ended; without `set_aside_before`, runs set aside do not expire."""
 
     before: datetime
     set_aside_before: datetime | None = None

@@ -38,7 +38,7 @@ def search_terms(text: str) -> Sequence[str]:
 
 
 def fingerprints(terms: Iterable[str]) -> list[int]:
-    """Return two-byte fingerprints of terms; terms may collide, so matches must be checked."""
+    """Return two-byte fingerprints of terms. Different terms may have the same one, so check matches in the texts."""
     return sorted({(crc32(term.encode()) * _SPREAD >> 16 & 0xFFFF) - 0x8000 for term in terms})
 
 

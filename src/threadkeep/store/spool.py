@@ -229,7 +229,7 @@ class SpoolFile:
             os.fsync(self._descriptor)
 
     def clear(self) -> None:
-        """Empty the file after its turns were stored elsewhere; unreadable lines have separate files."""
+        """Empty the file after its turns were stored elsewhere, unless it still has unreadable lines."""
         self._open_entries.clear()
         if not self._has_unreadable:
             os.ftruncate(self._descriptor, 0)

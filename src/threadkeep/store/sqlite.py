@@ -333,7 +333,7 @@ async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
 
 
 async def _to_its_end(work: Coroutine[object, object, None]) -> None:
-    """Wait until the work is done, even if cancelled again; the next caller must get an idle connection."""
+    """Wait until the work is done, even if cancelled again, because the next caller must get an idle connection."""
     task = asyncio.ensure_future(work)
     while not task.done():
         with suppress(asyncio.CancelledError):

@@ -69,7 +69,7 @@ def read_only_uri(path: Path) -> str:
 
 
 class Batch(NamedTuple):
-    """Statements passed in place of a statement's parameters; `rows` receives the results.
+    """Statements that aiosqlite's thread executes, passed in place of a statement's parameters; `rows` gets the rows.
 
     A batch with `begins` first begins a transaction: it waits for the file's lock up to the connection's timeout, or
     `wait_seconds` if that is shorter. A batch with `commits` ends with a COMMIT.
@@ -214,7 +214,7 @@ class OpenFile(NamedTuple):
         """Check that the path still names this file. Blocking I/O.
 
         Raises:
-            DatabaseFileReplaced: the path names no file, or another one.
+            DatabaseFileReplaced: the path names no file, or another file.
         """
         try:
             found = self.path.stat()

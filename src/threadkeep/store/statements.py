@@ -16,14 +16,14 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z][a-z0-9_]*)")
-# SQLite rejects patterns of more than 50,000 bytes. No value of a fact is longer than this.
+# SQLite rejects patterns of more than 50,000 bytes. No value of a fact has more characters than this.
 _MOST_CHARACTERS = 10_000
 _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
 
 @cache
 def load_statements(*paths: str) -> Mapping[str, str]:
-    """Return all statements of the given files below `sql/`, by name. `-- include: x` inserts an earlier one."""
+    """Return all statements of the given files below `sql/`, by name. `-- include: x` inserts the earlier `x`."""
     found: dict[str, str] = {}
     for path in paths:
         text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def for_psycopg(sql: str) -> str:
 
 
 def like_pattern(text: str) -> str:
-    r"""Return the LIKE pattern (with ESCAPE '\') for texts that contain a text.
+    r"""Return the LIKE pattern (with ESCAPE '\') for values that contain a text.
 
     Raises:
         InvalidInput: the text is too long.

@@ -51,7 +51,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return await self._fetch("active", session_id, user_id)
 
     async def all_of(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
-        """Return all summaries of a session, by their ranges."""
+        """Return all summaries of a session, in the order of their first `seq`."""
         return await self._fetch("all", session_id, user_id)
 
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:

@@ -160,7 +160,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["name_branch"], known)
 
     async def _superseded_at(self, connection: Connection, place: dict[str, object]) -> str | None:
-        """Return when the message with a `seq` was superseded. Raises `InvalidInput` if there is no message."""
+        """Return when the message at a `seq` was superseded, if ever. Raises `InvalidInput` if there is no message."""
         places = await connection.fetch(self._sql["place_at"], place)
         if not places:
             raise no_message_at(place["session_id"], place["at"])

@@ -147,7 +147,7 @@ class TableTranscripts:
         async with self._driver.reading() as connection:
             rows = await connection.fetch(sql, parameters)
             if not rows:
-                # No rows since the reset, so read its `seq` from the session's row.
+                # There are no messages since the reset, so read its `seq` from the session's row.
                 found = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
                 info = session_of(found[0]) if found else None
                 borders = (info.archived_seq, info.deleted_seq, info.revision) if info else ()
@@ -192,7 +192,7 @@ class TableTranscripts:
         return await self._messages("at_places", session_id, [{"seq": seq} for seq in sorted(set(places))])
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question, in order; superseded ones if it is superseded."""
+        """Return the complete answers to a stored question, in order; superseded ones only if it is superseded."""
         key = {"session_id": session_id, "question": question.id, "run_id": question.run_id}
         followers = {**key, "after": question.seq or 0, "reach": _ANSWER_REACH}
         async with self._driver.reading() as connection:

@@ -118,7 +118,7 @@ class Recent:
     """The newest active user and assistant messages since the last reset that are not archived, newest first.
 
     `newest_user` is the newest user message if it is older than all of `messages`; a window always includes it.
-    Messages up to `archived_seq` are archived; messages up to `deleted_seq` are deleted. `revision` is the session's.
+    Messages up to `archived_seq` are archived, those up to `deleted_seq` deleted. `revision` grows when they change.
     `marks` is None if the store has no marks or there are no messages.
     """
 
@@ -132,7 +132,7 @@ class Recent:
 
 
 type Scope = Literal["message", "from", "after", "run"]
-"""`message`: it alone; `from`: it and all later ones; `after`: all later ones; `run`: it and later ones of its run."""
+"""`message`: only that one; `from`: that and all later ones; `after`: only later ones; `run`: as `from`, in its run."""
 
 
 @dataclass(frozen=True)
@@ -264,8 +264,8 @@ class Transcripts(Protocol):
     async def branch(self, branching: Branching) -> None:
         """Create a session with copies of another session's messages, numbered from 1, in one transaction.
 
-        The copies keep their ids, times and tokens. Active messages up to `at` are copied; if the message at `at` is
-        superseded, the messages that were active until then. An existing branch stays unchanged.
+        The copies keep their ids, times and tokens. Active messages up to `at` are copied. If the message at `at` is
+        superseded, those that were active just before that are copied. An existing branch stays unchanged.
 
         Raises:
             SessionNotFound: there is no such session.
@@ -274,7 +274,7 @@ class Transcripts(Protocol):
         """
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the info of a session, None if it does not exist (or is not this user's)."""
+        """Return the info of a session; None if it does not exist (or is not this user's)."""
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         """Return sessions, newest activity first."""
@@ -283,7 +283,7 @@ class Transcripts(Protocol):
         """Change fields of a session."""
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Start later windows after the existing messages; return their last `seq`, None without a session."""
+        """Start later windows after the existing messages; return the last `seq`, None if there is no such session."""
 
     async def delete(self, session_id: str) -> bool:
         """Delete a session, its messages and all derived data; return False if it did not exist."""

@@ -19,7 +19,7 @@ class TranslatingSaver(BaseCheckpointSaver[str]):
     translated: ClassVar[Callable[[], AbstractContextManager[None]]]
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the newest checkpoint of a thread, or the named one."""
+        """Return the newest checkpoint of a LangGraph thread, or the one that `config` names."""
         with type(self).translated():
             return await super().aget_tuple(config)
 

@@ -17,7 +17,7 @@ from threadkeep.store.statements import ClockedTables, Tables, load_statements
 
 
 class RunLocks:
-    """Locks that a transaction holds until it ends; take them in this order: conversations by name, trees, rows."""
+    """Locks of runs until a transaction ends, always acquired in this order: conversations by name, trees, rows."""
 
     def __init__(self, backend: Backend) -> None:
         self._sql = load_statements(f"{backend}/runs.sql")
@@ -31,12 +31,12 @@ class RunLocks:
         return self._statements("lock_tree", {"root_run_id": root_run_id})
 
     async def hold_orders(self, connection: Connection, places: Iterable[str | None]) -> None:
-        """Lock the order of runs of conversations; these need not exist."""
+        """Lock the order of runs in the given conversations, which need not exist."""
         for place in sorted({place for place in places if place is not None}):
             await self._hold(connection, "lock_order", {"place": place})
 
     async def hold_orders_of(self, connection: Connection, run_id: str) -> None:
-        """Lock the order of runs of all conversations of a run."""
+        """Lock the order of runs in every conversation of a run."""
         await self._hold(connection, "lock_order_of", {"run_id": run_id})
 
     async def hold_tree(self, connection: Connection, root_run_id: str) -> None:
@@ -72,7 +72,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
 
 
 class RunPlaces(Tables, sql=("runs_order.sql",)):
-    """The positions that runs take after their start, when the key of an agent's conversation is known."""
+    """The positions that runs get in agents' conversations after they start, when the conversation's key is known."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -195,7 +195,7 @@ class Policies:
                 await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
-        """Join the newest turn if it matches and has not begun; an older turn would let the message overtake others."""
+        """Join the newest turn if it matches and has not begun. In an older turn the message would overtake others."""
         newest = turns[-1] if turns else None
         if (
             newest is None

@@ -75,7 +75,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return await self._add(new, policy, owner)
 
     async def release(self, session_id: str, message_id: str) -> bool:
-        """Release an answered message to a new run; return False while a run still answers or retries it."""
+        """Allow a new run to answer a message again; return False while a run still answers or retries the message."""
         key = {"session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders(connection, [session_id])
@@ -267,7 +267,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return await _there(connection, run_id)
 
     async def _ids(self, statement: str, **parameters: object) -> list[str]:
-        """Return the ids of the runs that a statement finds: the rows' first column."""
+        """Return the ids of the runs that a statement finds; each is the first column of a row."""
         return [row[0] for row in await self._driver.fetch(self._sql[statement], parameters)]
 
 

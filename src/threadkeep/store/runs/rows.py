@@ -1,4 +1,4 @@
-"""Conversion of runs between records and table rows; texts in the transcript are stored by reference."""
+"""Conversion of runs between records and table rows; a text that the transcript has is stored by its message id."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from threadkeep.store.statements import Tables, for_rows, load_statements, row_p
 
 type Values = Mapping[str, Json]
 type Texts = Mapping[str, str]
-"""Texts by the ids of their messages."""
+"""Texts of messages, by message id."""
 
 
 def texts_in(values: Iterable[Values]) -> dict[str, str]:
-    """Return the texts that values contain, by the ids of their messages."""
+    """Return the texts of messages that values contain, by message id."""
     found = ((one.get(name), one.get(text)) for value in values for one, name, text in _places(value))
     return {key: str(clean_json(text)) for key, text in found if isinstance(key, str) and isinstance(text, str)}
 
@@ -158,7 +158,7 @@ def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunI
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return a single message's input in full and without its text, which the transcript may have; else None values."""
+    """Return the input of a single message in full, without its text, and the text; None values for other inputs."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -226,7 +226,7 @@ def _whole_input(given: RunInput, said: Mapping[str, str]) -> RunInput:
 
 
 async def fetch_run(connection: Connection, run_id: str) -> Run | None:
-    """Return the run with an id; for a deleted run return what is still known of it."""
+    """Return the run with an id; of a deleted run, the data that are still known; None if nothing is."""
     found = await fetch_runs(connection, [run_id])
     if found:
         return found[0]

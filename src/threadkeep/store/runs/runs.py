@@ -59,7 +59,7 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         return _version_of(rows[0]) if rows else None
 
     async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
-        """Return names and versions that are old and without runs, except the newest version of each workflow."""
+        """Return the names and versions from before a time that have no runs, except each workflow's newest version."""
         rows = await self._driver.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})
         return [(name, version) for name, version in rows]
 
@@ -88,7 +88,7 @@ def _version_of(row: Row) -> WorkflowVersion:
 class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     """The table of runs, and the tables that depend on it.
 
-    Guarantees: in a conversation, at most one run with an arrival is running, and these runs begin in the order of
+    Guarantees: of the runs with a position in a conversation, at most one is running, and they begin in the order of
     their arrival. Only the owner of a run can end it. When an owner is found dead, its runs are disowned, and other
     processes may begin them again. All rows are deleted with the session.
     """
@@ -134,7 +134,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return [run_id for (run_id,) in rows]
 
     async def begin_with(self, run_id: str, owner: str, version: str) -> bool:
-        """Set the version of a run that has done nothing yet; return False if the owner has lost it."""
+        """Set the workflow version of a run that has done nothing yet; return False if the owner has lost the run."""
         return await self._execute("begin_with", {"run_id": run_id, "owner": owner, "version": version}) > 0
 
     async def finish(
@@ -155,7 +155,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return await self.end(run_id, owner, ending) is not None
 
     async def end(self, run_id: str, owner: str, ending: RunEnding, group: TraceGroup | None = None) -> Run | None:
-        """Record the end of a run with the end of its trace; return the run, or None if the owner has lost it.
+        """Record the end of a run with the end of its trace; return the run, None if the owner has lost it.
 
         Repeating the call changes nothing.
         """
@@ -178,9 +178,9 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     def ending(
         self, run: Run, ending: RunEnding, group: TraceGroup, others: Sequence[Statement], messages: Sequence[Message]
     ) -> Joined | None:
-        """Return the statements that end a run in the transaction that stores `messages`, which are only its answer.
+        """Return the statements that end a run in the transaction that stores its answer, the only one of `messages`.
 
-        They reject the answer if another process owns the run. Return None if it has no session, or a trace too long.
+        They reject the answer if another process owns the run. Return None without a session, or with too long a trace.
         """
         [answer] = messages
         said = {str(answer.id): answer.content}
@@ -201,7 +201,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         )
 
     def ended(self, run: Run, ending: RunEnding) -> Run:
-        """Return a run as `ending` has stored it."""
+        """Return the run as the statements of the method `ending` have stored it."""
         cleaned, now = clean_json(dict(ending.result or {})), self._clock()
         result = cleaned if ending.result is not None and isinstance(cleaned, Mapping) else None
         return replace(run, status=ending.status, result=result, error=ending.error, heartbeat_at=now, ended_at=now)
@@ -228,7 +228,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return await self._execute("give_back", {"run_id": run_id, "owner": owner}) > 0
 
     async def resume(self, run_id: str, value: Json) -> bool:
-        """Resume a waiting run with an answer, at the end of its order; return False if it does not wait."""
+        """Queue a waiting run with an answer, at the end of its conversations; return False if it does not wait."""
         return await self._arrive_again("resume", {"run_id": run_id, "resume_value": json_text(value)})
 
     async def resume_by(self, message_id: str, run: Run, value: Json, *, is_reply: bool = True) -> bool:

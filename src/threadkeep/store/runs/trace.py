@@ -138,8 +138,8 @@ class TraceLimits:
 class TraceGroup:
     """Events and usage that are stored atomically; `after` is the number of the newest event that the caller knows.
 
-    If the trace has newer events, an earlier attempt stored the group and only its reply was lost. None skips this
-    check.
+    If the trace has newer events, an earlier attempt stored the group and only its reply was lost, so that it is not
+    stored again. None skips this check.
     """
 
     events: list[TraceEvent] = field(default_factory=list)

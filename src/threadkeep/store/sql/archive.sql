@@ -1,7 +1,7 @@
 -- Restoring exported sessions, on both engines.
 
 -- name: restore_session
--- Insert an exported session, unless it exists; its deleted messages keep their seq values.
+-- Insert an exported session, unless it exists. The seq values of its deleted messages are not assigned again.
 INSERT INTO chat_sessions (
     session_id, user_id, title, last_seq, reset_seq, indexed_seq, archived_seq, deleted_seq, retention, active, tags, metadata,
     created_at, updated_at, parent_session_id, parent_seq
@@ -13,7 +13,7 @@ VALUES (
 ON CONFLICT (session_id) DO NOTHING
 
 -- name: seqs_of
--- The given ids that exist, with their seq.
+-- The given message ids that exist, with their seq.
 WITH wanted (id) AS (
 VALUES (:id)
 )
@@ -29,6 +29,6 @@ UPDATE chat_sessions SET
 WHERE session_id = :session_id AND archived_seq < :archived_seq
 
 -- name: note_restored
--- Afterwards, processes drop the cached rows of these sessions.
+-- Store a new value, because processes then drop the rows of sessions that they have cached.
 INSERT INTO chat_channel_state (scope, name, value) VALUES ('threadkeep', 'restored', :value)
 ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value

@@ -1,4 +1,4 @@
--- Layouts of conversations that agents keep.
+-- Layouts of conversations that agents store in a LangGraph store.
 
 -- name: add_layout
 INSERT INTO chat_conversation_layouts (namespace, meta_key_suffix, value_field, first_used_at)

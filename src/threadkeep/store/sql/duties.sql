@@ -1,7 +1,7 @@
 -- Duties for all sessions, each done by one process at a time.
 
 -- name: taken
--- A row if :owner cannot claim the duty now. Times after :beyond were stored by a clock that was wrong.
+-- Return a row if :owner cannot claim the duty now. Times after :beyond were stored by a wrong clock.
 SELECT 1 FROM chat_duties
 WHERE duty = :duty
     AND (coalesce(owner, '') <> :owner OR claimed_until <= :now)

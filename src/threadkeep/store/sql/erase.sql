@@ -3,7 +3,7 @@
 -- A session that another user has created again since then is not erased.
 
 -- name: same_person
--- All ids that were merged with the given one.
+-- All ids of the person who has the given id.
 SELECT p.person_id FROM chat_persons p
 WHERE p.canonical_id = (SELECT o.canonical_id FROM chat_persons o WHERE o.person_id = :id)
 
@@ -107,7 +107,7 @@ SELECT 'chat_person_names', count(*) FROM chat_person_names WHERE person_id IN (
 UNION ALL SELECT 'chat_api_keys', count(*) FROM chat_api_keys WHERE user_id IN (SELECT id FROM ids)
 
 -- name: threads
--- The threads of LangGraph's checkpoints: of the sessions, of runs, and of runs that were deleted.
+-- The threads of LangGraph's checkpoints: of the sessions, of their runs, and of deleted runs.
 -- include: selection
 SELECT session_id FROM own
 UNION SELECT CAST(:session_id AS TEXT) WHERE CAST(:session_id AS TEXT) IS NOT NULL
@@ -115,7 +115,7 @@ UNION SELECT run_id FROM gone
 UNION SELECT c.run_id FROM chat_run_checkpoints c WHERE NOT EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = c.run_id)
 
 -- name: shared_messages
--- Messages of the person in sessions of others, such as group chats: by the sender that a channel noted, or the author.
+-- The person's messages in other persons' sessions, such as group chats: the sender or the author is one of the ids.
 WITH ids (id) AS (
 VALUES (:id)
 )
@@ -135,11 +135,11 @@ UPDATE chat_messages SET superseded_at = :now
 WHERE session_id = :session_id AND seq = :seq AND superseded_at IS NULL
 
 -- name: note_change
--- The messages were superseded earlier, but indexes in other processes still contain their words.
+-- Change the revision of a session whose messages were superseded before, so that other processes drop their indexes.
 UPDATE chat_sessions SET revision = revision + 1 WHERE session_id = :session_id
 
 -- name: note_erase
--- Model calls that are in progress in the session then do not store their texts.
+-- Record the time of the erase, so that model calls that are in progress do not store their texts.
 INSERT INTO chat_channel_state (scope, name, value) VALUES ('emptied', :marker, :now)
 ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value
 
@@ -154,7 +154,7 @@ UPDATE chat_messages SET
 WHERE session_id = :session_id AND seq = :seq
 
 -- name: drop_summaries
--- Including merged and deactivated ones; summaries are made again from the remaining messages.
+-- Delete merged and deactivated summaries too. New summaries are made from the remaining messages.
 DELETE FROM chat_summaries WHERE session_id = :session_id AND last_seq >= :seq
 
 -- name: drop_manifests
@@ -193,7 +193,7 @@ WITH RECURSIVE gone (run_id) AS (
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: delete_outgoing
--- Answers to a person outside of sessions, such as answers to a command. The address names the person.
+-- Answers to the person that are in no session, such as the answer to a command: their address names the person.
 DELETE FROM chat_outbox WHERE replace(address, :named, '') <> address OR session_id IN (
     SELECT session_id FROM chat_channel_sessions WHERE replace(address, :named, '') <> address
 )
@@ -220,17 +220,17 @@ WHERE user_id = :id
 DELETE FROM chat_channel_state WHERE scope IN ('chatkit:' || :id, 'adk:' || :id, 'pydantic-ai:' || :id)
 
 -- name: delete_created_thread
--- A thread of LangGraph's API before its first run; it has no user.
+-- A thread that was created in LangGraph's API and has no run yet; it belongs to no user.
 DELETE FROM chat_channel_state WHERE scope = 'langgraph-threads' AND name = :session_id
 
 -- name: drop_facts_of_session
--- In every scope, as for single messages.
+-- Delete facts of every scope, as for single messages.
 DELETE FROM chat_facts WHERE fact_id IN (
     SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id = :session_id
 )
 
 -- name: retract_lost_facts
--- Episodes of deleted promoted facts: mark them for deletion if the server may have them.
+-- Episodes of promoted facts that were deleted: drop unsent ones, and mark the others for deletion on the server.
 UPDATE chat_graph_deliveries SET
     content = NULL,
     status = CASE WHEN sent_at IS NULL THEN 'dead' ELSE 'sent' END,
@@ -240,7 +240,7 @@ WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'f
     AND NOT EXISTS (SELECT 1 FROM chat_facts f WHERE f.fact_id = chat_graph_deliveries.turn)
 
 -- name: episodes_elsewhere
--- Messages of the person or of the sessions in Graphiti groups that others use too; these stay.
+-- Count the messages of the person or of the sessions in Graphiti groups that others also use: these episodes stay.
 -- include: selection
 SELECT count(*) FROM chat_graph_deliveries d JOIN chat_graph_groups g ON g.group_id = d.group_id
     LEFT JOIN chat_messages m ON m.session_id = d.session_id AND m.id = d.message_id
@@ -267,7 +267,7 @@ DELETE FROM chat_facts WHERE fact_id IN (
 )
 
 -- name: facts_of_sessions
--- Facts in scopes of others with evidence in the sessions' messages or in runs of the person.
+-- Facts in other persons' scopes that have evidence in messages of the sessions or in runs of the person.
 -- include: selection
 SELECT DISTINCT f.fact_id FROM chat_fact_evidence e JOIN chat_facts f ON f.fact_id = e.fact_id
 WHERE (e.session_id IN (SELECT session_id FROM own) OR e.run_id IN (SELECT run_id FROM gone))

@@ -8,7 +8,7 @@ SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g
 WHERE g.person_id = :owner AND :scope = 'user'
 
 -- name: sees
--- A row if a scope belongs to a user: the person under any id, or a session of the user.
+-- Return a row if a scope belongs to a user: it is the person under any id, or a session of the user.
 SELECT 1
 WHERE
     (
@@ -124,7 +124,7 @@ ORDER BY f.updated_at DESC, f.fact_id DESC
 LIMIT :limit
 
 -- name: keys_of
--- The keys of an owner's facts and proposals; a person owns those of all ids.
+-- The keys of an owner's facts and proposals; for a person, of all ids of the person.
 WITH ids (id) AS (
 -- include: owners
 )

@@ -1,5 +1,5 @@
--- Deliveries of messages to Graphiti groups. Conditions name both open statuses, so that they can use the index of open
--- deliveries: confirmed ones stay in the table and must not be read again.
+-- Deliveries of messages to Graphiti groups. Confirmed deliveries stay in the table. Conditions name both open
+-- statuses, so that statements use the index of open deliveries and do not read the confirmed ones.
 
 -- name: due_groups
 -- Groups with open deliveries that no process owns at the moment.
@@ -103,7 +103,7 @@ WHERE number = :number AND status = 'sent'
 UPDATE chat_graph_deliveries SET status = 'queued', sent_at = NULL WHERE number = :number AND status = 'sent'
 
 -- name: repeat
--- The server accepted it but never stored it.
+-- The server accepted the message but never stored it.
 UPDATE chat_graph_deliveries SET status = 'queued', repeats = repeats + 1
 WHERE number = :number AND status = 'sent' AND coalesce(reason, '') <> 'forgotten'
 

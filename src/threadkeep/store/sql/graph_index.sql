@@ -8,7 +8,7 @@ SELECT last_seq, created_at, graph_version, revision FROM chat_sessions WHERE se
 UPDATE chat_sessions SET active = active WHERE session_id = :session_id RETURNING last_seq, created_at, graph_version, revision
 
 -- name: hold_version
--- Lock the rows of a session if they match a version of its conversation.
+-- Lock a session's row if its messages were indexed from the given version of its conversation.
 UPDATE chat_sessions SET active = active
 WHERE session_id = :session_id AND graph_version = :former_version AND created_at = :created_at
 
@@ -40,7 +40,7 @@ WHERE session_id = :session_id AND graph_version = :former_version AND created_a
 RETURNING session_id
 
 -- name: index_message
--- Insert a message of the conversation if the rows of its session match a version.
+-- Insert a message if the session's messages were indexed from the given version of its conversation.
 INSERT INTO chat_messages (
     session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, sent_at, created_at, author, answers,
     ordinal, told_at, superseded_at, superseded_by

@@ -1,8 +1,8 @@
 -- Stored turns to be delivered to Graphiti.
 
 -- name: add_graph_turn
--- Part of the transaction that stores the turn, and only with consent. The database checks the consent, because it may
--- just have been withdrawn in another process.
+-- Queue a turn in the transaction that stores it, but only with consent. The statement checks the consent, because
+-- another process may just have withdrawn it.
 INSERT INTO chat_graph_turns (session_id, first_seq, last_seq, workspace, backfill, created_at)
 SELECT
     CAST(:session_id AS TEXT), CAST(:first_seq AS BIGINT), CAST(:last_seq AS BIGINT), CAST(:workspace AS TEXT), FALSE, :now
@@ -22,7 +22,7 @@ LIMIT :limit
 DELETE FROM chat_graph_turns WHERE number = :number
 
 -- name: turn_messages
--- The messages of a turn and possible questions before it; active messages of people and agents, and notes.
+-- The active messages of a turn, and messages before it, one of which may be its question.
 SELECT
     seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
     answers, ordinal

@@ -96,7 +96,7 @@ UPDATE chat_fact_proposals SET status = :status, fact_id = coalesce(:fact_id, fa
 WHERE proposal_id = :proposal_id AND status = :before
 
 -- name: is_said
--- A row if a message exists and was not taken back.
+-- Return a row if a message exists and is active.
 SELECT 1 FROM chat_messages WHERE session_id = :session_id AND seq = :seq AND superseded_at IS NULL
 
 -- name: known_keys

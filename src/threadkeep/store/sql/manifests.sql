@@ -57,7 +57,7 @@ ON CONFLICT (session_id, digest) DO UPDATE SET used_at = excluded.used_at
 WHERE chat_context_texts.used_at < excluded.used_at
 
 -- name: use_worn_text
--- The same, but written only if the text was not used since :worn.
+-- Store a text like `use_text`, but write to an existing row only if it was not used since :worn.
 INSERT INTO chat_context_texts (session_id, digest, body, used_at)
 VALUES (:session_id, :digest, :body, :now)
 ON CONFLICT (session_id, digest) DO UPDATE SET used_at = excluded.used_at

@@ -27,7 +27,7 @@ SELECT 1 FROM chat_outbox
 WHERE session_id = :session_id AND channel = :channel AND message_id = :message_id AND status = 'waiting'
 
 -- name: run_of
--- The run that a message began or joined, even if only its answer is still stored.
+-- The run that a message began or joined. If the run was deleted, the record that it answered the message is used.
 SELECT run_id FROM chat_runs WHERE session_id = :session_id AND message_id = :message_id
 UNION ALL
 SELECT run_id FROM chat_run_messages WHERE session_id = :session_id AND message_id = :message_id
@@ -36,7 +36,7 @@ SELECT run_id FROM chat_answered_messages WHERE session_id = :session_id AND mes
 LIMIT 1
 
 -- name: own
--- Only if all messages of the session, also deleted ones, are the bot's, and this channel knows its person.
+-- Set the owner only if the bot has written all messages of the session and this channel knows its person.
 UPDATE chat_sessions SET user_id = :user_id
 WHERE session_id = :session_id AND user_id IS NULL AND last_user_seq = 0 AND parent_session_id IS NULL
     AND graph_version IS NULL AND deleted_seq = 0 AND archived_seq = 0 AND EXISTS (
@@ -50,8 +50,8 @@ WHERE session_id = :session_id AND user_id IS NULL AND last_user_seq = 0 AND par
 SELECT channel, address FROM chat_channel_sessions WHERE session_id = :session_id
 
 -- name: make_ready
--- Answers of runs that are over or wait for a person; of one session, or of all.
--- Until the first attempt, the platform may fetch the answer itself.
+-- Answers of runs that are over or wait for a person, in one session or in all. `next_try_at` may be later than now,
+-- because the platform may fetch the answer before the first attempt to send it.
 UPDATE chat_outbox SET
     status = 'ready', partial = NULL, next_try_at = CASE WHEN next_try_at > :now THEN next_try_at ELSE :now END
 WHERE status = 'waiting' AND (CAST(:session_id AS TEXT) IS NULL OR session_id = :session_id) AND (
@@ -92,8 +92,8 @@ UPDATE chat_outbox SET status = 'nothing', error = 'NoRun', address = NULL, ende
 -- include: unasked
 
 -- name: due
--- The first message of each session, if no process is sending it. Times after :beyond were stored by a clock that was
--- wrong.
+-- The first message of each session, if no process is sending it. Times after :beyond were stored by a wrong clock,
+-- and are ignored.
 SELECT number FROM chat_outbox
 WHERE channel = :channel AND status = 'ready' AND (next_try_at <= :now OR created_at > :beyond)
     AND (owner IS NULL OR owned_until < :now OR owned_until > :beyond)

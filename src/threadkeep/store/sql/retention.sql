@@ -16,7 +16,7 @@ ORDER BY s.session_id
 LIMIT :limit
 
 -- name: sessions_with_own
--- Only sessions with their own limits, for the case that there are no general limits.
+-- Only sessions with their own limits; used if there are no general limits.
 -- include: prunable
 WHERE s.session_id > :after AND s.retention IS NOT NULL
     AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
@@ -35,7 +35,7 @@ ORDER BY seq
 LIMIT 1
 
 -- name: first_of_newest
--- The oldest of the newest active messages, with :others newer ones.
+-- The active message that has :others newer active messages.
 SELECT seq FROM chat_messages
 WHERE session_id = :session_id AND seq > :after AND superseded_at IS NULL
 ORDER BY seq DESC
@@ -51,8 +51,8 @@ WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 ORDER BY seq
 
 -- name: begin_archiving
--- Lock the session if it is unchanged: the boundary is still at :after, the message at :upto is the expected one; if
--- :idle_before is given, no message arrived since then.
+-- Lock the session if it is unchanged: the archive still ends at :after, the message at :upto still has the id :id, and
+-- no message has arrived since :idle_before, if that is given.
 UPDATE chat_sessions SET active = active
 WHERE session_id = :session_id AND archived_seq = :after
     AND (CAST(:idle_before AS TIMESTAMPTZ) IS NULL OR updated_at < :idle_before)
@@ -96,15 +96,15 @@ SELECT title FROM chat_sessions WHERE session_id = :session_id
 UPDATE chat_sessions SET title = :title WHERE session_id = :session_id
 
 -- name: remember_ids
--- Only messages that are so new that their platform may send them again.
+-- Remember only ids of messages that are so new that their platform may send them again.
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT m.session_id, m.id, m.seq, m.created_at FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND m.created_at >= :remember_since
 ON CONFLICT (session_id, id) DO NOTHING
 
 -- name: runs_of_messages
--- Included by other statements: runs that answered the messages, runs that spoke in them before another run answered
--- again, and all runs below that have no session.
+-- Included by other statements: runs that answered the messages, runs that wrote messages before another run answered
+-- the question again, and all descendants of these runs that have no session.
 WITH RECURSIVE gone (run_id) AS (
     SELECT r.run_id FROM chat_messages m JOIN chat_runs r ON r.session_id = m.session_id AND r.message_id = m.id
     WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
@@ -124,7 +124,7 @@ WITH RECURSIVE gone (run_id) AS (
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: forget_answered
--- Messages with runs that are deleted already.
+-- Delete the records of answered messages whose runs were deleted before.
 DELETE FROM chat_answered_messages
 WHERE session_id = :session_id AND message_id IN (
     SELECT m.id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
@@ -134,7 +134,7 @@ WHERE session_id = :session_id AND message_id IN (
 DELETE FROM chat_steps WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 
 -- name: delete_vectors
--- For each model in turn, because the index begins with the model.
+-- List the models first, because the index begins with the model.
 WITH RECURSIVE models (model) AS (
     SELECT min(e.model) FROM chat_embeddings e WHERE e.session_id = :session_id
     UNION ALL
@@ -216,7 +216,7 @@ ORDER BY r.created_at, r.run_id
 LIMIT :limit
 
 -- name: still_over
--- Trees that are unchanged; a person may have retried one.
+-- The given trees that are still expired: a person may have retried one meanwhile.
 WITH wanted (root_run_id) AS (
 VALUES (:root_run_id)
 )
@@ -241,7 +241,7 @@ VALUES (:root_run_id)
 )
 
 -- name: remember
--- Messages that were answered, or with a cancelled run; a message with a failed run may be sent again.
+-- Record messages whose run is done or cancelled. A message with a failed run is not recorded: it may be sent again.
 -- include: going
 , answered (message_id, run_id) AS (
     SELECT r.message_id, r.run_id FROM going g JOIN chat_runs r ON r.run_id = g.run_id WHERE r.message_id IS NOT NULL

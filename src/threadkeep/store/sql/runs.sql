@@ -12,7 +12,7 @@ SELECT
 FROM wanted w JOIN chat_runs r ON r.run_id = w.run_id
 
 -- name: answered
--- The remaining record of a run whose message may be sent again.
+-- The record that remains of a deleted run, because the platform may send its message again.
 SELECT run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at
 FROM chat_answered_messages
 WHERE run_id = :run_id
@@ -20,7 +20,7 @@ ORDER BY message_id
 LIMIT 1
 
 -- name: owners
--- Processes with running runs that were not found dead.
+-- The processes that own running runs and were not found dead.
 SELECT DISTINCT owner FROM chat_runs WHERE status = 'running' AND owner IS NOT NULL AND heartbeat_at <> :disowned
 
 -- name: held
@@ -105,7 +105,7 @@ UPDATE chat_runs SET status = 'failed', error = :error, set_aside = TRUE, ended_
 WHERE run_id = :run_id AND status IN ('queued', 'running')
 
 -- name: wait
--- Not if the run was asked to stop, because then it ends.
+-- A run that was asked to stop does not wait, because it ends.
 UPDATE chat_runs SET status = 'waiting', interrupt = :interrupt, resume_value = NULL, owner = NULL, heartbeat_at = NULL
 WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requested_at IS NULL
 
@@ -136,7 +136,7 @@ WHERE status IN ('ready', 'failed', 'delivered', 'nothing')
     )
 
 -- name: take_reply
--- A message of the session answers the question of a run, unless it is known.
+-- Record that a message of the session answers the question of a run, unless the message is known already.
 INSERT INTO chat_run_messages (session_id, message_id, run_id)
 SELECT r.session_id, CAST(:message_id AS TEXT), r.run_id
 FROM chat_runs r

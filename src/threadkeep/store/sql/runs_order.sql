@@ -1,8 +1,8 @@
--- The order of turns: a run may begin if no earlier run in its session, or in a conversation that its agents keep
--- under their own keys, is queued or running. chat_runs_before has the earlier ones.
+-- The order of turns: a run may begin if no earlier run in its session, or in a conversation that its agents store
+-- under their own keys, is queued or running. The view chat_runs_before has these earlier runs.
 
 -- name: known
--- The run with this id, or the run that the message began or joined, even if only its answer is still stored. `arrive`
+-- The run with this id, or the run that the message began or joined, also a deleted run that answered it. `arrive`
 -- checks the same tables.
 SELECT run_id FROM chat_runs WHERE run_id = :run_id
 UNION ALL
@@ -63,7 +63,7 @@ FROM (SELECT run_id, max(arrival) AS arrival FROM turns GROUP BY run_id) t JOIN 
 ORDER BY t.arrival, r.run_id
 
 -- name: stop_as_it_begins
--- Mark a queued turn: the process that begins it will end it, and store its question in the transcript.
+-- Mark a queued run. The process that begins the run then ends it, and stores its question in the transcript.
 UPDATE chat_runs SET
     cancel_requested_at = coalesce(cancel_requested_at, :now), cancel_reason = coalesce(cancel_reason, :reason)
 WHERE run_id = :run_id AND status = 'queued'
@@ -99,7 +99,7 @@ WHERE r.run_id = :run_id AND r.status IN ('queued', 'running')
 DELETE FROM chat_run_places WHERE place = :place AND run_id = :run_id
 
 -- name: forget_place
--- Positions of runs that are over, in an erased conversation.
+-- Delete the positions of finished runs in an erased conversation.
 DELETE FROM chat_run_places
 WHERE place = :place AND EXISTS (
     SELECT 1 FROM chat_runs r
@@ -107,7 +107,7 @@ WHERE place = :place AND EXISTS (
 )
 
 -- name: forget_places
--- Positions of a run that cannot be retried.
+-- Delete the positions of a run that is done, because only other runs can be retried.
 DELETE FROM chat_run_places
 WHERE run_id = :run_id AND EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = :run_id AND r.status = 'done')
 
@@ -242,7 +242,7 @@ WHERE run_id = :run_id AND input IS NOT NULL
 RETURNING run_id
 
 -- name: before
--- An earlier run; when it is over, its process starts the following runs.
+-- One of the earlier runs. When that run is over, its process begins the runs that follow.
 SELECT b.before_run_id FROM chat_runs_before b WHERE b.run_id = :run_id LIMIT 1
 
 -- name: is_next

@@ -76,7 +76,7 @@ UNION ALL
 SELECT 'set_aside', count(*) FROM (SELECT 1 FROM chat_runs WHERE set_aside LIMIT :limit) a
 
 -- name: delete_alone
--- The given runs that have no session, the roots of their trees that have none either, and all runs below these.
+-- Of the given runs, those without a session; the roots of their trees without a session; and all descendants of both.
 WITH RECURSIVE wanted (run_id) AS (
 VALUES (:run_id)
 ),

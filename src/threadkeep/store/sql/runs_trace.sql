@@ -78,7 +78,7 @@ FROM chat_run_usage
 WHERE run_id = :run_id
 
 -- name: usage
--- By model, with the packed usage.
+-- The usage of a run by model, and the packed usage of its trace.
 SELECT
     u.model, u.calls, u.input_tokens, u.output_tokens, u.cache_read_tokens, u.estimated_calls, u.cost,
     CAST(NULL AS TEXT) AS usage
@@ -89,7 +89,7 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.usage FROM chat_run_traces t
 WHERE t.run_id = :run_id AND t.usage IS NOT NULL
 
 -- name: usage_with_children
--- The same for a run with all runs below it, each counted once.
+-- The usage of a run and all its descendants, each counted once.
 WITH RECURSIVE below (run_id) AS (
     SELECT run_id FROM chat_runs WHERE run_id = :run_id
     UNION

@@ -20,8 +20,8 @@ WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 ORDER BY seq
 
 -- name: advance
--- Only from the current position, up to the end of the session, and if the last message that was read (:seq, :id)
--- still exists; without one, if there is still none.
+-- Advance the indexed position only if it is still :after, and the last message that was read (:seq, :id) still exists;
+-- if none was read, only if there is still none.
 UPDATE chat_sessions SET indexed_seq = :upto
 WHERE session_id = :session_id AND indexed_seq = :after AND last_seq >= :upto
     AND CASE WHEN CAST(:id AS TEXT) IS NULL

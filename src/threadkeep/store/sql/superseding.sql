@@ -21,7 +21,7 @@ WHERE m.session_id = :session_id AND m.seq >= :first_seq AND m.seq <= :last_seq 
 ORDER BY m.seq
 
 -- name: supersede_between
--- :superseded_by replaces the message :id; the other messages are not replaced. With a :run_id, only its messages.
+-- Supersede messages, with a :run_id only those of this run. :superseded_by replaces the message :id, and no others.
 UPDATE chat_messages SET
     superseded_at = :now, superseded_by = CASE WHEN id = :id THEN CAST(:superseded_by AS TEXT) END
 WHERE session_id = :session_id AND seq >= :first_seq AND seq <= :last_seq AND superseded_at IS NULL
@@ -43,11 +43,11 @@ WHERE session_id = :session_id AND superseded_by IS NULL AND last_seq >= :first_
 RETURNING id
 
 -- name: parts_of_summary
--- The summaries that were merged into one.
+-- The summaries that were merged into the summary :id.
 SELECT id, last_seq FROM chat_summaries WHERE session_id = :session_id AND superseded_by = :id AND id <> :id
 
 -- name: release_summary
--- The parts of a deactivated summary: parts of earlier messages become active again, others are deactivated as well.
+-- Make a part of a deactivated summary active again (:by is NULL), or deactivate it too (:by is its own id).
 UPDATE chat_summaries SET superseded_by = CAST(:by AS TEXT) WHERE session_id = :session_id AND id = :id
 
 -- name: forget_anchors
@@ -56,7 +56,7 @@ DELETE FROM chat_anchors
 WHERE session_id = :session_id AND seq > CAST(:first_seq AS BIGINT) - (CAST(:last_seq AS BIGINT) - :first_seq + 1)
 
 -- name: forget_steps
--- Steps of questions in the range, and steps of answers in it.
+-- Delete the steps of turns whose question or answer is in the range.
 DELETE FROM chat_steps
 WHERE session_id = :session_id AND (
     (seq >= :first_seq AND seq <= :last_seq)

@@ -1,4 +1,4 @@
--- Token factors: the ratio of models' own counts to the estimate.
+-- Token factors: by model, the ratio of reported tokens to estimated tokens.
 
 -- name: all
 SELECT model, factor, samples, other_factor FROM chat_token_factors

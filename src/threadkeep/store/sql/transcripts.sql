@@ -1,9 +1,9 @@
 -- Statements of the transcript for both engines.
 
 -- name: reserve
--- Add :added to a session's count; return its new last_seq and deleted_seq; create the session at its first turn. The
--- row stays locked until the transaction ends, so turns of all processes are numbered in sequence. :added = 0 only
--- locks. Another user's session returns no row and stays unchanged.
+-- Reserve seq values for :added messages; return the new last_seq, and deleted_seq. Create the session at its first
+-- turn. The row stays locked until the transaction ends, so turns of all processes are numbered in sequence. With
+-- :added = 0 the statement only locks. For another user's session it returns no row and changes nothing.
 INSERT INTO chat_sessions AS s (
     session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at
 )
@@ -29,7 +29,7 @@ VALUES (
 )
 
 -- name: insert_marked
--- The same, for a message that may already be superseded.
+-- Insert a message like `insert_message`, possibly one that is superseded already.
 INSERT INTO chat_messages (
     session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at,
     author, answers, ordinal, told_at, superseded_at, superseded_by
@@ -64,7 +64,7 @@ INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT session_id, id, seq, created_at FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
 
 -- name: refuse_unanswered
--- Violate the same key with two equal rows if the message that a turn answers does not exist, is superseded, or is from
+-- Raise the same error with two equal rows if the message that a turn answers does not exist, is superseded, or is from
 -- before the last reset.
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT :session_id, :question, 0, :created_at
@@ -90,7 +90,7 @@ ORDER BY seq DESC
 LIMIT :limit
 
 -- name: newest_of_history
--- The same with superseded messages, and their marks.
+-- The same, including superseded messages with the columns that mark them.
 SELECT
     seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
     answers, ordinal, superseded_at, superseded_by
@@ -181,7 +181,7 @@ WHERE m.session_id = :session_id AND m.answers = :question AND m.status = 'compl
 ORDER BY m.seq
 
 -- name: answers_to_superseded
--- The same for a superseded question, with superseded answers: within the :reach messages after it.
+-- The same for a superseded question: active and superseded answers among the :reach messages after the question.
 SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
     m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
@@ -191,7 +191,7 @@ WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= CAST(:after AS 
 ORDER BY m.seq
 
 -- name: superseding
--- The message that has replaced another one.
+-- The id of the message that has replaced a superseded message.
 SELECT superseded_by FROM chat_messages WHERE session_id = :session_id AND id = :id AND superseded_at IS NOT NULL
 
 -- name: answer_of_run
@@ -279,9 +279,9 @@ UPDATE chat_sessions SET reset_seq = last_seq
 WHERE session_id = :session_id AND reset_seq >= :question_seq AND reset_seq = :first_seq - 1
 
 -- name: delete_runs
--- Also delete runs without a session that wrote in it (such as runs of an agent with its own conversation), the roots
--- of their trees, and the runs below, if these have no session either: all of them contain its messages. Runs that
--- spoke in the parent session of a branch are kept.
+-- Also delete runs without a session that wrote messages of this session (such as runs of an agent with its own
+-- conversation), the roots of their trees and their descendants, if these have no session either: all of them contain
+-- its messages. Runs that wrote in the parent session of a branch stay.
 WITH RECURSIVE gone (run_id) AS (
     SELECT run_id FROM chat_runs WHERE session_id = :session_id
     UNION
@@ -308,7 +308,7 @@ DELETE FROM chat_outbox WHERE session_id = :session_id
 DELETE FROM chat_channel_sessions WHERE session_id = :session_id
 
 -- name: forget_created_thread
--- A thread of LangGraph's API before its first run.
+-- A thread that was created in LangGraph's API and has no run yet.
 DELETE FROM chat_channel_state WHERE scope = 'langgraph-threads' AND name = :session_id
 
 -- name: lock_session

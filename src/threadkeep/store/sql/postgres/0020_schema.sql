@@ -1,6 +1,6 @@
 -- The schema of version 0.1.0. Later changes are migrations with higher numbers.
 
--- Conversations, and what is known of each.
+-- Conversations, their summaries, and claims on work.
 
 CREATE TABLE chat_sessions (
     session_id        TEXT NOT NULL,
@@ -120,7 +120,7 @@ CREATE TABLE chat_conversation_layouts (
     PRIMARY KEY (namespace, meta_key_suffix, value_field)
 );
 
--- Their search: an index of words that does not keep the texts a second time.
+-- The search index of messages. It has fingerprints of terms, but no second copy of the texts.
 
 CREATE TABLE chat_search (
     document BIGINT NOT NULL,
@@ -138,7 +138,7 @@ CREATE TABLE chat_embeddings (
     FOREIGN KEY (session_id) REFERENCES chat_sessions(session_id) ON DELETE CASCADE
 );
 
--- What models saw, and how well their tokens are estimated.
+-- Contexts of model calls: anchors, manifests, tool steps, and factors of token estimates.
 
 CREATE TABLE chat_anchors (
     session_id TEXT NOT NULL,
@@ -385,7 +385,7 @@ CREATE TABLE chat_run_texts (
 );
 CREATE INDEX idx_chat_run_texts_used_at ON chat_run_texts (used_at);
 
--- Knowledge that outlives a session: persons, facts and procedures.
+-- Knowledge of more than one session: persons, facts and procedures.
 
 CREATE TABLE chat_persons (
     person_id     TEXT NOT NULL,
@@ -476,7 +476,7 @@ CREATE INDEX idx_chat_procedures_updated_at ON chat_procedures (updated_at, proc
 CREATE INDEX idx_chat_procedures_session_id ON chat_procedures (session_id) WHERE session_id IS NOT NULL;
 CREATE INDEX idx_chat_procedures_person_id ON chat_procedures (person_id) WHERE person_id IS NOT NULL;
 
--- Answers on their way to people, and what channels remember.
+-- The outbox of answers, and the state of channels.
 
 CREATE TABLE chat_outbox (
     number      BIGINT GENERATED ALWAYS AS IDENTITY,
@@ -521,7 +521,7 @@ CREATE TABLE chat_channel_state (
     PRIMARY KEY (scope, name)
 );
 
--- Graphiti: who allowed what to be sent, and what is on its way.
+-- Graphiti: consents to send data, and deliveries.
 
 CREATE TABLE chat_graph_consents (
     number       BIGINT GENERATED ALWAYS AS IDENTITY,

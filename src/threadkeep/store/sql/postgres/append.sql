@@ -2,10 +2,10 @@
 
 -- name: append
 -- Update the sessions like `reserve` of transcripts.sql, and insert the messages: `behind` is the number of later
--- messages of the same session in this group. Another user's session is skipped with its messages. The condition is
--- always true: it shortens the wait for locked rows, for this statement only. `refused` violates the key of its own
--- table if an id belongs to a deleted message. `unanswered` violates it with two equal rows if the message that a turn
--- answers does not exist, is superseded, or is from before the last reset.
+-- messages of the same session in this group. Another user's session is skipped with its messages. The condition with
+-- `set_config` is always true: it shortens the wait for locked rows, for this statement only. `refused` raises an error
+-- by violating the key of chat_deleted_ids if an id belongs to a deleted message. `unanswered` violates the key if the
+-- message that a turn answers does not exist, is superseded, or is from before the last reset.
 WITH given AS (
     SELECT * FROM json_to_recordset(:messages) AS m (
         session_id TEXT, behind BIGINT, id TEXT, role TEXT, content TEXT, tokens BIGINT, status TEXT,
@@ -43,7 +43,7 @@ WITH given AS (
     INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
     SELECT d.session_id, d.id, d.seq, d.created_at
     FROM counted c JOIN given m ON m.session_id = c.session_id CROSS JOIN LATERAL (
-        -- One index lookup per message, whatever the planner knows of the table.
+        -- LIMIT makes this one index lookup per message, whatever the planner's statistics say.
         SELECT * FROM chat_deleted_ids k WHERE k.session_id = m.session_id AND k.id = m.id LIMIT 1
     ) d
     WHERE c.deleted_seq > 0

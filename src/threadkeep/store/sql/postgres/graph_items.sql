@@ -1,4 +1,4 @@
--- Statements that depend on the engine's JSON and locks.
+-- Statements on LangGraph's table `store` that depend on PostgreSQL's JSON and locks.
 
 -- name: lock_conversation
 -- An advisory lock, because there may be no row to lock yet.
@@ -22,7 +22,7 @@ INSERT INTO store (prefix, key, value)
 SELECT :prefix, :key, '{}' FROM generate_series(1, 2) WHERE NOT EXISTS (SELECT FROM changed)
 
 -- name: items
--- Without the value of a row whose mark, its version, is known.
+-- Return no value for a row whose :mark, a version that the caller knows, is still the current one.
 WITH wanted (prefix, key, mark) AS (
 VALUES (:prefix, :key, :mark)
 )

@@ -3,8 +3,8 @@
 -- change, and the copy is complete when no range is left.
 
 -- name: state
--- The partitions of the tables and of an unfinished copy; whether one was begun; the owner of the tables, if this user is
--- another; and the views that would keep the tables from being replaced.
+-- The numbers of partitions of the tables and of an unfinished copy; whether a copy was begun; the owner of the tables,
+-- if this user is not the owner; and the views that prevent the tables from being replaced.
 SELECT
     (SELECT count(*) FROM pg_inherits WHERE inhparent = to_regclass('chat_messages')),
     (SELECT count(*) FROM pg_inherits WHERE inhparent = to_regclass('chat_messages_new')),
@@ -58,18 +58,18 @@ CREATE TRIGGER threadkeep_note_message AFTER INSERT OR UPDATE OR DELETE ON chat_
 FOR EACH ROW EXECUTE FUNCTION threadkeep_note_message()
 
 -- name: note_all
--- Note all existing messages, once the triggers note all changes.
+-- Note all existing messages. The triggers already note all changes.
 INSERT INTO chat_partition_changes (session_id, first_seq, last_seq)
 SELECT s.session_id, r.first_seq, r.first_seq + 99
 FROM chat_sessions s CROSS JOIN LATERAL generate_series(1, s.last_seq, 100) AS r (first_seq)
 ORDER BY s.session_id, r.first_seq
 
 -- name: count
--- Passes the number to the block in `create`, which cannot have parameters.
+-- Pass the number of partitions to the block in `create`, which cannot have parameters.
 SELECT set_config('threadkeep.partitions', :count, TRUE)
 
 -- name: create
--- Uses a sequence, because identity columns of partitioned tables need PostgreSQL 17.
+-- Use a sequence, because identity columns of partitioned tables need PostgreSQL 17.
 CREATE TABLE chat_messages_new (
     LIKE chat_messages INCLUDING DEFAULTS INCLUDING CONSTRAINTS,
     PRIMARY KEY (session_id, seq),
@@ -105,13 +105,13 @@ $$
 SELECT count(*) FROM chat_partition_changes
 
 -- name: take
--- The oldest ranges, so that a message that replaces another one is not copied before the other.
+-- Take the oldest ranges first, so that a message is not copied before the message that it replaces.
 DELETE FROM chat_partition_changes
 WHERE number IN (SELECT number FROM chat_partition_changes ORDER BY number LIMIT :limit)
 RETURNING session_id, first_seq, last_seq
 
 -- name: keep
--- Lock the sessions against deletion, before their rows in the copy and in the same order as everywhere else.
+-- Lock the sessions against deletion before any rows of the copy, in the same order as everywhere else.
 SELECT 1 FROM chat_sessions
 WHERE session_id IN (SELECT r.session_id FROM json_to_recordset(:ranges) AS r (session_id TEXT))
 ORDER BY session_id FOR KEY SHARE
@@ -127,7 +127,7 @@ USING json_to_recordset(:ranges) AS r (session_id TEXT, first_seq BIGINT, last_s
 WHERE n.session_id = r.session_id AND n.seq BETWEEN r.first_seq AND r.last_seq
 
 -- name: copy_messages
--- OFFSET 0 makes it an index lookup for each range.
+-- OFFSET 0 makes PostgreSQL use an index lookup for each range.
 INSERT INTO chat_messages_new
 SELECT m.*
 FROM json_to_recordset(:ranges) AS r (session_id TEXT, first_seq BIGINT, last_seq BIGINT)

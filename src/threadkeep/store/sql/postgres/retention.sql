@@ -1,7 +1,7 @@
 -- Locks of retention, and the removal of the beginning of a session from PostgreSQL's search index.
 
 -- name: hold
--- Lock the session also against transactions that only prevent its deletion, such as those that add vectors.
+-- Lock the session, also against transactions that lock it only against deletion, such as those that add vectors.
 SELECT 1 FROM chat_sessions WHERE session_id = :session_id FOR UPDATE
 
 -- name: forget_range

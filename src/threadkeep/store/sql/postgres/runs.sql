@@ -1,11 +1,11 @@
 -- Locks of runs on PostgreSQL; on SQLite writers are serialised.
 
 -- name: lock_order
--- Lock the order of runs of a conversation, whether it has a row or not.
+-- Lock the order of runs in a conversation; the conversation need not have a row.
 SELECT pg_advisory_xact_lock(hashtextextended(:place, 7310865114))
 
 -- name: lock_order_of
--- The same order everywhere prevents deadlocks.
+-- Lock in the same order everywhere, which prevents deadlocks.
 SELECT pg_advisory_xact_lock(hashtextextended(n.place, 7310865114)) FROM (
     SELECT c.place FROM (
         SELECT session_id AS place FROM chat_runs WHERE run_id = :run_id AND session_id IS NOT NULL

@@ -1,5 +1,5 @@
--- The index of fingerprints of words and character pairs on PostgreSQL. `partitioned_search.sql` has the statements that
--- differ if it is partitioned.
+-- The search index on PostgreSQL: fingerprints of words and character pairs. `partitioned_search.sql` has the
+-- statements that differ if the index is partitioned.
 
 -- name: is_partitioned
 SELECT relkind = 'p' FROM pg_class WHERE oid = CAST('chat_search' AS REGCLASS)
@@ -29,11 +29,11 @@ WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_i
     AND m.seq > s.archived_seq AND m.seq > :after AND m.superseded_at IS NULL AND f.terms @> CAST(:terms AS SMALLINT[])
 
 -- name: ranked
--- The best of the rows of `found`, which precedes this. Reading and scoring texts takes time, so of very many
--- candidates only the newest are scored; candidates that match only by fingerprint are dropped by the patterns. The
--- score is BM25: the count of each word (at least one, because capitals of other alphabets are not counted), and the
--- length of the text relative to 500 characters. OFFSET 0 reads each text only when it is needed. NATURAL JOIN compares all
--- columns of `found`: the document, and in partitions also the session and seq.
+-- The best rows of `found`, the WITH query before this. Reading and scoring texts takes time, so only the newest
+-- :candidates are scored; the patterns drop candidates of which only the fingerprints match. The score is BM25 of the
+-- count of each word (at least one, because capitals of other alphabets are not counted), and of the length of the text
+-- relative to 500 characters. OFFSET 0 reads each text only when it is needed. NATURAL JOIN compares all columns of
+-- `found`: the document, and in partitions also the session and seq.
 SELECT
     m.session_id, r.score, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
     m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal

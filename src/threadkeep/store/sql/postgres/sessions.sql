@@ -13,7 +13,7 @@ SELECT run_id FROM chat_runs WHERE run_id = :run_id FOR KEY SHARE
 FOR NO KEY UPDATE OF s
 
 -- name: skip_held
--- Included by other statements: rows that another transaction holds are left out, without waiting for it.
+-- Included by other statements: skip rows that another transaction has locked, instead of waiting for it.
 FOR UPDATE SKIP LOCKED
 
 -- name: hold_session

@@ -1,6 +1,6 @@
 -- The schema of version 0.1.0. Later changes are migrations with higher numbers.
 
--- Conversations, and what is known of each.
+-- Conversations, their summaries, and claims on work.
 
 CREATE TABLE chat_sessions (
     session_id    TEXT PRIMARY KEY,
@@ -111,7 +111,7 @@ CREATE TABLE chat_conversation_layouts (
     PRIMARY KEY (namespace, meta_key_suffix, value_field)
 ) WITHOUT ROWID;
 
--- Their search: an index of words that does not keep the texts a second time.
+-- The search index of messages. It has trigrams, but no second copy of the texts.
 
 CREATE VIEW chat_search_texts AS
     SELECT m.document, m.content FROM chat_search_docsize d JOIN chat_messages m ON m.document = d.id;
@@ -128,7 +128,7 @@ CREATE TABLE chat_embeddings (
     PRIMARY KEY (session_id, model, seq)
 ) WITHOUT ROWID;
 
--- What models saw, and how well their tokens are estimated.
+-- Contexts of model calls: anchors, manifests, tool steps, and factors of token estimates.
 
 CREATE TABLE chat_anchors (
     session_id TEXT NOT NULL REFERENCES chat_sessions (session_id) ON DELETE CASCADE,
@@ -352,7 +352,7 @@ CREATE TABLE chat_run_texts (
 ) WITHOUT ROWID;
 CREATE INDEX idx_chat_run_texts_used_at ON chat_run_texts (used_at);
 
--- Knowledge that outlives a session: persons, facts and procedures.
+-- Knowledge of more than one session: persons, facts and procedures.
 
 CREATE TABLE chat_persons (
     person_id     TEXT PRIMARY KEY NOT NULL,
@@ -431,7 +431,7 @@ CREATE INDEX idx_chat_procedures_updated_at ON chat_procedures (updated_at, proc
 CREATE INDEX idx_chat_procedures_session_id ON chat_procedures (session_id) WHERE session_id IS NOT NULL;
 CREATE INDEX idx_chat_procedures_person_id ON chat_procedures (person_id) WHERE person_id IS NOT NULL;
 
--- Answers on their way to people, and what channels remember.
+-- The outbox of answers, and the state of channels.
 
 CREATE TABLE chat_outbox (
     number      INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
@@ -473,9 +473,9 @@ CREATE TABLE chat_channel_state (
     PRIMARY KEY (scope, name)
 ) WITHOUT ROWID;
 
--- Graphiti: who allowed what to be sent, and what is on its way.
+-- Graphiti: consents to send data, and deliveries.
 
--- Decisions about what may go to an endpoint. `data_classes` are names with a space before and behind each.
+-- Decisions about the data that may be sent to an endpoint. Each name in `data_classes` has a space on both sides.
 CREATE TABLE chat_graph_consents (
     number       INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
     version      INTEGER NOT NULL,
@@ -487,21 +487,21 @@ CREATE TABLE chat_graph_consents (
 );
 CREATE INDEX idx_chat_graph_consents_endpoint ON chat_graph_consents (endpoint, number);
 
--- The decisions that are in force: the newest of each endpoint, if it grants.
+-- The decisions in force: the newest decision about each endpoint, if it grants consent.
 CREATE VIEW chat_graph_grants AS
 SELECT c.version, c.endpoint, c.data_classes
 FROM chat_graph_consents c
 WHERE c.decision = 'granted'
     AND NOT EXISTS (SELECT 1 FROM chat_graph_consents n WHERE n.endpoint = c.endpoint AND n.number > c.number);
 
--- Workspaces that the operator trusts; '' stands for runs that name none.
+-- Workspaces that the operator trusts; '' stands for runs without a workspace.
 CREATE TABLE chat_graph_trust (
     workspace  TEXT PRIMARY KEY NOT NULL,
     trusted_by TEXT NOT NULL,
     trusted_at TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- Stored turns with a complete answer, until a worker has made deliveries of them.
+-- Stored turns with a complete answer, until a worker has created their deliveries.
 CREATE TABLE chat_graph_turns (
     number     INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
     session_id TEXT NOT NULL REFERENCES chat_sessions (session_id) ON DELETE CASCADE,
@@ -513,7 +513,7 @@ CREATE TABLE chat_graph_turns (
 );
 CREATE INDEX idx_chat_graph_turns_session_id ON chat_graph_turns (session_id);
 
--- The groups of scopes. `group_key` is the scope's kind and owner, such as `user:ann`. One process at a time has a group.
+-- Graphiti groups. `group_key` is the scope's kind and owner, such as `user:ann`. One process at a time owns a group.
 CREATE TABLE chat_graph_groups (
     group_key   TEXT PRIMARY KEY NOT NULL,
     group_id    TEXT NOT NULL UNIQUE,
@@ -526,8 +526,8 @@ CREATE TABLE chat_graph_groups (
     error       TEXT
 ) WITHOUT ROWID;
 
--- One row for each message and group. The text stays in the transcript, but for `content`, which is in none. Rows of
--- what has arrived stay as long as their session: by them a message is sent once, however often it is asked for.
+-- One row for each message and group. `content` has only texts that are in no transcript. Rows of delivered messages
+-- stay as long as their session, so that a repeated request does not send a message again.
 CREATE TABLE chat_graph_deliveries (
     number     INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
     group_id   TEXT NOT NULL REFERENCES chat_graph_groups (group_id) ON DELETE CASCADE,
@@ -588,8 +588,8 @@ CREATE TABLE chat_fact_learning (
     PRIMARY KEY (session_id, learner)
 ) WITHOUT ROWID;
 
--- Keys of the HTTP service. `digest` is the SHA-256 of a random key, which is stored nowhere. A key with a `user_id` speaks
--- for that user only. Revoked keys stay: a service that ever had a key does not answer without one.
+-- Keys of the HTTP service. `digest` is the SHA-256 of a random key, which is not stored. A key with a `user_id` is
+-- only valid for that user. Revoked keys stay, because a service that ever had a key rejects requests without one.
 CREATE TABLE chat_api_keys (
     key_id       TEXT PRIMARY KEY NOT NULL,
     name         TEXT NOT NULL,

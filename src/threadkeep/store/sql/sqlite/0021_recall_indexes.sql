@@ -1,4 +1,4 @@
--- Indexes of long sessions for recall, so that a process does not make them again after its start.
+-- Recall indexes of long sessions, so that a process need not build them again after its start.
 
 CREATE TABLE chat_recall_indexes (
     session_id TEXT PRIMARY KEY REFERENCES chat_sessions (session_id) ON DELETE CASCADE,

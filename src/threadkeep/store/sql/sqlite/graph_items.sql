@@ -1,5 +1,5 @@
--- Statements that depend on the engine's JSON. LangGraph's values are bytes, which SQLite's JSON functions do not
--- accept.
+-- Statements on LangGraph's table `store` that depend on SQLite's JSON functions. LangGraph stores values as bytes,
+-- which these functions do not accept.
 
 -- name: update_metadata
 UPDATE store SET value = :value, updated_at = CURRENT_TIMESTAMP
@@ -10,7 +10,7 @@ DELETE FROM store
 WHERE prefix = :prefix AND key = :key AND json_extract(CAST(value AS TEXT), '$.version') = :version
 
 -- name: refuse_unchanged
--- Violate the key with two equal rows, unless the statement before has changed a row.
+-- Raise an error by violating the key with two equal rows, unless the previous statement has changed a row.
 INSERT INTO store (prefix, key, value)
 SELECT :prefix, :key, '{}' FROM (VALUES (1), (2)) WHERE changes() = 0
 

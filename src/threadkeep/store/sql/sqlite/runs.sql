@@ -1,4 +1,4 @@
--- Statements that differ on PostgreSQL. On SQLite writers are serialised.
+-- SQLite's form of statements that lock rows on PostgreSQL. SQLite executes one write transaction at a time.
 
 -- name: keep_run
 -- The write lock of the transaction already keeps the run unchanged.

@@ -7,7 +7,7 @@ WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
     AND NOT EXISTS (SELECT 1 FROM chat_search_docsize d WHERE d.id = m.document)
 
 -- name: forget_texts
--- Only indexed texts, because FTS5 would also delete texts that it does not have, which damages the index.
+-- Delete only indexed texts: deleting a text that FTS5 does not have damages the index.
 INSERT INTO chat_search (chat_search, rowid, content)
 SELECT 'delete', m.document, m.content
 FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document
@@ -20,9 +20,9 @@ FROM json_each(:expressions) e
 ORDER BY e.key
 
 -- name: match
--- A text may have the trigrams of the words but not the words: its relevance is NULL. CROSS JOIN keeps the order: the
--- owner is checked before the text is read, and only the best rows are read completely. Reading and scoring texts
--- takes time, so of very many only the newest are scored; LIMIT -1 keeps their order, and prevents scoring twice.
+-- If a text has the trigrams of the words but not the words, its relevance is NULL. CROSS JOIN keeps the order of the
+-- tables: the owner is checked before the text is read, and only the best rows are read completely. Reading and scoring
+-- texts takes time, so only the newest :candidates are scored. LIMIT -1 keeps their order, and prevents scoring twice.
 WITH found (document, score, created_at) AS MATERIALIZED (
     SELECT document, score, created_at
     FROM (

@@ -1,7 +1,7 @@
 -- Locks of the rows of sessions (and of runs). On SQLite the write lock of the transaction is enough.
 
 -- name: keep_session
--- The session exists and cannot be deleted before the transaction ends.
+-- Read the session, which cannot be deleted before the transaction ends.
 SELECT created_at FROM chat_sessions WHERE session_id = :session_id
 
 -- name: keep_run
@@ -9,7 +9,7 @@ SELECT created_at FROM chat_sessions WHERE session_id = :session_id
 SELECT run_id FROM chat_runs WHERE run_id = :run_id
 
 -- name: hold_s
--- Included by other statements; nothing is needed.
+-- Included by other statements; empty, because SQLite needs no lock here.
 
 -- name: skip_held
 -- The same.
