@@ -44,7 +44,7 @@ _SUBMIT_SECONDS = 15.0
 """Seconds to wait until a run is stored. Longer than other waits: a run stored too late costs a second model call."""
 
 _ELSEWHERE_SECONDS = 60.0
-"""Seconds to wait for a turn of another process, because a suspended process keeps its runs on SQLite."""
+"""Seconds to wait for a turn of another process. On SQLite a suspended process still owns its runs."""
 
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
@@ -109,11 +109,11 @@ class Chat:
 
         Raises:
             ModelCallFailed, RunFailed: there is no answer; the message is stored.
-            RunWaits: the workflow asks a person first.
-            SessionNotFound: the session is another user's, or was deleted meanwhile.
-            SessionBusy: the workflow takes no message while another turn of the session is active.
-            TurnInMemoryOnly: the answer is not stored yet, in the database or on disk; repeat the call later.
-            Interrupted: the service or the turn was stopped meanwhile.
+            RunWaits: the workflow waits for a person's answer.
+            SessionNotFound: the session belongs to another user, or was deleted meanwhile.
+            SessionBusy: the workflow rejects messages while another turn of the session is active.
+            TurnInMemoryOnly: the answer is stored neither in the database nor on disk yet; repeat the call later.
+            Interrupted: the service or the turn was stopped before there was an answer.
         """
         return await self.begin(request, stream=False).answer()
 
@@ -149,7 +149,7 @@ class Chat:
 
     def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn, task: asyncio.Task[ChatAnswer]) -> None:
         del self._turns[key]
-        # Retrieve the exception in any case, because the caller may have gone away.
+        # Retrieve the exception even if no caller waits for it; otherwise asyncio logs it.
         if task.cancelled() or task.exception() is not None or turn.user_key is None:
             return
         self._last_sessions.pop(turn.user_key, None)
@@ -196,7 +196,7 @@ class Chat:
         """Wait for the run service and return it; return None if it is not available now."""
         pending = self._memory.pending
         if not self._runs.is_open:
-            # Opening may wait longer for locks at startup than here, where a person waits.
+            # At startup, opening may wait longer for locks than here, because here a person waits.
             async with session.timeout(pending.wait_seconds):
                 with waiting_until(time.monotonic() + pending.wait_seconds):
                     await self._memory.runs.take_lock()
@@ -232,7 +232,7 @@ class Chat:
                 with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
                     async with self._memory.session(turn.session_id).timeout():
                         ended = await asyncio.shield(ending)
-                # The outcome is void if that attempt failed with the database and the run continues.
+                # The outcome is not final if a failure of the database caused it, because the run then continues.
                 if ended is not outcome or stream.outcome is outcome:
                     return ended
         finally:
@@ -319,7 +319,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class RegenerationRequest:
-    """A request to answer a question again: the question of `run_id`, or `message_id`, or by default the newest one.
+    """A request to answer a question again: the question of the run or with the message id, by default the newest.
 
     Without a `workflow`, the workflow that answered the question before is used again.
     """
@@ -368,7 +368,7 @@ class Again:
         if question.superseded_at is not None:
             raise MessageSuperseded(session.session_id, question_id, question.superseded_by)
         workflow = self._workflows.get(request.workflow or await self._workflow_of(question, request.run_id))
-        # Read this before the release, so that the answer of a concurrent regeneration is not superseded.
+        # Read the newest `seq` before the release, so that the answer of a concurrent regeneration is not superseded.
         info = await session.info()
         if await self._memory.runs.order.release(session.session_id, question_id):
             await session.regenerate(question_id, upto=info.last_seq)
@@ -383,7 +383,7 @@ class Again:
         )
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
-        """Return the id of the message that a run answers; the run's own id if the run is no longer stored."""
+        """Return the id of the message that a run answers; `run_id` itself if the session has no such run now."""
         run = await self._memory.runs.run(run_id) if run_id is not None else None
         if run is None or run.session_id != session.session_id:
             return run_id

@@ -42,7 +42,7 @@ class ChatRequest:
     """A message of a person.
 
     Without a `session_id` the turn continues the last session of the user with the workflow, or starts a new one. A
-    `message_id` makes retries safe. `quoted_text` is the text that the message replies to; only the run gets it.
+    `message_id` makes retries safe. `quoted_text` is the text that the message replies to, an input of the run only.
     """
 
     message: str
@@ -153,7 +153,7 @@ class ChatTurn:
 
     @property
     def user_key(self) -> str | None:
-        """The key that orders a user's messages without a session id; they continue the user's last session."""
+        """The key that orders a user's messages without a session id; None if the request names no user."""
         request = self.request
         return None if request.user_id is None else f"{request.user_id}\n{request.workflow}"
 
@@ -290,14 +290,14 @@ class ChatAnswers:
     ) -> ChatAnswer:
         """Return the answer of a recorded run or of its outcome, and mark the answer as delivered.
 
-        If the answer was marked when it was stored, `stream.hold.told_id` is its id.
+        If the answer was marked as delivered when it was stored, `stream.hold.told_id` is its id.
 
         Raises:
             ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: the run has no answer.
         """
         stream = submitted.stream
         stands: Message | None = None
-        # If the run was over before this request, its answer may have been replaced since, so ignore the hold.
+        # If the run was over before this request, another answer may have replaced its own, so ignore the hold.
         hold, usage = None if submitted.over else stream.hold, stream.usage or ()
         if ended.status == "done":
             if isinstance(ended, Run) and len(ended.inputs) > 1:

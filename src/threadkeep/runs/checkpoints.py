@@ -31,7 +31,7 @@ class ThreadedSaver(BaseCheckpointSaver[Any]):
         self._loop = asyncio.get_running_loop()
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the newest checkpoint of a thread, or the named one."""
+        """Return the checkpoint that the config names, by default the newest of its thread."""
         return self._waited_for(self.aget_tuple(config))
 
     def list(self, config: RunnableConfig | None, **options: Any) -> Iterator[CheckpointTuple]:
@@ -70,7 +70,7 @@ class ThreadedSaver(BaseCheckpointSaver[Any]):
 
 
 class ProgressSaver(ThreadedSaver):
-    """A wrapper of a checkpointer that delays the checkpoints of active runs. Other threads are stored at once.
+    """A wrapper of a checkpointer that delays the checkpoints of active runs, but no others.
 
     Before a thread is read, its pending progress is stored, so a reader always gets the newest state.
     """
@@ -94,7 +94,7 @@ class ProgressSaver(ThreadedSaver):
         """Store all pending progress of a run.
 
         Raises:
-            StoreUnavailable: the database does not respond; the progress is kept for the next attempt.
+            StoreUnavailable: the database does not respond; the progress stays pending.
         """
         if (progress := self._progresses.get(run_id)) is not None:
             await progress.keep()
@@ -105,7 +105,7 @@ class ProgressSaver(ThreadedSaver):
         return self.saver.config_specs
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        """Return the next version of a channel, as the wrapped checkpointer counts it."""
+        """Return the next version of a channel, as computed by the wrapped checkpointer."""
         return self.saver.get_next_version(current, channel)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> ProgressSaver:
@@ -116,7 +116,7 @@ class ProgressSaver(ThreadedSaver):
         return allowing
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the newest checkpoint of a thread, or the named one. For a new run, return None without a query."""
+        """Return the named or else the newest checkpoint of a thread. For a new run, return None without a query."""
         progress = self._progresses.get(_thread_of(config))
         if progress is not None:
             if progress.is_new(namespace_of(config)):

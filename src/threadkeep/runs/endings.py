@@ -35,7 +35,7 @@ from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.turn_ends import reset_commands
 
 type RunStop = Stop | Literal["cancelled"]
-"""The reason why a run was stopped: by the engine, or by a request to cancel it."""
+"""The reason why a run was stopped: a reason of the engine, or `cancelled` after a request to cancel the run."""
 
 
 @dataclass(eq=False)
@@ -207,7 +207,7 @@ class RunEndings:
         return True
 
     async def set_aside(self, run: Run, owner: str, dependencies: Dependencies) -> Outcome:
-        """Set a run aside for a person after its last retry."""
+        """Mark a run as failed and set aside for a person, because no retry is left."""
         outcome = Outcome("failed", error="GaveUp", set_aside=True)
         await self._end_turn(run, dependencies)
         await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)
@@ -216,8 +216,8 @@ class RunEndings:
     async def _end_turn(self, run: Run, dependencies: Dependencies, hold: RunHold | None = None) -> None:
         """Store the question and the partial answer of an interrupted run, or roll the turn back.
 
-        The next turn of the session begins afterwards. A failed write is reported, and the run ends anyway. `hold`
-        contains the conversations that the run reached in this process.
+        The next turn of the session begins only afterwards. A failed write is reported, and the run ends anyway. `hold`
+        contains the conversations that the run used in this process.
 
         Raises:
             StoreUnavailable: the turn cannot be rolled back now; the next turn must not see it.
@@ -307,7 +307,7 @@ class RunEndings:
         return False
 
     async def _is_rolled_back(self, active: ActiveRun) -> bool:
-        """Return whether a newer message rolls the run back before its end was recorded."""
+        """Return whether a newer message has requested a rollback of the run, whose end is not recorded yet."""
         current = await self._runs.run(active.run.run_id)
         if current is None or current.status != "running" or current.owner != active.owner:
             return False
@@ -335,7 +335,7 @@ class RunEndings:
         """Store the progress of a run, so that a retry continues from there.
 
         The checkpointer may use another database than the run tables. While only the checkpointer fails, wait at most
-        `seconds` for it. Checkpoints that were stored before stay until maintenance removes them.
+        `seconds` for it. Earlier checkpoints stay until maintenance removes them.
         """
         run_id, now, until = active.run.run_id, asyncio.get_running_loop().time, None
         while not await self._is_kept(active):
@@ -361,7 +361,7 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return the outcome with the stored answer: an answer of another process, or the same answer under a new id."""
+    """Return the outcome with the answer stored instead: another process's, or the same answer under a new id."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

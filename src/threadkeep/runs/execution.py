@@ -71,7 +71,7 @@ class _Part(TypedDict):
 
 
 class RunExecution:
-    """An execution of a run in this process. `begins` is true for a run's first execution, without checkpoints."""
+    """An execution of a run in this process. `begins` is true for the first one, which has no checkpoints yet."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class RunExecution:
                 with self._dependencies.contexts.of(self._run.run_id, self._run.session_id) as seen:
                     outcome = await self._execute_with_retries()
         except TimeoutError:
-            # Timeouts of models and tools are caught inside.
+            # The block handles timeouts of models and tools, so this is the deadline of the run.
             return Outcome("failed", error="DeadlinePassed")
         if outcome.result is None or not (context := seen.to_dict()):
             return outcome
@@ -170,7 +170,7 @@ class RunExecution:
         try:
             await query()
         except StoreUnavailable as away:
-            # This outcome is not final. It lets a caller stop waiting for the database.
+            # This outcome is not final. It allows a caller to stop waiting for the database.
             self._stream.set_outcome(Outcome("failed", error=kind_of(away)))
             await retry_until_available(query)
             return True
@@ -185,7 +185,7 @@ class RunExecution:
         await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
 
     async def _report_crossing(self) -> None:
-        """Report that the last call exceeded a budget; the run makes no later call that could raise."""
+        """Report that the last model call exceeded a budget, because no later call will raise the error."""
         crossed = None
         with contextlib.suppress(StoreError):  # the answer exists anyway
             crossed = await self._ledger.crossed()
@@ -303,9 +303,9 @@ class RunExecution:
             self._publish_piece(node or None, self._id_in(place, message), message)
 
     def _id_in(self, place: str, chunk: AIMessageChunk) -> str | None:
-        """Return the id of the message of a chunk.
+        """Return the id of the message that a chunk belongs to.
 
-        If the model marks no chunk as the last, LangChain adds an empty one. Its id may differ from the model's id.
+        If the model marks no chunk as the last, LangChain adds an empty chunk; ignore the id of that chunk.
         """
         streaming = self._streaming.setdefault(place, [])
         message_id, is_last = chunk.id, chunk.chunk_position == "last"
@@ -381,7 +381,7 @@ class RunExecution:
         }
 
     def _question(self) -> list[BaseCallbackHandler]:
-        """Return the handler that stores the question after other middleware, if the recorder asks for that."""
+        """Return a handler that stores the question after other middleware; empty if the recorder does not wait."""
         run, resources = self._run, self._dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:
@@ -403,7 +403,7 @@ class RunExecution:
 
 
 def _chat_of(workflow: Workflow, resources: Resources) -> tuple[str, ChatNode] | None:
-    """Return the name and the node of the built-in chat if it needs no agent."""
+    """Return the name and the node of the built-in chat; None if the workflow has other nodes or needs an agent."""
     nodes = list(workflow.nodes.items())
     if len(nodes) == 1 and isinstance(nodes[0][1], ChatNode) and not nodes[0][1].needs_agent(resources):
         return nodes[0][0], nodes[0][1]

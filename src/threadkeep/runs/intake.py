@@ -27,7 +27,7 @@ from threadkeep.workflows.resources import RunOptions
 _MOST_KNOWN = 256
 
 type Mode = Literal["wait", "background", "later"]
-"""`wait`: this process executes the run. `background`: any worker does. `later`: the run is only stored for now."""
+"""`wait`: this process executes the run. `background`: any worker executes it. `later`: it is only stored now."""
 
 
 class RunIntake:
@@ -43,15 +43,15 @@ class RunIntake:
         """Store a run and start it. If the run exists already and has failed or was interrupted, retry it.
 
         Raises:
-            SessionBusy: the workflow takes no message while another turn of the conversation is active.
-            WrongUser: the session is another user's.
+            SessionBusy: the workflow rejects messages while another turn of the conversation is active.
+            WrongUser: the session belongs to another user.
             InvalidInput: the built-in chat got no message, or a cost is limited but no model has a price.
         """
         self.check_budget(request.budget)
         if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
             raise InvalidInput("The chat needs a message; pass it in `message`.")
         await self._worker.engine.ready()
-        # A caller that waits has a time limit, because an unrecorded run can answer instead.
+        # Limit the time of a caller that waits, because an unrecorded run can answer instead.
         here = mode == "wait"
         until = time.monotonic() + self._memory.pending.wait_seconds if here else None
         with waiting_until(until):
@@ -132,7 +132,7 @@ class RunIntake:
         return added
 
     async def _begin_at_once(self, new: NewRun, workflow: Workflow, policy: DoubleTexting, owner: str) -> Run | None:
-        """Store a run with its question and start it, in one transaction; return None if that is not possible."""
+        """Store a run with its question in one transaction, and start it; return None if that is not possible."""
         if workflow not in self._asked_at_once:
             if len(self._asked_at_once) >= _MOST_KNOWN:
                 self._asked_at_once.clear()

@@ -72,7 +72,7 @@ class RunMaintenance:
                 active.cancel("cancelled")
 
     async def recover(self) -> None:
-        """Recover runs that no process has, and remove checkpoints of finished runs."""
+        """Recover runs that no process executes, and remove checkpoints of finished runs."""
         await self._start_unknown()
         forgotten = await self._runs.order.ready(limit=_AT_ONCE, waited_seconds=self._options.forgotten_seconds)
         abandoned = await self._runs.order.abandoned(limit=_AT_ONCE)
@@ -95,7 +95,7 @@ class RunMaintenance:
     async def take_over(self) -> None:
         """Enqueue the runs that dead processes owned or had taken from the queue.
 
-        A run that was active when two processes died is executed alone, so that no other run is blamed.
+        A run that was active when a process died a second time is executed alone, because it may be the cause.
         """
         engine = self._worker.engine
         for run_id in await engine.take_from_dead():
@@ -108,7 +108,7 @@ class RunMaintenance:
                 await self._enqueue(run_id, at_once=True)
 
     async def _enqueue(self, run_id: str, *, at_once: bool = False) -> None:
-        """Enqueue a run that no process has, by default at most once a minute.
+        """Enqueue a run that no process executes, at most once a minute unless `at_once` is true.
 
         A child is left to its parent; if the parent is over or was deleted, the child is ended.
         """

@@ -37,7 +37,7 @@ class Price:
 
 
 class Prices:
-    """A table of prices by model. The entry with a model's full name applies, else the one with the longest prefix."""
+    """A table of prices by model. An entry with a model's full name comes first, then the longest prefix."""
 
     def __init__(self, table: Mapping[str, Price]) -> None:
         self._table = {name.strip().lower(): price for name, price in table.items()}
@@ -207,7 +207,7 @@ class RunSettings(BaseSettings):
         return TraceLimits(self.run_trace_max_events, self.run_trace_max_chars)
 
     def run_options(self, *, works: bool, close_seconds: float) -> RunServiceOptions:
-        """Return the options of the run service; if `works` is false, the process takes no queued runs."""
+        """Return the options of the run service; if `works` is false, the process executes no queued runs."""
         return RunServiceOptions(
             prices=read_prices(self.prices),
             engine=EngineOptions(
@@ -225,5 +225,5 @@ class RunSettings(BaseSettings):
 
 
 def split_list(value: object) -> object:
-    """Return the comma-separated parts of a text."""
+    """Return the comma-separated parts of a text; return any other value as it is."""
     return [part for part in map(str.strip, value.split(",")) if part] if isinstance(value, str) else value

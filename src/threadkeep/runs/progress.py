@@ -43,9 +43,9 @@ def keeps_each_step(workflow: Workflow) -> bool:
 
 
 def beside_of(workflow: Workflow) -> Callable[[str], bool]:
-    """Return a function that tells if the progress of a namespace may be stored during the next step.
+    """Return a function that returns whether the progress of a namespace may be stored during the next step.
 
-    In a workflow with foreign code, only the progress inside Threadkeep's own nodes may. Before a tool that must not
+    In a workflow with foreign code, this is true only inside Threadkeep's own nodes. Before a tool that must not
     run twice, `threadkeep.runs.tool_idempotency` stores all progress.
     """
     if not keeps_each_step(workflow):
@@ -55,7 +55,7 @@ def beside_of(workflow: Workflow) -> Callable[[str], bool]:
 
 
 def _known(workflow: Workflow) -> frozenset[str]:
-    """Return the nodes with a known effect of a second execution."""
+    """Return the nodes for which the effect of a second execution is known."""
     return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")
 
 
@@ -94,7 +94,7 @@ class RunCheckpoints:
 
 _AGAIN_SECONDS: Final = 1.0
 _SOON_SECONDS: Final = 0.005
-"""Seconds until a task's writes are stored; usually the checkpoint of the step arrives before and replaces them."""
+"""Seconds until a task's writes are stored; usually the checkpoint of the step arrives earlier and replaces them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class PendingCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """True if it can replace earlier checkpoints. With LangGraph's delta channels the state spans several."""
+        """True if it can replace earlier checkpoints. With delta channels the state spans several checkpoints."""
         return not self.metadata.get("counters_since_delta_snapshot")
 
     @property
@@ -231,7 +231,7 @@ class RunProgress:
         """Store all pending progress.
 
         Raises:
-            StoreUnavailable: the database does not respond; the progress is kept for the next attempt.
+            StoreUnavailable: the database does not respond; the progress stays pending.
         """
         self._storing.disarm()
         await self._keep()

@@ -14,7 +14,7 @@ from threadkeep.runs.streams import RunPiece, RunStream, changed
 from threadkeep.runs.worker import Worker
 
 type Followed = RunEvent | RunPiece | Run
-"""An item of a followed run; the last one is the run itself, over or waiting for a person."""
+"""An item of a followed run; the last item is the run itself, which is over or waits for a person."""
 
 _FIRST_POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 0.5
@@ -36,7 +36,7 @@ class RunFollowing:
         """Wait until a run is over or waits for a person, and return it.
 
         Raises:
-            RunNotFound: there is none that the user may see, or it was deleted with its session.
+            RunNotFound: there is no such run that the user may see, or it was deleted with its session.
         """
         stream = self._worker.streams.of(run_id)
         stream.waiting += 1
@@ -59,10 +59,10 @@ class RunFollowing:
             stream.waiting -= 1
 
     async def follow(self, run_id: str, after: int, user_id: str | None) -> AsyncIterator[Followed]:
-        """Yield the events of a run after the number `after` and the tokens of its answer, until it is over or waits.
+        """Yield a run's events with numbers above `after` and its answer's tokens until the run is over or waits.
 
         Raises:
-            RunNotFound: there is none that the user may see, or it was deleted with its session.
+            RunNotFound: there is no such run that the user may see, or it was deleted with its session.
         """
         stream = self._worker.streams.of(run_id)
         stream.wants_pieces = True
@@ -109,7 +109,7 @@ class RunFollowing:
         """Return a run that a user may see. If its result was deleted or replaced, add the answer from its session.
 
         Raises:
-            RunNotFound: there is none.
+            RunNotFound: there is no such run.
         """
         run = await self._runs.run(run_id)
         if run is None:

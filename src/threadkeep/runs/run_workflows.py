@@ -35,7 +35,7 @@ _KNOWN_SECONDS = 60.0
 
 
 class VersionGone(Exception):
-    """The version of the workflow with which a run began is gone; `kind` is the error kind for the run's record."""
+    """An error because the workflow version of a run is not available any more; `kind` is stored with the run."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -138,9 +138,9 @@ class _Caller(NamedTuple):
 def order_keys(
     workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
 ) -> tuple[str, ...]:
-    """Return the keys of the conversations in which a requested run is ordered, besides its session.
+    """Return the keys of the conversations, besides its session, in which a requested run waits for its turn.
 
-    A key that depends on a node's result is not known yet; the run is ordered there when it reaches the node.
+    A key that depends on a node's result is not known yet; the run waits there when it reaches the node.
     """
     if store is None or not (keeping := list(_keeping(workflow))):
         return ()
@@ -166,7 +166,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 
 
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations that a run has reached in any process, as the order of turns records them."""
+    """Return the conversations that a run has used in any process, from the records of the order of turns."""
     found = []
     for place in await memory.runs.places.of(run.run_id):
         conversation = of_order_name(place)
@@ -192,7 +192,7 @@ def _keeping(workflow: Workflow) -> Iterable[ConversationFields]:
 def _keys(
     keeping: Iterable[ConversationFields], state: WorkflowState, caller: _Caller
 ) -> list[tuple[GraphLayout, str]]:
-    """Return the layouts and the conversation keys of nodes in a run, without nodes that have no key."""
+    """Return the layouts and the conversation keys of the nodes of a run; skip nodes without a key."""
     values = {"session_id": caller.session_id, "user_id": caller.user_id, "message_metadata": caller.metadata}
     config: RunnableConfig = {"configurable": values}
     scope = key_scope(state, caller.session_id, config)

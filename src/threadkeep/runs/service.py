@@ -59,8 +59,8 @@ class RunService:
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
-            SessionBusy: the workflow takes no message while another turn of the session is active.
-            WrongUser: the session is another user's.
+            SessionBusy: the workflow rejects messages while another turn of the session is active.
+            WrongUser: the session belongs to another user.
             InvalidInput: the built-in chat was given no message.
         """
         workflow = await self._worker.workflows.newest(request.workflow)
@@ -73,7 +73,7 @@ class RunService:
         """Return the result of a run when it is over or waits for a person. A cancelled caller does not stop the run.
 
         Raises:
-            RunNotFound: there is none that the user may see.
+            RunNotFound: there is no such run that the user may see.
         """
         return RunResult.of(await self.end_of(run_id, user_id=user_id))
 
@@ -82,10 +82,10 @@ class RunService:
         return await self._following.end_of(run_id, user_id)
 
     def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncIterator[Followed]:
-        """Yield the events of a run after the number `after` and the tokens of its answer, then the run itself.
+        """Yield a run's events with numbers above `after` and its answer's tokens, then the run itself.
 
         Raises:
-            RunNotFound: there is none that the user may see.
+            RunNotFound: there is no such run that the user may see.
         """
         return self._following.follow(run_id, after, user_id)
 
@@ -93,7 +93,7 @@ class RunService:
         """Stop a run and all runs below it, in any process; return the ids of the runs that were not over.
 
         Raises:
-            RunNotFound: there is none that the user may see.
+            RunNotFound: there is no such run that the user may see.
         """
         run = await self._following.run(run_id, user_id)
         if run.unbegun and await self._runs.order.stop_as_it_begins(run_id):
@@ -130,7 +130,7 @@ class RunService:
         value is a message of the session: it counts only once, and a channel sends the run's answer as a reply to it.
 
         Raises:
-            RunNotFound: there is none that the user may see.
+            RunNotFound: there is no such run that the user may see.
             InvalidInput: the run does not wait for an answer.
         """
         run = await self._top_of_waiting(await self._following.run(run_id, user_id))
@@ -150,7 +150,7 @@ class RunService:
         The id is unique in the session. The channel that asked the question also sends the run's answer.
 
         Raises:
-            RunNotFound: there is none that the user may see.
+            RunNotFound: there is no such run that the user may see.
             InvalidInput: the run does not wait for an answer, or it has a `message_id` but no session.
         """
         if message_id is None:
@@ -194,7 +194,7 @@ class RunService:
         A limit in `budget` replaces the same limit of the run. It applies to the whole run, including earlier attempts.
 
         Raises:
-            RunNotFound: there is none that the user may see.
+            RunNotFound: there is no such run that the user may see.
             InvalidInput: the run is in another state or is a child, or a cost is limited but no model has a price.
         """
         self._intake.check_budget(budget)
@@ -213,7 +213,7 @@ class RunService:
         """Return a run.
 
         Raises:
-            RunNotFound: there is none that the user may see.
+            RunNotFound: there is no such run that the user may see.
         """
         return await self._following.run(run_id, user_id)
 
@@ -225,7 +225,7 @@ class RunService:
         """Return the whole tree of a run, parents before their children.
 
         Raises:
-            RunNotFound: there is none that the user may see.
+            RunNotFound: there is no such run that the user may see.
         """
         await self._following.run(run_id, user_id)
         return await self._runs.records.tree(run_id)
@@ -233,10 +233,10 @@ class RunService:
     async def trace(
         self, run_id: str, *, after: int = 0, limit: int = 200, user_id: str | None = None
     ) -> Sequence[RunEvent]:
-        """Return the events of a run after a number, in order.
+        """Return the events of a run with numbers above `after`, in order.
 
         Raises:
-            RunNotFound: there is none that the user may see.
+            RunNotFound: there is no such run that the user may see.
         """
         await self._following.run(run_id, user_id)
         await self._worker.flush(run_id)
@@ -248,7 +248,7 @@ class RunService:
         """Return the usage of a run by model, by default with all runs below it; each call is counted once.
 
         Raises:
-            RunNotFound: there is none that the user may see.
+            RunNotFound: there is no such run that the user may see.
         """
         await self._following.run(run_id, user_id)
         await self._worker.flush(run_id)

@@ -26,7 +26,7 @@ async def with_answer(memory: Memory, run: Run) -> Run:
 
 
 async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
-    """Return a run with the delivered answer, if two processes answered its question and its own was not delivered."""
+    """Return a run with the delivered answer, if another process's answer to its question was delivered instead."""
     own_id = result.get("message_id")
     if run.session_id is None or not isinstance(own_id, str):
         return run
@@ -35,7 +35,7 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
     while answer is not None and answer.superseded_by is not None:
         answer = await session.find(answer.superseded_by)
     if own is None and run.message_id is not None:
-        # The own answer was pending during an outage, and was not stored because another answer was delivered first.
+        # The run's own answer was pending in an outage, and was not stored because another one was delivered first.
         answer = await _answer_of_turn(memory, run, run.message_id)
         if answer is not None and answer.status != "complete":
             return run
@@ -58,7 +58,7 @@ async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
 
 
 async def with_unanswered(memory: Memory, run: Run) -> Run:
-    """Return a run without the messages that other runs have answered; a run with one message is not changed."""
+    """Return a run without the messages that other runs have answered; it always keeps at least one message."""
     if len(run.inputs) < 2:
         return run
     rest = [

@@ -48,7 +48,7 @@ class RunEndEvent(asyncio.Event):
 class RunStream:
     """The stream of a run that a caller in this process executes, waits for or follows.
 
-    `begun` is true once the run is executed here. `outcome` is the outcome here, possibly not yet recorded. The
+    `begun` is true once the run is executed here. `outcome` is its outcome here, which may not be recorded yet. The
     tokens from `first_piece` on belong to the current attempt. `hold` contains the data of an execution here. `usage`
     is the usage of the whole run, if this process knows it. `waiting` counts the callers that wait for the end,
     including `followers`, which also read the events.
@@ -175,7 +175,7 @@ class InFlightMessages:
         return bool(run.inputs) and all((run.session_id, one.message_id) in self._answered for one in run.inputs)
 
     async def wait_for(self, run: Run) -> None:
-        """Wait for the runs without a record that are answering a message of this run."""
+        """Wait for the unrecorded runs that are answering a message of this run."""
         for one in run.inputs:
             while end := self._ends.get((run.session_id, one.message_id)):
                 await end.wait()

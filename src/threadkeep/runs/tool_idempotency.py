@@ -26,7 +26,7 @@ type Handler = Callable[[ToolCallRequest], Awaitable[ToolResult]]
 AGAIN: Final = "again"
 SKIP: Final = "skip"
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
-"""The stored result of a part of a call that ended with a question to a person. The answer begins the next part."""
+"""The stored result of a part of a tool call that ended with a question to a person. The reply begins the next part."""
 
 _SKIPPED = "This tool call was started before, and its outcome is unknown; a person decided not to run it again."
 _UNKNOWN = "This tool call finished before, but its result was not stored."
@@ -51,9 +51,9 @@ class _Part:
 class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
     """A middleware that runs each call of a marked tool once per run, across processes.
 
-    If a call was started and its outcome is unknown, a person replies `again`, `skip`, or the result. `keep` stores
-    the progress of a run, so that a process that resumes the run makes the same call. `holds` returns whether this
-    process certainly still owns a run.
+    If a call was started and its outcome is unknown, a person is asked, and replies `again`, `skip`, or the result.
+    `keep` stores the progress of a run, so that a process that resumes the run makes the same call. `holds` returns
+    whether this process certainly still owns a run.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ _AT_ITS_START = frozenset({STATUS, "node_started"})
 
 _START_TIMES = 10
 _MOST_EVENTS = 5_000
-"""The most events that are kept while the database is down; older ones are dropped."""
+"""The most events that are buffered while the database is down; older ones are dropped."""
 
 
 class Notes(Protocol):
@@ -81,7 +81,7 @@ class RunTracer:
         """Store the events noted so far.
 
         Raises:
-            StoreError: the database did not store them; they are kept for the next call.
+            StoreError: the database did not store them; the next call tries again.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -93,7 +93,7 @@ class RunTracer:
         """Store the events noted so far, the last group with `store`, which also writes other data; return its result.
 
         Raises:
-            StoreError: the database did not store them; they are kept for the next call.
+            StoreError: the database did not store them; the next call tries again.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -109,7 +109,7 @@ class RunTracer:
     async def whole(self) -> TraceGroup | None:
         """Return all events of the run, to store them in another transaction; None if they are not all in memory.
 
-        `after` is the number of the newest stored event. Call `stored_elsewhere` when the transaction succeeded.
+        `after` of the group is the number of the newest stored event. Call `stored_elsewhere` after the transaction.
         """
         self._storing.disarm()
         async with self._storing.working:

@@ -1,4 +1,4 @@
-"""Usage of models: the cost, the ledgers of runs with their budgets, and the size of the last call."""
+"""Usage of models: the cost, the ledgers of runs with their budgets, and the context of the last call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from threadkeep.store.runs.trace import RunTrace
 
 
 class RunLedger:
-    """The ledger of one run: the `Ledger` of its `Meter`.
+    """The ledger of a recorded run; a `Meter` adds the usage of each model call.
 
     Usage is stored in groups with the trace, so a killed process loses at most the usage of the last calls. If there
     is a budget, usage is stored before the next call is allowed. Concurrent calls may exceed a budget, because a call
@@ -114,7 +114,7 @@ class Ledger(Protocol):
 
 
 class Account(Ledger, Protocol):
-    """A ledger of one execution of a run. `spent` is the budget that stopped a call, if any."""
+    """A ledger of one execution of a run. `spent` is the error that stopped a model call, if any."""
 
     spent: BudgetSpent | None
 
@@ -196,7 +196,7 @@ class LastContext:
     built: ContextBuilt | None = None
 
     def note(self, built: ContextBuilt) -> None:
-        """Store the event of a call.
+        """Record the context of a model call.
 
         The event of another run, such as the run that stored the question, does not replace an event of this run.
         """

@@ -56,7 +56,7 @@ class Worker:
         self._dependencies: Dependencies | None = None
 
     def open(self, engine: Engine, dependencies: Dependencies) -> None:
-        """Set the engine and the dependencies. The engine may call `execute` before; `execute` waits for this."""
+        """Set the engine and the dependencies; `execute` waits for them, because the engine may call it earlier."""
         self._engine, self._dependencies = engine, dependencies
         self._opened.set()
 

@@ -28,7 +28,7 @@ _NAME = "threadkeep-engine"
 
 
 def engine_path(path: Path) -> Path:
-    """Return the engine's file next to a SQLite database. The many writes to this file never block a turn."""
+    """Return the engine's own file next to a SQLite database, so that the engine's many writes never block a turn."""
     return path.with_name(path.name + ".runs")
 
 
@@ -46,7 +46,7 @@ class Connections:
         self._closed = True
 
     def pool(self, size: int) -> sqlalchemy.Engine:
-        """Return a pool of connections. Its output never contains the DSN or a parameter."""
+        """Return a pool of connections. Its logs and errors never contain the DSN or a parameter."""
         path = self._address.path
         # Pass the DSN to the driver only: SQLAlchemy cannot parse all forms of a DSN, and could print the password.
         file = None if path is None else str(engine_path(path))
@@ -78,7 +78,7 @@ class Connections:
         if self._address.dsn is not None:
             arguments[:] = [self._address.dsn]
             options["connect_timeout"] = _CONNECT_SECONDS
-            # A pooler in transaction mode may change the server session, which would lose prepared statements.
+            # Behind a pooler in transaction mode, prepared statements may be missing in the next transaction's session.
             options["prepare_threshold"] = None
 
 

@@ -81,7 +81,7 @@ class DbosEngine:
         return set() if self._queue is None else await self._queue.take_from_dead()
 
     def stopping(self, run_id: str) -> Stop | None:
-        """Return why a run is being stopped."""
+        """Return why a run is being stopped; None if it is not."""
         return self._runs.stopping(run_id)
 
     def holds(self, run_id: str) -> bool:
@@ -182,7 +182,7 @@ class DbosEngine:
             await lease.leave(is_idle=is_idle)
 
     def _lost(self) -> None:
-        """Stop all runs because other processes may have them, and register again under a new name."""
+        """Stop all runs because other processes may have acquired them, and register again under a new name."""
         if not self._closed:
             self._returning = asyncio.create_task(self._return(self._returning))
 

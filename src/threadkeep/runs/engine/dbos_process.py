@@ -28,7 +28,7 @@ from threadkeep.store.address import DatabaseAddress
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt at a run: one entry in the queue. The number of tries is in the record of the run."""
+    """An attempt at a run: one entry in the queue. `number` counts these entries; the run's record counts its tries."""
 
     run_id: str
     number: int = 1
@@ -56,7 +56,7 @@ _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# The queue of runs that may have crashed their processes. They run one at a time, so that no other run is blamed.
+# The queue of runs that may have crashed their processes. They run one at a time, so that a crash has one suspect.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
 # dbos holds a second connection while it migrates its tables; nothing else needs two at once.
@@ -76,7 +76,7 @@ _CONSOLE = "__dbos_console_log_handler__"
 @DBOS.workflow(name="execute", max_recovery_attempts=None)
 async def _execute(run_id: str, number: int) -> None:
     if not _handlers:
-        # Record no outcome. The attempt stays open, and another process takes it after the end of this process.
+        # Record no outcome: the attempt stays open, so another process takes it when this process has ended.
         raise asyncio.CancelledError
     await _handlers[0](Attempt(run_id, number))
 
@@ -93,7 +93,7 @@ class DbosProcess:
         self._dbos: DBOS | None = None
 
     def launch(self, execute: Callable[[Attempt], Awaitable[None]]) -> None:
-        """Launch dbos; it passes attempts to `execute`, in the event loop of this thread."""
+        """Launch dbos in a new thread; it passes attempts to `execute`, in the event loop of that thread."""
         if not _taken.acquire(blocking=False):
             raise InvalidInput(
                 "This process already executes runs, for another database or another app of the same one; "
@@ -345,7 +345,7 @@ class RunQueue:
             self._process.end(attempt.id)
 
     def _remove_finished(self) -> None:
-        """Remove finished attempts at once and then repeatedly; a short command may be the only worker."""
+        """Remove finished attempts at once and then repeatedly, because a short command may be the only worker."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
             # A failed removal is retried as long as the process lives.

@@ -29,7 +29,7 @@ CLOSED = "The engine was closed and accepts no more runs; start runs inside its 
 class Engine(Protocol):
     """An engine that calls `execute(run_id)`; it knows nothing else about runs.
 
-    - `start` executes a run in this process. If the process dies, `dead` returns the owner in the run's record.
+    - `start` executes a run in this process. If the process dies, `dead` returns its name, the owner in its runs.
     - `enqueue` records a run, and any worker executes it. If the worker dies, `take_from_dead` returns the run.
     - A process never executes a run twice at the same time. A run that is started during its execution is executed
       again afterwards. The record of the run decides which process executes it.

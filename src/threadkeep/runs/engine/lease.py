@@ -33,7 +33,7 @@ class Presence(Protocol):
         """Acquire the lease before the first run is executed."""
 
     def renew(self) -> bool:
-        """Renew the lease; return False if this process was declared dead. Others may then have its runs."""
+        """Renew the lease; return False if this process was declared dead and others may have acquired its runs."""
 
     def is_fresh(self) -> bool:
         """Return whether it is certain that no process has declared this one dead."""
@@ -91,7 +91,7 @@ class LockedFiles:
             self._descriptor = None
 
     def abandon(self) -> None:
-        """Hold the lock until the process ends."""
+        """Do nothing: the lock is released when the process ends."""
 
     def _path(self, name: str) -> Path:
         return self._database.with_name(f"{self._database.name}.{name}.lock")
@@ -268,7 +268,7 @@ class Lease:
             return False
         with self._pool.connect() as connection:
             if not self._is_made:
-                # A worker without a queue asks this every two seconds, so it sends only one statement each time.
+                # A worker whose dbos is not launched checks this every two seconds, so send one statement each time.
                 made = (
                     "SELECT name FROM sqlite_master WHERE name = :table" if self._path else "SELECT to_regclass(:table)"
                 )
