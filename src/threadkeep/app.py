@@ -73,7 +73,7 @@ async def open_app(
     """Open the application that the settings describe: its memory, chat, workflows, runs and bots.
 
     Without `works` this process takes no runs from the queue. With `bots` it runs the configured bots.
-    `channel` is recorded for messages of sessions without a channel. On exit, running turns get `shutdown_timeout`
+    `channel` is added to events that name no channel. On exit, running turns get `shutdown_timeout`
     seconds to finish; the messages of turns that need longer stay stored.
 
     Raises:

@@ -77,7 +77,7 @@ class InvalidKey(InvalidInput):
 
 
 class InvalidSettings(InvalidInput):
-    """A setting cannot be used; `variable` is the environment variable that holds it."""
+    """A setting cannot be used; `variable` is the name of its environment variable."""
 
     def __init__(self, sentence: str, *, variable: str) -> None:
         super().__init__(sentence)
@@ -178,7 +178,7 @@ class MessageNotFound(ThreadkeepError, LookupError):
 class MessageSuperseded(ThreadkeepError):
     """The message was already taken back or replaced; nothing was changed.
 
-    `superseded_by` is the id of the message that replaces it, or None.
+    `superseded_by` is the id of the message that replaces it; None if it was taken back.
     """
 
     def __init__(self, session_id: str, message_id: str, superseded_by: str | None) -> None:
@@ -340,7 +340,7 @@ type GraphitiFailure = Literal[
 
 
 class GraphitiError(ThreadkeepError, ConnectionError):
-    """The Graphiti server did not do what was requested. No sentence quotes the request or the response.
+    """A request to the Graphiti server failed. The error's message quotes neither the request nor the response.
 
     `kind` says how it failed: unreachable, timeout, broken connection, server error (5xx), too many requests (408,
     429), rejected key (401, 403), rejected request (other 4xx), or a response that is not Graphiti's. `status`

@@ -29,8 +29,6 @@ from threadkeep.store.address import DatabaseAddress, TranscriptLocation, parse_
 from threadkeep.store.driver import Backend, StoreOptions
 from threadkeep.store.partitions import check_partitions
 
-# Imported on use: a command that only reads the database needs none of these packages.
-
 _SUMMARY_KEEP = "messages:20"
 _KEY_REQUESTS, _USER_REQUESTS = 6000, 300
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
@@ -417,7 +415,7 @@ def unknown_variables() -> list[str]:
     """Return a sentence for each unknown `THREADKEEP_*` variable in the environment and in `.env`."""
     known = [name.upper() for name in Settings.model_fields]
     names = (name.upper() for name in (*os.environ, *dotenv_values(".env")))
-    # All names share the prefix, so it would make any two of them look alike.
+    # Compare the names without their common prefix, which would make any two of them similar.
     given = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
     sentences = []
     for name in sorted(given.difference(known)):

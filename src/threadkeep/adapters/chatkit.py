@@ -58,17 +58,17 @@ class ThreadkeepStore[TContext](Store[TContext]):
 
         Args:
             memory: the memory that contains the sessions.
-            user_id: returns the verified user in the context of a request; None makes all sessions visible.
+            user_id: returns the verified user id in the context of a request; if it is None, all sessions are visible.
         """
         self.memory = memory
         self._user_id = user_id
 
     def generate_thread_id(self, context: TContext) -> str:
-        """Return a new id, longer than ChatKit's own ids."""
+        """Return a new id with a whole UUID; ChatKit's own ids have only eight random digits, so they could collide."""
         return _new_id("thread")
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: TContext) -> str:
-        """Return a new id, longer than ChatKit's own ids."""
+        """Return a new id with a whole UUID; ChatKit's own ids have only eight random digits, so they could collide."""
         return _new_id(item_type)
 
     def session(self, thread_id: str, context: TContext) -> Session:
@@ -95,7 +95,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
     async def load_threads(self, limit: int, after: str | None, order: str, context: TContext) -> Page[ThreadMetadata]:
         """Return a page of threads in the order of their last activity; `desc` begins with the newest.
 
-        A thread that becomes active between two calls may be returned twice. Descending pages omit no thread.
+        If a thread becomes active between two calls, the later page can repeat or omit threads.
         """
         user_id = self._user_id(context)
         if order == "asc":
@@ -138,7 +138,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         await _append(session, _message(item, item.id))
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Replace an item in its position, or append a new item."""
+        """Replace an item at its position in the thread; append it if it is new."""
         session = self.session(thread_id, context)
         messages = await self._messages(session)
         position = _position(messages, item.id)
@@ -150,7 +150,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
             await self._rewrite(session, messages[position:], item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
-        """Remove an item from the thread. The session's history keeps it, but it is no longer sent to a model."""
+        """Remove an item from the thread. It stays in the session's history but is no longer sent to a model."""
         session = self.session(thread_id, context)
         messages = await self._messages(session)
         position = _position(messages, item_id)
@@ -202,7 +202,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return await messages_after(session, 0)
 
     async def _items(self, thread_id: str, context: TContext) -> dict[str, ThreadItem]:
-        """Return the items by id, in order; a newer version of an item takes the position of the first version."""
+        """Return the items by id, oldest first; a newer version of an item takes the position of its first version."""
         items: dict[str, ThreadItem] = {}
         for message in await self._messages(self.session(thread_id, context)):
             stored = stored_item(_NAME, message)
@@ -217,7 +217,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return items
 
     async def _rewrite(self, session: Session, messages: Sequence[Message], item: ThreadItem | None) -> None:
-        """Supersede messages; store a new version of the first one, and the others again.
+        """Supersede the messages; store `item`, if given, in place of the first, and copies of the others.
 
         If the call is interrupted, the messages stay superseded but remain in the session's history.
         """
@@ -291,7 +291,7 @@ def _message(item: ThreadItem, message_id: str | None) -> Message:
 
 
 def _utterance(message: Message, thread_id: str) -> ThreadItem | None:
-    """Return the item of a message from another channel or a run; None for a note."""
+    """Return a message of another channel or of a run as an item; None for a note."""
     created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
     if message.role == "assistant":
         return AssistantMessageItem(

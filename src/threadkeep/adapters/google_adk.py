@@ -93,7 +93,7 @@ class SessionService(BaseSessionService):
         return session
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
-        """Return the sessions of an app, or of one user of it, oldest activity first.
+        """Return the sessions of an app, or of one of its users, least recently active first.
 
         The database selects the sessions. The state of each session is computed from its events.
         """
@@ -115,7 +115,7 @@ class SessionService(BaseSessionService):
         await self._session(app_name, user_id, session_id).delete()
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, object]:
-        """Return the state of a user in an app, by keys without prefix."""
+        """Return the state of a user in an app, by key, without the prefix `user:`."""
         values = await self._memory.channels.state.values_of(_user_scope(user_id), _user_prefix(app_name))
         return {key.removeprefix(_user_prefix(app_name)): json.loads(value) for key, value in values.items()}
 
@@ -222,8 +222,8 @@ class SessionService(BaseSessionService):
 class MemoryService(BaseMemoryService):
     """A memory service of ADK over a memory.
 
-    The text of an event is stored once, as a message with the event's id. So a session can be added again, and the
-    sessions of `SessionService` are already there.
+    The text of an event is stored once, as a message with the event's id. So adding a session again changes nothing,
+    and the sessions of `SessionService` need not be added.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -244,15 +244,15 @@ class MemoryService(BaseMemoryService):
         session_id: str | None = None,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Store the texts of events that are not yet stored. Without a session id, use a common session of the user."""
+        """Store the texts of events that are not yet stored; without a session id, in the user's session `events`."""
         key = f"{_prefix(app_name, user_id)}{keys.escape_key(session_id or 'events')}"
         if messages := [message for event in events if (message := _message(event)) is not None]:
             await self._memory.session(key, user_id=user_id).append(messages)
 
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
-        """Search the user's sessions of the app; return up to 20 messages, with the most matching words first.
+        """Search the user's sessions of the app; return up to 20 messages, those with most words of the query first.
 
-        Among messages with equally many words, rare words decide. For each word, the best 500 messages are compared.
+        Between equals, rare words decide. Only the first 12 words and the best 500 messages for each word are used.
         """
         prefix = _prefix(app_name, user_id)
         found: dict[tuple[str, int | None], SearchHit] = {}
@@ -295,7 +295,7 @@ def _user_prefix(app_name: str) -> str:
 
 
 def _json_safe(state: Mapping[str, object] | None) -> dict[str, Json]:
-    """Return a state as JSON without temporary values; other values that are not JSON become text."""
+    """Return a state as JSON, without its temporary (`temp:`) keys; values of types that JSON lacks become text."""
     kept = {key: value for key, value in (state or {}).items() if not key.startswith(State.TEMP_PREFIX)}
     return cast("dict[str, Json]", to_jsonable_python(kept, fallback=str))
 

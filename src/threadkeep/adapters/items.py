@@ -21,8 +21,8 @@ _PAGE = 50
 def item_message(framework: str, item: Json, *, role: Role | None, text: str, message_id: str | None = None) -> Message:
     """Return the message that stores an item; `original` contains the item under the framework's name.
 
-    An item without a role or a text is not an utterance; it can be a tool's result or reasoning. It is stored as a note
-    with `text` as its label. Context windows contain no notes.
+    An item without a role or a text, such as a tool result or reasoning, is stored as a note with `text` as its label.
+    Context windows contain no notes.
     """
     return Message(
         role=role if role and text else "system",
@@ -98,7 +98,7 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Take back the newest active message since the last reset, among messages that match `keep`; return it, or None.
+    """Take back the newest active message since the last reset that matches `keep`; None if there is none.
 
     Newer messages are taken back too.
     """
@@ -112,8 +112,8 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
 async def append_once(session: Session, messages: Sequence[Message], joined: Joined) -> bool:
     """Store messages and statements in one transaction.
 
-    The id of the first message identifies a revision that only one writer can store. Return False if another writer has
-    stored it, and True if this call repeats a successful one.
+    The id of the first message identifies a revision, which only one writer can store. Return False if another writer
+    has stored it. A repeated call returns True if an earlier one succeeded.
 
     Raises:
         WrongUser: the session belongs to another user.

@@ -20,7 +20,7 @@ _ROLES: Mapping[MessageRole, Role] = {MessageRole.USER: "user", MessageRole.ASSI
 
 
 class ChatMemory(BaseMemory):
-    """A LlamaIndex memory over a session. For asynchronous calls, LlamaIndex runs these methods in threads.
+    """A LlamaIndex memory over a session. For asynchronous calls, LlamaIndex runs these methods in OS threads.
 
     Tool calls and tool results are stored as notes. The memory returns them unchanged; the contexts of other agents do
     not contain them.
@@ -47,7 +47,7 @@ class ChatMemory(BaseMemory):
         return cls(**kwargs)
 
     def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name
-        """Return the newest messages since the last reset, oldest first, from the first user message on."""
+        """Return the newest messages since the last reset, oldest first; skip those before their first user message."""
         newest = self._session.wait_for(lambda one: read_messages(one, self.max_messages, keep=_is_item))
         return _from_a_user(_items(newest))
 

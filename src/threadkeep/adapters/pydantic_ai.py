@@ -34,8 +34,8 @@ class Conversations(ConversationStore):
 
     An entry is stored as a message with the entry's id. Prompts and answers are stored like messages of other agents,
     tool calls and tool results as notes. Each save is one transaction. If two writers save the same revision, only the
-    first succeeds. Entries that a branch leaves are superseded, but can still be read. A fork is a branch of the
-    session, with copies of its messages.
+    first succeeds. If a record continues from an earlier entry, later entries are superseded, but can still be read. A
+    fork is a branch of the session, with copies of its messages.
     """
 
     def __init__(self, memory: Memory, *, user_id: str | None = None) -> None:
@@ -80,8 +80,8 @@ class Conversations(ConversationStore):
         """Store a record and its new entries in one transaction; a repeated call changes nothing.
 
         Raises:
-            ConversationConflict: the stored revision is not `expected_revision`, or the head is not stored.
-            WrongUser: the conversation belongs to another user.
+            ConversationConflict: the stored revision is not `expected_revision`, or the head's entry is not stored.
+                WrongUser: the conversation belongs to another user.
             StoreUnavailable: the database does not answer; the same call can be repeated.
         """
         stored = await self.read_record(record.conversation_id)
@@ -117,7 +117,7 @@ class Conversations(ConversationStore):
             await self._memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry of the conversation that was read last, or else of the conversation that stored it first.
+        """Return an entry: from the conversation that was read last, or else from the one that stored it.
 
         Raises:
             LookupError: neither conversation has the entry.
@@ -126,7 +126,7 @@ class Conversations(ConversationStore):
         return cast("ConversationEntry", _entry(message))
 
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
-        """Return the entries up to `head_id`, oldest first, or the last `limit` of them; the session is read once."""
+        """Return the entries up to `head_id`, oldest first, or only the last `limit`; the session is read once."""
         if head_id is None or limit == 0:
             return []
         session, _ = await self._find(head_id)
@@ -140,9 +140,9 @@ class Conversations(ConversationStore):
         return history[::-1]
 
     async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
-        """Return the `seq` of the entry that a record continues from, if later entries must be superseded; else None.
+        """Return the `seq` after which entries must be superseded; None if there are none.
 
-        If the entry belongs to another session, branch that session.
+        The record continues from `entry_id`. If this entry belongs to another session, branch that session.
         """
         session, seq = self._session(record.conversation_id), 0
         if entry_id is not None:
@@ -183,7 +183,7 @@ class Conversations(ConversationStore):
 
 
 def _note(conversation_id: str, revision: str | None, item: Json) -> Message:
-    """Return the note of a write. Its id contains the previous revision, so only one write can follow each."""
+    """Return the note of a write. Its id contains the previous revision, so only one write can follow a revision."""
     name = f"{conversation_id}:{revision or ''}"
     return item_message(_NAME, item, role=None, text="[conversation]", message_id=name)
 

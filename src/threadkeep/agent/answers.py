@@ -27,9 +27,8 @@ _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
 def answered_before(answer: AIMessage, request: ModelRequest[Any], config: RunnableConfig) -> ModelResponse[Any]:
     """Return a stored answer as the response of a model call, with its structured response if the agent has one.
 
-    If the state of a checkpointer already has the answer, it stays as it is. If the answer is not at the end of the
-    state, because later turns or repeats follow or a tool gave it, a copy with a new id is appended. Later calls of the
-    model do not get the copy.
+    If the checkpointed state ends with the turn of the answer, the answer stays as it is. If later turns or repeats
+    follow it, or if it is a tool's result, a copy with a new id is appended. Later model calls do not receive the copy.
     """
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)

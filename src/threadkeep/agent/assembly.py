@@ -43,7 +43,7 @@ from threadkeep.records import Message, Summary
 type _Sent = tuple[BaseMessage, Entry]
 
 _NEWEST: Final = 8
-"""The number of newest messages that the window keeps if they need at most half of the budget."""
+"""The number of newest messages that stay in the window if they need at most half of the budget."""
 _YIELDING: Final[tuple[Section, ...]] = ("window", "earlier_steps")
 _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
@@ -67,7 +67,7 @@ class Assembler:
         self.window = kept if known and isinstance(kept, KeptWindow) else KeptWindow(counter)
         self.window.extend(recollection.messages)
         self._count = len(recollection.messages)
-        # The kept window grows when later turns begin, so this turn copies the ids.
+        # The cached window grows when later turns begin, so this turn copies the ids.
         self._rows_by_id = dict(self.window.rows_by_id)
         self._no_answer, self._opening = AIMessage(NO_ANSWER), HumanMessage(OPENING)
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
@@ -122,7 +122,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join `head`, the kept window and `tail`; the stable prefix includes `stable` messages of `tail`."""
+        """Join `head`, the cached window and `tail`; the stable prefix includes `stable` messages of `tail`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -173,7 +173,7 @@ class Assembler:
         return earlier
 
     def _is_whole(self, call: Call, talk: Sequence[BaseMessage]) -> bool:
-        """Return True if the kept window can be sent unchanged before the messages of the run."""
+        """Return True if the cached window can be sent unchanged before the messages of the run."""
         window, recollection = self.window, self._recollection
         if not window.plain or window.counter != call.counter or self._steps or self._begin_id is not None:
             return False
@@ -200,7 +200,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft of everything that could be sent; the first `window` messages come from the kept window."""
+        """Return a draft of everything that could be sent; the first `window` messages come from the cached window."""
         shown = self._summaries_for(call)
         repaired = repair(plain(talk, call.provider))
         pieces = tuple(self._pieces(call, repaired.messages, shown))
@@ -244,7 +244,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _recalled(self, draft: Draft) -> int:
-        """Return the tokens of recalled turns that a complete conversation may use instead; 0 if it is incomplete."""
+        """Return the tokens for recalled turns, free for other use if the whole conversation is sent; else 0."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0

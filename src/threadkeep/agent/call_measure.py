@@ -42,9 +42,10 @@ class ModelUse:
 class CallMeasure:
     """The counter of a call and the budget of its messages; `tools` are the additional tokens of the tools.
 
-    `stored` is the counter of stored messages, None if a caller chose another one for the call. `learns` is True if the
-    provider's count can correct the counter. `shared` is the number of tokens to which shares apply. `other` is the
-    unscaled number of tokens in scripts other than Latin; `other_counter` counts them if they have their own factor.
+    `stored` is the counter of stored messages; None if the caller chose another counter. `learns` is True if the
+    provider's count can correct the counter. Sections have shares of `shared` tokens; None: of the budget. `other` is
+    the unscaled number of tokens in scripts other than Latin; `other_counter` counts them if they have their own
+    factor.
     """
 
     model: str | None

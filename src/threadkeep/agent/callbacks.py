@@ -47,7 +47,7 @@ _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 
 @dataclass
 class _Run:
-    """The input and the thread of a root run, and the functions to call at its end."""
+    """The input and the LangGraph thread of a root run, and the functions to call at its end."""
 
     input: object
     thread: object = None
@@ -55,7 +55,7 @@ class _Run:
 
 
 class RootCallbacks(BaseCallbackHandler):
-    """A handler that finds the root run of the current task; it remembers at most a thousand runs.
+    """A handler that finds the root run of the current task; it stores at most a thousand runs.
 
     LangChain calls it for every root run of the process, including runs without a memory, so its methods do little
     work. It is needed because middleware hooks see neither the input nor the end of a root run.
@@ -73,7 +73,7 @@ class RootCallbacks(BaseCallbackHandler):
 
     @property
     def attempts(self) -> Mapping[str, UUID]:
-        """The runs of the nodes that this agent is called in, by the namespaces of their tasks.
+        """The ids of the node runs in which this agent is called, by the checkpoint namespaces of their tasks.
 
         If LangGraph's `RetryPolicy` repeats a task, the new attempt is another run in the same namespace.
         """
@@ -139,7 +139,7 @@ class RootCallbacks(BaseCallbackHandler):
             self._note_attempt(str((metadata or {}).get("langgraph_checkpoint_ns", "")), run_id, parent_run_id)
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Note the start of a branch. Tools and runs in another thread are not in a branch."""
+        """Note the start of a branch. Tools, and runs of another LangGraph thread, are not in a branch."""
         run = self._run()
         if metadata.get("langgraph_node") == _TOOLS or (run is not None and run.thread != metadata.get("thread_id")):
             self._sent.set(False)
@@ -225,7 +225,7 @@ class PartialAnswer(BaseCallbackHandler):
     those that select tools, are ignored.
     """
 
-    run_inline = True  # asynchronous runs call it without a thread
+    run_inline = True  # asynchronous runs call it without an OS thread
 
     def __init__(self) -> None:
         self.text = ""

@@ -60,7 +60,7 @@ class CandidateError(TypedDict):
 
 
 class CandidateState(TypedDict, total=False):
-    """The state: the event, with new `candidates` and `errors` at the end of the run."""
+    """The state of the graph; at the end of a run, its `event` has new `candidates` or `errors`."""
 
     event: Mapping[str, Json]
     messages: list[BaseMessage]
@@ -144,7 +144,7 @@ class CandidateNodes:
         return {"messages": update, "llmText": text}
 
     async def build_candidate(self, state: CandidateState) -> CandidateState:
-        """Propose the model's whole answer, even if the state has it cut; propose nothing if it is empty."""
+        """Propose the model's whole answer, even if the state has a shortened copy; propose nothing if it is empty."""
         text = state.get("llmText") or ""
         if not text.strip():
             return {"outcome": "OK"}
@@ -245,8 +245,8 @@ _LOCKS: WeakKeyDictionary[BaseCheckpointSaver[Any], Locks[tuple[int, str]]] = We
 class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, CandidateState]):
     """A compiled candidate graph.
 
-    With a checkpointer, the runs of one thread are executed one after the other in this process. Otherwise concurrent
-    runs would begin with the same checkpoint, and the memory of only one of them would be stored.
+    With a checkpointer, the runs of one LangGraph thread are executed one after the other in this process. Otherwise
+    concurrent runs would begin with the same checkpoint, and the memory of only one of them would be stored.
     """
 
     async def astream(

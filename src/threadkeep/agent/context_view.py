@@ -282,7 +282,7 @@ def _reason(entry: Entry, before: ContextManifest, after: ContextManifest) -> De
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
     """Return True if a message of the earlier call is in a range that the later call excluded.
 
-    A range names its first and last message. If the earlier call did not send one, the range has no limit there.
+    A range names its first and last message. If the earlier call did not send one of them, that end is open.
     """
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id

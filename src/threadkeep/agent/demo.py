@@ -101,9 +101,9 @@ _FUNCTION_CHARACTERS = frozenset(
 class DemoModel(OfflineModel):
     """A deterministic LangChain chat model that answers questions with earlier statements of the user.
 
-    It quotes the statements that share most words with the question, also from quoted older turns and from its own
-    summaries. It acknowledges a statement. Its own answers, system texts, tool results and earlier questions are not
-    statements. Every answer ends with the number of messages in the call, including the new one, without system
+    It quotes the statements that share most words with the question, including statements in quoted older turns and in
+    its own summaries. It acknowledges a statement. Its own answers, system texts, tool results and earlier questions
+    are not statements. Every answer ends with the number of messages in the call, including the new one, without system
     messages. For `ModelSummarizer` it returns the first words of each message. Usage is an estimate. Tools may be
     bound, but are never called.
     """
@@ -125,7 +125,7 @@ class DemoModel(OfflineModel):
         yield ChatGenerationChunk(message=last)
 
     async def _astream(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
-        # The default implementation of LangChain uses a thread for each word.
+        # The default implementation of LangChain uses an OS thread for each word.
         for chunk in self._stream(messages):
             yield chunk
 

@@ -30,7 +30,7 @@ KEPT_TOKENS: Final = 16_000
 _MOST_TURNS: Final = 20
 """The maximum number of turns with stored steps, if the steps fit.
 
-At the maximum, only the steps of the newest `tool_memory` turns are kept; until then, calls begin with the same steps.
+At the maximum, only the steps of the newest `tool_memory` turns stay. Below it all stay, so that calls begin alike.
 """
 
 

@@ -70,7 +70,7 @@ def left_out_in_words(one: FactsLeftOut) -> str:
 
 
 def join_ranges(gaps: Sequence[Exclusion]) -> list[Exclusion]:
-    """Join consecutive ranges that are excluded for the same reason."""
+    """Join consecutive ranges that are excluded for the same reason, except ranges that are summarised."""
     joined: list[Exclusion] = []
     for gap in gaps:
         last = joined[-1] if joined else None

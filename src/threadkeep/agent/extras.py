@@ -38,7 +38,8 @@ class ExtraRequest:
 
     `earlier` are the messages before the input, oldest first. `known_ids` are ids of messages in the prompt.
     `question_seq` is the `seq` of the input; None if it has none yet. A source that queries Graphiti adds the outcome
-    to `graph`. A source of facts adds the facts that it omits to `facts_left_out`. `notes` name sections without room.
+    to `graph`. A source of facts adds the facts that it omits to `facts_left_out`. `notes` has a name for each section
+    without room.
     """
 
     session: Session
@@ -105,6 +106,6 @@ async def find_all(
         observer.notify(ExtraNotFound(section=source.section, error=error, session_id=request.session.session_id))
         return None
 
-    # With only one source, a task would cost time in each turn.
+    # Await a single source directly: a task would cost time in each turn.
     found = [await found_by(sources[0])] if len(sources) == 1 else await asyncio.gather(*map(found_by, sources))
     return [extra for extra in found if extra is not None]

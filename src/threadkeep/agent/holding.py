@@ -18,8 +18,8 @@ from threadkeep.store.manifests import NotedManifest
 class HeldAnswer:
     """An answer that is stored in the transaction that ends its run.
 
-    `anchor` returns the statement that moves the anchor of the window, or None. If the transaction fails, `store`
-    stores only the answer. `settle` is called after the answer is stored.
+    `anchor` returns the statement that moves the anchor of the window; None if it does not move. If the transaction
+    fails, `store` stores only the answer. `settle` is called after the answer is stored.
     """
 
     session: Session
@@ -62,7 +62,7 @@ class RunHold:
         return self.begun.receipt
 
     def takes(self, session: Session) -> bool:
-        """Return True if the end of the run may store an answer in a session."""
+        """Return True if the transaction that ends the run may store an answer in a session."""
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:

@@ -74,7 +74,7 @@ class TurnHooks:
         return self._open.of(key) is not None
 
     async def before_agent(self, call: AgentCall) -> None:
-        """Wait for the earlier turns of the session, then begin the agent's part in this one."""
+        """Wait for the earlier turns of the session, then begin the agent's part in this turn."""
         part = self._new_part(call)
         if not part.silent:
             part.begun_by(call.runtime)
@@ -117,7 +117,7 @@ class TurnHooks:
         return step
 
     async def end_model_call(self, step: ModelStep, response: ModelResponse[Any]) -> None:
-        """Hold the reply of a model as the answer if it calls no tools.
+        """Hold the reply of a model as the answer until the run ends, unless it calls tools.
 
         A reply with the id of an earlier message (from a cache, for example) gets a new id, so that both remain.
         """
@@ -140,7 +140,7 @@ class TurnHooks:
             part.discard()
 
     async def fail_model_call(self, step: ModelStep, error: BaseException) -> None:
-        """Hold or store the text that a model returned before it failed, was interrupted or was cancelled."""
+        """Store the text that a model returned before it was cancelled; hold the text if the model failed."""
         part = step.part
         part.root.call_ends()
         part.partial = None
@@ -183,7 +183,7 @@ class TurnHooks:
             part.root.release(part.author, part.key)
             return
         if isinstance(error, Exception):
-            # An interrupt, or the end of the run. A retry continues without holding the session.
+            # An interrupt or a failure, which may end the run. A retry continues without holding the session.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
             self._order.release(part.session.session_id, part.root)
@@ -193,7 +193,7 @@ class TurnHooks:
         await self._interrupt(part, AIMessage(text_of(said), id=said.id) if said else "")
 
     async def _interrupt(self, part: Participation, said: BaseMessage | str) -> None:
-        """Store the text of a cancelled call, then let the next turn of the session begin."""
+        """Store the text of a cancelled call, then release the session for its next turn."""
         try:
             await self._open.end(part, said, "interrupted")
         finally:
@@ -235,13 +235,13 @@ class TurnHooks:
         self._order.release(part.session.session_id, part.root)
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Settle a run that failed or was cut off, and let the next turn of the session begin.
+        """Settle a run that failed or was cut off, and release the session for its next turn.
 
-        This is called in the thread of the run.
+        This is called in the OS thread of the run.
         """
         is_whole = not part.key[1]  # the agent is the graph that ended
         self._others.check_end(state, part.root.answers, is_whole=is_whole)
-        # The executor of a run settles its cancelled turns, because the run may continue in another process.
+        # The worker that executes a run settles its cancelled turns, because the run may continue in another process.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
             self._order.release(part.session.session_id, part.root)

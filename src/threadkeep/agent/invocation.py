@@ -17,7 +17,7 @@ from threadkeep.history.session import Session
 from threadkeep.records import Json
 
 type CallKey = tuple[int, str, int]
-"""The root run, the namespace and the stream of an agent's call."""
+"""The identity of an agent's call: its root run, its checkpoint namespace and its stream."""
 
 
 def session_for(

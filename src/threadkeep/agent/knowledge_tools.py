@@ -371,7 +371,7 @@ _VERBS: Mapping[MemoryToolKind, tuple[Callable[[_KnowledgeTools], Callable[..., 
 
 
 def events_beside(memory: history.Memory, session: Session) -> SessionEvents:
-    """Return a reporter for reads and writes of an agent other than those of the session's transcript."""
+    """Return a reporter for an agent's reads and writes outside the session's transcript."""
     return SessionEvents(memory.observers, "other", session.session_id)
 
 

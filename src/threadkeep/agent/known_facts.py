@@ -65,7 +65,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """The facts that a block shows for a set of scopes, with the facts, room and counter of their selection."""
+    """The facts that a block shows for a set of scopes, and the facts, tokens and counter that they were chosen by."""
 
     ids: frozenset[str]
     facts: list[Fact]

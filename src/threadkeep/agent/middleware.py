@@ -110,7 +110,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         """The number of runs of this process that have begun and not ended, at most a thousand."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
-    # A node, because other middleware may reject the question before a model call; it is then stored as failed.
+    # A node, because other middleware may reject a question before a model call; the question is stored as failed then.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Wait for the earlier turns of the session, then begin the turn of the run."""
         call = AgentCall(get_config(), runtime, state["messages"])
@@ -123,8 +123,8 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None
 
-    # This and `awrap_tool_call` are not coroutine functions: LangSmith would switch to a thread before and after each
-    # call of a coroutine function, even while tracing is off.
+    # This and `awrap_tool_call` are not coroutine functions: LangSmith would switch to an OS thread before and after
+    # each call of a coroutine function, even while tracing is off.
     def awrap_model_call(
         self, request: ModelRequest[Any], handler: _CallModel
     ) -> Coroutine[Any, Any, ModelResponse[Any]]:
@@ -209,7 +209,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         self._wait_for(call, lambda hooks: hooks.end_tool_call(step, result))
         return result
 
-    # A node, because other middleware may change the answer after a model call, and only nodes change the state.
+    # A node, because other middleware may change the answer after a model call, and only nodes can change the state.
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the final answer. If another process stored one first, put that answer into the state instead."""
         call = AgentCall(get_config(), runtime, state["messages"])

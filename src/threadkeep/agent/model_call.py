@@ -124,7 +124,7 @@ class KeptWindow:
 class Draft:
     """A model call with a chosen window.
 
-    `chosen` has indexes of `pieces`. `window` is the number of messages of the kept window if it is sent as a whole;
+    `chosen` has indexes of `pieces`. `window` is the number of messages of the cached window if it is sent as a whole;
     they are not in `pieces`. `rooms` are the tokens for each extra that is still to be searched. `unsendable` are
     messages that no provider accepts, and `summaries` are the summaries that are sent.
     """

@@ -52,8 +52,8 @@ def _reporting(model: BaseChatModel) -> BaseChatModel:
 def trace_without_threads() -> None:
     """Make LangSmith set up its runs on the event loop of this process while tracing is off.
 
-    LangChain wraps each `awrap_model_call` of a middleware for LangSmith, which runs two functions in threads even if
-    tracing is off. The setting applies to all agents of the process, so only Threadkeep's own processes use it.
+    LangChain wraps each `awrap_model_call` of a middleware for LangSmith, which runs two functions in OS threads even
+    if tracing is off. The setting applies to all agents of the process, so only Threadkeep's own processes use it.
     """
     langsmith.set_runtime_overrides(aio_to_thread=_in_loop)
 

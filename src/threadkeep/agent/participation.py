@@ -266,7 +266,7 @@ class Participation:
         return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
 
     def begun_by(self, runtime: Runtime[Any]) -> None:
-        """Remember a run that begins by a weak reference to its stream writer, which is gone after the run."""
+        """Store a weak reference to the stream writer of a run that begins; the writer is gone after the run."""
         writer = weakref.ref(runtime.stream_writer)
         self._begun = [begun for begun in self._begun if begun() is not None] + [writer]
         self.root.writers.append(writer)
@@ -321,8 +321,8 @@ _MOST_CALLS = 1_000
 class OpenTurns:
     """The calls of one agent in this process that have begun and not ended, by key.
 
-    The memory settles them before it closes. At most a thousand are remembered. A call that is no longer remembered,
-    such as one of an interrupted run, continues from the transcript.
+    The memory settles them before it closes. At most a thousand are stored. A call that is no longer stored, such as
+    one of an interrupted run, continues from the transcript.
     """
 
     def __init__(self) -> None:
@@ -337,7 +337,7 @@ class OpenTurns:
         return self._calls.get(key)
 
     def enter(self, call: Participation) -> None:
-        """Remember a call that begins; replace a call with the same key."""
+        """Add a call that begins; replace a call with the same key."""
         self._calls.pop(call.key, None)
         self._calls[call.key] = call
         if len(self._calls) > _MOST_CALLS:

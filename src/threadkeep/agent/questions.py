@@ -239,7 +239,7 @@ def known_messages(
     A message is known if a row has its id, or has its text at a matching position. If middleware changed the text, the
     row has a keyed digest of the received text. A human message between known messages has changed if no row has its
     text. With `by_place`, an answer in the position of a stored answer is known, because clients may change the text.
-    Messages before the first row are older, or from the program. If no message is known, none has changed.
+    Messages before the first row are older, or the program wrote them. If no message is known, none has changed.
     """
     told = _sent(messages, rows, digest)
     pairs = _aligned(told, rows)

@@ -31,7 +31,7 @@ _DAY_TOKENS = 11
 _OTHER_COUNTS = 16
 """For models with their own counter, a sixteenth more tokens are searched: stored counts may be that much higher."""
 _UNUSED, _MARGIN = 0.04, 0.01
-"""The share of the room that may stay unused, and the share that a second selection leaves free."""
+"""The share of the section's tokens that may stay unused, and the share that a second selection leaves free."""
 
 
 class RecalledTurns:
@@ -102,13 +102,13 @@ class _LangChainEmbedder:
 def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | None:
     """Return an embedder that uses LangChain embeddings; its name is `name`, or else the name of the model.
 
-    Without embeddings, return the built-in embedder, or None if the extra `meaning` is not installed.
+    Without embeddings, return the built-in embedder; None if the extra `meaning` is not installed.
     """
     return installed_word_vectors() if embeddings is None else _LangChainEmbedder(embeddings, name)
 
 
 def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
-    """Return the token limit of the search, as the stored messages are counted."""
+    """Return the token limit of the search, in tokens as counted when messages are stored."""
     alike = request.counter in (memory.counter, memory.remembered_counts.remembering(memory.counter))
     return room if alike else room + room // _OTHER_COUNTS
 
@@ -130,7 +130,7 @@ def _time_of(turn: FoundTurn) -> datetime:
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message; select a second time if its size misses the room."""
+    """Return the best turns that fit, as one message; select again if it is too long or leaves too much unused."""
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
     sizes = _sizes(quoted, request.counter)
     budget = room - request.counter(TURNS_HEADER)

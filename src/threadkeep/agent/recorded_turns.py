@@ -226,7 +226,7 @@ def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
     spoken = {row.run_id for row in rows if row.role == "assistant"}
     found: list[BaseMessage] = [HumanMessage(OPENING)] if rows and rows[0].role == "assistant" else []
     for row, following in zip_longest(rows, rows[1:]):
-        # An answer of the graph may have the id of an earlier answer, and would replace it in the state.
+        # Earlier answers get no id: an answer of the graph with the same id would replace the earlier one in the state.
         found.append(to_langchain(row if row.role == "user" else row.with_fields(id=None)))
         next_run = None if following is None else following.run_id
         asked = row.role == "user" and row.run_id is not None and row.run_id not in spoken

@@ -51,11 +51,11 @@ class RootRun:
     """The turn of one root run in one session.
 
     LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. The input of an agent
-    shows if it takes part in the turn; its thread id, which nested agents inherit, and its checkpoint namespace do not.
-    `question` are the messages that began the turn, `sent` all messages that the caller sent with them. `turn` is the
-    turn of the agent that stored the question. `answers` are the complete answers of all speakers, in order; the `name`
-    of each is its author. A `recorded` run holds its session until the graph ends, other runs until an agent's answer
-    is stored.
+    shows if it takes part in the turn; its LangGraph thread id, which nested agents inherit, and its checkpoint
+    namespace do not. `question` are the messages that began the turn, `sent` all messages that the caller sent with
+    them. `turn` is the turn of the agent that stored the question. `answers` are the complete answers of all speakers,
+    in order; the `name` of each is its author. A `recorded` run holds its session until the graph ends, other runs
+    until an agent's answer is stored.
     """
 
     control: object
@@ -179,7 +179,7 @@ class RootRun:
     def begin_attempt(self, attempts: Mapping[str, UUID]) -> bool:
         """Return True if a call is in a repeated attempt at a node; release the numbers of the earlier attempt.
 
-        `attempts` are the runs of the nodes that contain the call, by the namespaces of their tasks.
+        `attempts` are the ids of the node runs around the call, by the checkpoint namespaces of their tasks.
         """
         if not attempts:
             return False
@@ -247,9 +247,9 @@ def own_session(memory: Memory, session: Session, author: str | None) -> Session
 
 
 def root_run(memory: Memory, control: object, session_id: str, place: CallPlace | None = None) -> RootRun:
-    """Return the turn of a root run in a session. It is created at the first call and remembered until the run ends.
+    """Return the turn of a root run in a session. It is created at the first call and stored until the run ends.
 
-    If the end of runs is not reported, as for streams without a reader, the newest thousand are remembered. A call in a
+    If the end of runs is not reported, as for streams without a reader, the newest thousand are stored. A call in a
     workflow's node without a transcript gets a new turn each time.
     """
     if place is not None and not place.transcript:
@@ -297,7 +297,7 @@ class SessionOrder:
     async def acquire(self, session_id: str, run: RootRun, observers: Observers) -> None:
         """Wait until a root run gets the session; other agents of the same run do not wait.
 
-        A wait of half a minute is reported once. The wait never ends if a tool asks the same session in its own thread.
+        A wait of half a minute is reported once. It never ends if a tool runs the same session in its own OS thread.
         """
         run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop()])}
         with self._lock:

@@ -167,7 +167,7 @@ class TurnContext:
         return sent
 
     async def _first_assembler(self, messages: Sequence[BaseMessage], measure: CallMeasure, use: ModelUse) -> Assembler:
-        """Read what the turn needs of the session; return the assembler of all its calls, and cache its window."""
+        """Read the history and the steps; return the assembler for all calls of the turn, and cache its window."""
         found = (await self._recall(messages, measure)).without_failures()
         if self._options.plan.fold_repeats:
             found = found.with_folds(self._memory.counter)
@@ -183,7 +183,7 @@ class TurnContext:
     def report(self, reply: AIMessage | None) -> None:
         """Add the usage that the provider reported to the manifest of the last call.
 
-        The manifest waits for the answer. If the model called tools or a run executes the turn, it is queued at once.
+        It is stored with the answer. If the model called tools or a run executes the turn, it is queued at once.
         """
         reported = usage_of(reply)
         if self._open is not None and reported is not None:
@@ -303,7 +303,7 @@ class TurnContext:
         return [*in_order(messages[:start], known.rows), *messages[start:]]
 
     async def _of_later_turns(self, messages: Sequence[BaseMessage], run_id: str) -> set[str | None]:
-        """Return the ids of messages of later turns; a checkpointer's state has them after a repeated question.
+        """Return the ids of messages of later turns, which follow a repeated question in a checkpointed state.
 
         The messages after the last message that another run stored belong to this run.
         """
@@ -440,7 +440,7 @@ class TurnContext:
 
 
 def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
-    """Return an empty past that excludes all earlier messages as `over_limit`."""
+    """Return an empty history that excludes all earlier messages as `over_limit`."""
     last = (question_seq or 0) - questions
     excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
     return Recollection((), excluded=excluded, question_seq=question_seq, questions=questions)

@@ -29,7 +29,7 @@ type IdOf = Callable[[RunnableConfig], str | None] | Callable[[RunnableConfig, R
 type Limit = int | Literal["auto"] | None
 
 AUTO_MESSAGES: Final = 20
-"""The number of earlier messages when neither limit is given."""
+"""The number of earlier messages if neither limit is given."""
 
 AUTO_TOKENS: Final = 4_000
 """The budget for a model whose context window is unknown."""
@@ -44,7 +44,7 @@ class TurnLearning(Protocol):
     """Work after the end of a turn; see `FactLearning`."""
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
-        """Queue a session after the end of a turn and return at once; `model` is the model of the turn."""
+        """Queue a session for learning after a turn, and return at once; `model` is the model of the turn."""
         ...
 
 

@@ -1,7 +1,7 @@
 """A turn of a session inside a run: its question, and the answer of one speaker.
 
 The middleware and the node helper both use `OpenTurn`. It has no state that another process would need: the context of
-a model call is read from the transcript before the question, so another process can continue an interrupted run. The
+a model call is read from the messages before the question, so another process can continue an interrupted run. The
 database decides which answer is valid: the first complete answer of a speaker.
 """
 
@@ -194,7 +194,7 @@ class OpenTurn:
         """Record messages; return None if they are pending.
 
         Raises:
-            TurnInMemoryOnly: an answer for a waiting caller could be lost. Executors of runs check this themselves.
+            TurnInMemoryOnly: an answer for a waiting caller could be lost. Runs check this themselves.
         """
         try:
             return await self.session.record(messages, answers=answers, told=told)
@@ -263,7 +263,7 @@ class OpenTurn:
         of the session has its id; otherwise None.
 
         Raises:
-            TurnInMemoryOnly: neither the database nor the disk accepts the answer; a repeat gets it later.
+            TurnInMemoryOnly: neither the database nor the disk accepts the answer; a repeated question gets it later.
         """
         message = AIMessage(content=answer, id=str(uuid7())) if isinstance(answer, str) else answer
         return await self._memory.finish(self._close, message, status)
@@ -331,7 +331,7 @@ class OpenTurn:
         return None if first is None else as_answer(first)
 
     async def _first_answer(self, answer_id: str, *, told: bool) -> Message | None:
-        """Return the answer that was stored first, for callers to get instead of this one; None if it was deleted.
+        """Return the answer that was stored first, which callers get instead of this one; None if it was deleted.
 
         Raises:
             StoreUnavailable: the answer cannot be read in time. In a run, the read is retried until it succeeds.

@@ -40,10 +40,10 @@ class Extent:
 class SummaryRoom:
     """Limits for the length of summaries, in tokens.
 
-    `all` limits all active summaries together, and `framed` limits them with their frames. A summary with more than
-    `one` is rejected; the model is asked for `asked`, because it cannot count exactly. `record` is the size of the
-    transcript part that the model reads at once, besides an earlier summary. `facts` limits the lasting facts in a
-    summary.
+    `all` limits all active summaries together, and `framed` limits them with the text around them. A summary with more
+    than `one` is rejected; the model is asked for less (`asked`), because it cannot count exactly. `record` is the size
+    of the transcript part that the model reads at once, in addition to an earlier summary. `facts` limits the lasting
+    facts in a summary.
     """
 
     all: int
@@ -129,7 +129,7 @@ def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
 
 
 def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Return True if a range has at least an eighth of the trigger.
+    """Return True if the size of a range is at least an eighth of the trigger.
 
     Without this rule, a kept tail that is larger than the trigger would cause a model call in every turn.
     """
@@ -146,7 +146,7 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
         rows: the newest rows, newest first, without gaps.
         keep: the minimum number of messages, or the maximum number of tokens.
         budget: the budget of a model call, in tokens.
-        complete: True if the rows include everything after the last summary. If False, None requests more rows.
+        complete: True if the rows include everything after the last summary. Else None requests more.
     """
     unit, value = in_units(keep, budget)
     spoken = _spoken(rows)
@@ -162,12 +162,12 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
 
 
 def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: bool) -> int | None:
-    """Return the first `seq` to keep after a position: the start of the next turn, or of the newest one.
+    """Return the first `seq` to keep after a position: the start of the next turn, or of the newest if none follows.
 
     Args:
         rows: the newest rows, newest first, at least back to the position.
         left_out_upto_seq: the newest message that did not fit into the window.
-        complete: True if the rows include everything after the last summary. If False, None requests more rows.
+        complete: True if the rows include everything after the last summary. Else None requests more.
     """
     spoken = _spoken(rows)
     starts = [_seq(row) for place, row in enumerate(spoken) if _starts_turn(spoken, place, complete=complete)]
@@ -214,8 +214,8 @@ def even_room(total: int, room: int) -> int:
 def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, ...]:
     """Return the active summaries, oldest first, to merge into one; none while they are within their limit.
 
-    The newest summary stays unchanged if there are two others, because recent details matter most. Summaries with
-    archived messages between them are not merged, because the merged summary would cover those messages as well.
+    The newest summary stays unchanged if there are at least two others, because recent details matter most. Summaries
+    with archived messages between them are not merged, because the merged summary would cover those messages as well.
     """
     together = sum(summary.tokens for summary in summaries)
     if together <= room.all and together + _BLOCK_TOKENS * len(summaries) <= room.framed:
@@ -234,11 +234,11 @@ def sources_of(summaries: Sequence[Summary], parts: Mapping[str, Sequence[Summar
     """Return the summaries that a model reads to merge the given ones.
 
     If the first summary is a merged one, the model reads its parts instead, provided that these fit into `tokens`
-    together with the later summaries. So few texts are summaries of summaries of summaries.
+    together with the later summaries. So few texts pass through more than two levels of summaries.
 
     Args:
         summaries: the summaries to merge, oldest first.
-        parts: the parts of merged summaries by their ids, oldest first.
+        parts: the summaries that each merged summary was made from, oldest first, by the id of the merged one.
         tokens: the maximum number of tokens to read.
     """
     node, later = summaries[0], list(summaries[1:])

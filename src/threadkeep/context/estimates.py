@@ -68,7 +68,7 @@ def exact_counter(encoding: Encoding) -> ExactCounter:
 
 @cache
 def installed_counter(encoding: Encoding) -> ExactCounter | None:
-    """Return the exact counter of an encoding, or None without the extra; the first call takes a tenth of a second."""
+    """Return the exact counter of an encoding; None without the extra. The first call takes a tenth of a second."""
     try:
         package = find_spec("bpe_openai")
         # The package's own `get_encoding` rejects texts of a million characters or 200,000 tokens.
@@ -95,7 +95,7 @@ type Pattern = tuple[bytes, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """The patterns for all texts, or for texts in one script: of character kinds, of characters, and of capitals.
+    """The patterns for all texts, or for one script: of character kinds (`kinds`), of characters (`text`), of capitals.
 
     The first entry in `kinds` of a script is the kind of its lead bytes. Only the patterns for all texts have `runs`:
     words, and groups of three digits.
@@ -109,7 +109,7 @@ class Patterns:
 
 @cache
 def patterns_by_script() -> dict[str, Patterns]:
-    """Return the patterns by the kind of a script's lead byte. Patterns for all texts come first, with an empty key."""
+    """Return the patterns of each script by the kind of its lead byte, after the patterns for all texts (empty key)."""
     found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 

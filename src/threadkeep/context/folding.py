@@ -1,7 +1,7 @@
 """Folding of repeated exchanges: they appear once in a window, with a visible count.
 
 If "ok" and "Done." are exchanged five times, the transcript has five exchanges. In a window, the repetitions would tell
-a model only the count. Only consecutive exchanges are folded.
+a model nothing except their count. Only consecutive exchanges are folded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folded:
-    """Messages in order, with the folds among them; the messages are unchanged if nothing was folded."""
+    """Messages in order after folding, and the folds; the messages are unchanged if nothing was folded."""
 
     messages: tuple[Message, ...]
     folds: tuple[Fold, ...] = ()

@@ -90,7 +90,7 @@ class ContextPlan:
             fixed: the tokens of the system message, the summary and the turn.
             wanted: the extras that may be present.
             shared: the tokens to which the shares apply, if the budget is the whole capacity of the model.
-            newest: the tokens of the newest messages; beyond the window's share, the window gets half of the budget.
+            newest: the tokens of the newest messages; if they exceed the window's share, it is half of the budget.
         """
         whole = min(budget, shared or budget)
         window = self.shares["window"]

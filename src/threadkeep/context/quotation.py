@@ -44,7 +44,7 @@ def _fact_line(key: str, value: Json, scope: ScopeKind, since: datetime) -> str:
 
 
 def graph_line(text: str, scope: ScopeKind, since: datetime | None) -> str:
-    """Return a fact of a graph as one line; its text is untrusted, because others may write into the graph."""
+    """Return a Graphiti fact as one line; its text is untrusted, because others may write into Graphiti."""
     day = "no date" if since is None else since.astimezone(UTC).date().isoformat()
     return _safe(f"> {dump_json(text)} ({scope}, {day}, from the graph)")
 
@@ -189,7 +189,7 @@ class QuotedTurn:
 
 
 def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
-    """Return the block of these turns, in order, with a line for each day."""
+    """Return the block of these turns, in order, with a heading for each session and day."""
     lines = [TURNS_HEADER]
     day: object = None
     for turn in turns:

@@ -28,7 +28,7 @@ class Size:
 
 
 type Step = Sequence[Size]
-"""Messages that are kept or excluded together: a tool call with its results, or a single message."""
+"""Messages that are sent or excluded together: a tool call with its results, or a single message."""
 
 
 def whole_of(step: Step) -> int:
@@ -97,7 +97,7 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens of each step, computed for one call after another; the first `parts` belong to the question."""
+    """Return the tokens of each step, computed as in the turn's calls so far; the first `parts` are of the question."""
     granted: list[int] = []
     older = 0
     for step in steps:

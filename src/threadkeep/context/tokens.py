@@ -68,8 +68,8 @@ _MAX_RESERVE = 16_384
 def context_window(model: str | None, override: object = None) -> int:
     """Return the context window of a model in tokens: input and output together.
 
-    A positive override wins; other overrides are ignored. Otherwise the lower-case name without its provider is
-    looked up: first exactly, then by the longest known name that it continues. Unknown models have 128,000.
+    A positive override takes precedence; other overrides are ignored. Otherwise the lower-case name without its
+    provider is looked up: first exactly, then by the longest known name that it continues. Unknown models have 128,000.
     """
     return known_window(model, override) or DEFAULT_WINDOW
 
@@ -222,7 +222,7 @@ def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
     """Return a counter that multiplies the counts by the factor (rounded to hundredths) and rounds them up.
 
     If the factor has two values, each part of a text is multiplied by the value for its scripts. An exact counter is
-    never scaled: the difference to the provider's number is framing, not text.
+    never scaled: its difference from the provider's number is due to framing, not to text.
     """
     if isinstance(counter, ExactCounter):
         return counter
@@ -328,7 +328,7 @@ def counter_named(name: str) -> TokenCounter:
 
 
 def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> TokenCounter:
-    """Return the best counter for a model: exact for OpenAI's with the extra `tokens`, else an estimate.
+    """Return the best counter for a model: exact for an OpenAI model with the extra `tokens`, else an estimate.
 
     Args:
         model: its name, with or without its provider; None and unknown names get the estimate for OpenAI's current

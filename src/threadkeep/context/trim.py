@@ -39,9 +39,9 @@ class Item:
 class Anchor:
     """The start of history, and the distance that it moves if history does not fit.
 
-    Messages before the index `begin` are excluded. `set` is True if an earlier call has set the anchor. Then, if the
-    rest does not fit, or is `overflowing` because not all messages were passed in, history is cut back: with the
-    question it has at most `fraction` of its limits for tokens and messages. It then begins with a user message; the
+    Messages before the index `begin` are excluded. `set` is True if an earlier call has set the anchor. Then history is
+    cut back if the rest does not fit, or if `overflowing` says that not all messages were passed in: together with the
+    question, it has at most `fraction` of its limits for tokens and messages. It then begins with a user message; the
     last exchange stays if it fits. Without `set`, history is the newest messages that fit. If the turn's steps leave
     too little space, history is cut back too: the next steps then fit, and the calls of a loop share their beginning.
     """
@@ -56,9 +56,9 @@ class Anchor:
 class Plan:
     """The messages to send: indexes in sending order, sizes of cut messages, and exclusions with reasons.
 
-    `begin` is the start of history (or of the turn, without history). `cut_back` is True if it differs from the anchor.
+    `begin` is the start of history (or of the turn, without history). `cut_back` is True if that is not the anchor.
     `lasting` is True if the new start also applies to later turns; messages excluded only because of this turn's steps
-    are sent again after it. `opened` is True if `tokens` includes an opening.
+    are sent again after it. `opened` is True if `tokens` includes an opening message.
     """
 
     kept: tuple[int, ...]
@@ -222,7 +222,7 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Place the newest history that fits. If some of it does not fit, cut history back by the anchor's step."""
+        """Place the newest history that fits. If some of it does not fit, cut history back to the anchor's fraction."""
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
@@ -240,7 +240,7 @@ class _Planner:
         return fitting
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
-        """Return the newest groups, from a user message on, so that history can grow; at least the last exchange."""
+        """Return fewer of the newest groups, from a user message on, so that history can grow; at least an exchange."""
         # Count the question and its answer too, so that the window has this fraction of its size after the turn.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
         # Ignore the turn's steps, so that the next turn can begin here too. If impossible, cut for this turn only.

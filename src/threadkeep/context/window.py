@@ -3,8 +3,8 @@
 A window is contiguous from the newest row backwards; the result is oldest first. It stops at the first message that
 does not fit. The newest user message is always included: its tokens are reserved first, and if it is older than the
 other rows, it comes first. If it alone exceeds the budget, it is cut, and it is the only message. If the newest message
-does not fit beside it, that message is cut so that the history is not empty. A limit of 0 allows no messages; None
-means no limit.
+does not fit beside the newest user message, it is cut so that the history is not empty. A limit of 0 allows no
+messages; None means no limit.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Extent:
-    """The extent of a session beyond the rows that were read. It names all excluded ranges without reading more rows.
+    """The extent of a session beyond the rows read, so that a window names all excluded ranges without reading more.
 
     `first_seq` is the oldest stored position, `reset_seq` the position of the last reset (0: never), `archived_seq` the
     end of the archived messages (0: none), and `available` the number of user and assistant messages after both, if
@@ -157,7 +157,7 @@ def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Wi
 
 
 def _without(gap: Exclusion, first_seq: int, last_seq: int) -> Iterator[Exclusion]:
-    """Yield the parts of a gap before `first_seq` and after `last_seq`."""
+    """Yield the parts of an excluded range before `first_seq` and after `last_seq`."""
     if gap.last_seq < first_seq or gap.first_seq > last_seq:
         yield gap
         return
@@ -311,7 +311,7 @@ class WindowChooser:
         return self._counter(message.content)
 
     def _excluded(self, extent: Extent) -> tuple[Exclusion, ...]:
-        """Return everything older than the chosen messages, except the pinned one."""
+        """Return all ranges older than the chosen messages, with reasons; they do not contain the pinned message."""
         gaps: list[Exclusion] = []
         if extent.reset_seq >= extent.first_seq:
             gaps.append(Exclusion(extent.first_seq, extent.reset_seq, "reset"))

@@ -36,12 +36,12 @@ _GROUPS = "groups in Graphiti"
 class Memory(history.Memory):
     """The sessions, facts, procedures and persons of one database.
 
-    `open_memory` opens it and closes it after a block. Use `open` and `close` where there is no block, as in notebooks.
+    `open_memory` opens it for an `async with` block. Use `open` and `close` without a block, as in notebooks.
     """
 
     def __init__(self, parts: MemoryParts) -> None:
         super().__init__(parts)
-        # The rows of sessions in a graph store have no texts.
+        # Sessions in a graph store have no texts in the tables, so their messages are read from the store.
         messages_at = self._backend.transcripts.at if self.in_graph_store else None
         self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=parts.clock)
         self.procedures = Procedures(parts.driver, clock=parts.clock)
@@ -70,7 +70,7 @@ class Memory(history.Memory):
 
         Sessions of the person are deleted whole; messages in sessions of others become empty rows. An interrupted call
         can be repeated. With `dry_run` nothing is written. `vacuum` rewrites a SQLite file, or the tables on
-        PostgreSQL, which also removes dead rows and older remains; writes are blocked meanwhile.
+        PostgreSQL, which also removes dead rows and the remains of earlier deletions; writes are blocked meanwhile.
 
         Raises:
             InvalidInput: not exactly one of `session_id` and `user_id` is given.
@@ -106,7 +106,7 @@ class Memory(history.Memory):
     async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:
         """Delete the groups of a person and of the person's sessions from Graphiti; return what remains there.
 
-        Groups of sessions that were deleted earlier are deleted too, because their owners are unknown.
+        For a person, groups of sessions that were deleted earlier are deleted too, because their owners are unknown.
         """
         remains: list[str] = []
         purged = 0

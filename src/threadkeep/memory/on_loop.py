@@ -15,7 +15,7 @@ from threadkeep.memory.sync_memory import SyncMemory
 
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
 _BLOCKED_SECONDS = (0.5, 0.1)
-"""Seconds to wait for a loop to start some work until it counts as blocked: at first, and after it was blocked once."""
+"""Seconds until a loop that does not start a call counts as blocked: without, and with a companion of the memory."""
 
 _making = threading.RLock()
 _caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
@@ -26,8 +26,8 @@ class OnLoop[M: history.Memory, H]:
     """A wrapper of an object that belongs to a memory; it runs calls on the memory's event loop.
 
     A blocking call may come from the thread of that loop, such as `agent.invoke` in a notebook cell, or from a thread
-    for which that loop waits. Then it runs on a companion: the same database, opened on a loop in a separate thread.
-    The companion has a separate object, and closes with the memory.
+    for which that loop waits. Such a call runs on a companion memory: the same database, opened again on a loop in a
+    separate thread. The companion has its own object, and is closed with the memory.
     """
 
     def __init__(self, memory: M | SyncMemory, make: Callable[[M], H]) -> None:
@@ -100,12 +100,12 @@ def caller_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def blocked_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that is blocked while its caller waits for the current work."""
+    """Return the event loop that is blocked because its caller waits for the current work; None if there is none."""
     return _blocked_loop.get()
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of the caller; None outside of one."""
+    """Return the running event loop of the caller; None if there is none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

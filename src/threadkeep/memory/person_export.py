@@ -95,7 +95,7 @@ class PersonExport:
         }
 
     async def lines(self, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield the lines of a person's export; `after` is a position from an earlier export, to continue behind it.
+        """Yield the lines of a person's export; continue after the position `after` of an interrupted export, if given.
 
         Raises:
             InvalidInput: the id or the position cannot be used, such as a position in the export of another person.
@@ -148,7 +148,7 @@ class PersonExport:
                     yield unit
 
     async def _session(self, memory: Memory, session_id: str) -> AsyncIterator[_Unit]:
-        """Yield a session: its metadata, its messages with superseded and archived ones, and its summaries."""
+        """Yield a session: its metadata, its messages (also superseded and archived ones), and its summaries."""
         session = memory.session(session_id)
         try:
             info = await session.info()
@@ -175,14 +175,14 @@ class PersonExport:
                     yield (session_id, seq), [_retyped("shared_message", line) for line in lines]
 
     async def _shared_conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the person's messages in conversations in graph stores that other users own."""
+        """Yield the person's messages in other users' conversations, as far as these are in graph stores."""
         found = await self._eraser.shared_conversations(person.wanted)
         for position, (_, session_id, messages) in enumerate(sorted(found, key=lambda each: each[1])):
             lines = [message_line(session_id, message) for message in messages]
             yield (position,), [_retyped("shared_message", line) for line in lines]
 
     async def _conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield conversations that agents keep in graph stores."""
+        """Yield the person's conversations that agents store in graph stores."""
         found = await self._eraser.conversations(person.wanted, person.sessions)
         for position, (memory, key) in enumerate(sorted(found, key=lambda pair: pair[1])):
             async for unit, lines in self._session(memory, key):
@@ -263,7 +263,7 @@ class PersonExport:
                 yield (entry.entry_id,), [_retyped("pending_message", line) for line in lines]
 
     async def _values(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the data that front ends and frameworks store beside sessions: attachments, state of apps, names."""
+        """Yield the data that front ends and frameworks store outside sessions: attachments, state of apps, names."""
         for scope, name, value in await self._eraser.rows.values(person.wanted.ids):
             yield (scope, name), [_line("value", {"scope": scope, "name": name, "value": value})]
 

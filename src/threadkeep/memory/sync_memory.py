@@ -141,7 +141,7 @@ class SyncMemory(Wrapper[Memory]):
         """Open the database of an asynchronous memory again; the result is closed with that memory.
 
         Raises:
-            InvalidInput: only that memory can use the database.
+            InvalidInput: the database cannot be opened twice, such as a store in memory.
         """
         if memory.opened_with is None or not _opens_twice(*memory.opened_with):
             raise InvalidInput(

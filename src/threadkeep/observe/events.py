@@ -263,7 +263,7 @@ class RunsPruned(Event):
 
 
 class IndexingBegan(Event):
-    """Searches are incomplete until `messages` are indexed, after an upgrade or an import."""
+    """An upgrade or an import left a number of `messages` to index; searches are incomplete until they are indexed."""
 
     messages: int
 
@@ -282,7 +282,7 @@ class PruningFailed(Event):
 
 
 class ExtraNotFound(SessionEvent):
-    """The search for a prompt section failed, completely or in one scope; the model call continues without it."""
+    """The search for a prompt section failed, completely or in one scope; the model call does without its results."""
 
     section: ExtraSection
     error: str

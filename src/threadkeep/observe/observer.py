@@ -15,7 +15,7 @@ from threadkeep.observe.events import Channel, Event
 class Observer(Protocol):
     """A receiver of events.
 
-    `notify` returns at once, does no blocking I/O, and keeps the order of events. Any task or thread may call it.
+    `notify` returns at once, does no blocking I/O, and keeps the order of events. Any task or OS thread may call it.
     """
 
     def notify(self, event: Event, /) -> None:
@@ -80,7 +80,7 @@ def working_for(channel: Channel) -> Iterator[None]:
 class FromChannel:
     """An observer that adds a channel to events whose channel is `other`, and passes all events on.
 
-    The channel is the one set for the current task (see `work_for`), or else the channel given here.
+    A channel set for the current task (see `work_for`) takes precedence over the channel given here.
     """
 
     def __init__(self, channel: Channel, observer: Observer) -> None:

@@ -60,7 +60,7 @@ METRICS: Mapping[str, str] = {
     "threadkeep_turns_total": "Turns that ended, by status.",
     "threadkeep_turn_latency_ms": "Duration of turns in milliseconds.",
 }
-"""Every metric by its full name, with its help text."""
+"""The help text of each metric, by the full name of the metric."""
 
 LATENCY_BUCKETS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 ANSWER_BUCKETS_MS = (100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 300_000, 3_600_000)

@@ -29,9 +29,9 @@ class EraseReceipt:
     """The result of an erase.
 
     `subject` is a keyed digest of the id, `ids` has the digests of all ids of a person, and `signature` is a keyed
-    digest of all other fields; the key is in the database. `stores` lists the stores that had data.
-    `shared_messages` is the number of messages in sessions of others (`shared_sessions`) that became empty rows.
-    `not_reached` names copies that remain.
+    digest of all other fields; the key is in the database. `stores` lists the stores that had data. `shared_messages`
+    is the number of messages that became empty rows in sessions of others, and `shared_sessions` the number of these
+    sessions. `not_reached` names copies that remain.
     """
 
     kind: ErasedKind
@@ -49,7 +49,7 @@ class EraseReceipt:
 
     @property
     def complete(self) -> bool:
-        """True if nothing was read back from any store."""
+        """True if the erase was no dry run and nothing was read back from any store."""
         return not self.dry_run and not any(store.after for store in self.stores)
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class EraseReceipt:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EraseReceipt:
-        """Return the receipt that `to_dict` described. Raises `KeyError`, `TypeError` or `ValueError` otherwise."""
+        """Return the receipt that `to_dict` described; other values raise `KeyError`, `TypeError` or `ValueError`."""
         return cls(
             **{
                 **values,

@@ -49,11 +49,11 @@ def normalised_endpoint(text: str) -> str:
 class GraphitiOptions:
     """Options of the Graphiti connection. Times in seconds, sizes in characters or bytes.
 
-    Turns are sent to `scopes` and facts are read from `recall_scopes`: `auto` reads the session and the workspace,
-    and the user's scope if the message is about a preference or the user's own things. A message is sent again, up
-    to `max_attempts` times in all, if it does not appear as an episode within `confirm_seconds` after the last sign
-    of progress; the period grows with the number of messages in transit. `promotes` is true if facts are promoted, so
-    that consent to sending them is needed.
+    Turns are sent to the groups of `scopes`, and facts are read from `recall_scopes`: `auto` reads the session and the
+    workspace, and the user's scope if the message is about a preference or the user's own things. A message is sent
+    again, up to `max_attempts` times in all, if it does not appear as an episode within `confirm_seconds` after the
+    last sign of progress; the period grows with the number of messages in transit. `promotes` is true if facts are sent
+    too; consent must then cover `promoted_facts`.
     """
 
     endpoint: str = ""
@@ -110,7 +110,7 @@ def check_group_id(group_id: str) -> str:
     """Return the id of a Graphiti group if it is valid.
 
     Raises:
-        InvalidInput: the id is not valid; the server would accept it at first, and its worker would fail later.
+        InvalidInput: the id is not valid; a Graphiti server would accept it, but fail later in its worker.
     """
     if not group_id or len(group_id) > 200 or not group_id.isascii():
         raise InvalidInput("A Graphiti group id has 1 to 200 letters, digits, - and _.")

@@ -135,8 +135,8 @@ class NewFact:
 class Proposal:
     """A fact that was proposed from a message: by a `learner`, or by a directive (`directive` is its kind).
 
-    `evidence` is the message of the proposal, and `fact_id` the accepted fact. `decided_by` is the person who
-    accepted, rejected or undid the proposal, or the confidence that was required to accept it automatically.
+    `evidence` is the message of the proposal, and `fact_id` the accepted fact. `decided_by` is the person who accepted,
+    rejected or undid the proposal, or, after an automatic acceptance, the confidence that was required for it.
     """
 
     id: str
@@ -257,7 +257,7 @@ class Person:
     __pydantic_config__ = DESCRIBED
 
     id: str
-    """The id under which facts are kept."""
+    """The id under which facts are stored."""
     aliases: tuple[str, ...]
     """All ids, `id` first."""
     names: tuple[str, ...]
@@ -277,9 +277,9 @@ class Person:
 class Episode:
     """A question of a person with its answer and the outcome of its run.
 
-    `seq` is the first message of the question. `ended` is the status of the run if the run is over, else the status
-    of the answer. `tools` are the names of the called tools that are still stored. `feedback` is the value of the
-    key `feedback` in the metadata of the answer or the question.
+    `seq` is the first message of the question. `ended` is the status of the run if the run is over, else the status of
+    the answer. `tools` are the names of the called tools, as far as the calls are still stored. `feedback` is the value
+    of the key `feedback` in the metadata of the answer or the question.
     """
 
     session_id: str

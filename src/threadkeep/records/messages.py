@@ -162,7 +162,7 @@ class Turn:
 
     If `answers` is the id of a message, the turn is stored only if the session has this message. `told` is true if a
     caller gets the answer as soon as it is stored. `told_at` is the time at which a caller got it during an outage.
-    `workspace` is the workspace of the run, if it names one.
+    `workspace` is the workspace of the run; None if the run names none.
     """
 
     session_id: str
@@ -197,7 +197,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of messages, oldest first, and the position of the next older page (None at the start of the session)."""
+    """A page of messages, oldest first. Pass `next_before` to read the next older page; None: there is none."""
 
     messages: tuple[Message, ...]
     next_before: int | None
@@ -268,7 +268,7 @@ def _parse_time(name: str, text: str) -> datetime:
 
 
 type OutboxStatus = Literal["waiting", "ready", "failed", "delivered", "dropped", "nothing"]
-"""`waiting` for the run; `ready` to be sent; `nothing`: the run gave no answer to this message."""
+"""`waiting`: the run has not ended; `ready`: the answer can be sent; `nothing`: the run gave this message no answer."""
 
 OUTBOX_STATUSES: tuple[OutboxStatus, ...] = get_args(OutboxStatus.__value__)
 

@@ -192,7 +192,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class NotYet:
-    """The run cannot start: it waits for the run `behind`, or another process has it (`behind` is then its own id)."""
+    """The run cannot start: it waits for the run `behind`, or another process executes it (`behind` is its own id)."""
 
     run: Run
     behind: str

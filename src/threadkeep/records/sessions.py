@@ -113,7 +113,7 @@ class SessionInfo:
     and no search. Both are 0 until retention has run. `retention` holds the session's own limits, which replace the
     general ones. `revision` increases whenever messages are superseded; it starts at 0. A branch names its origin
     session (`parent_session_id`) and the last position that it shares with it (`parent_seq`). `namespace` is its
-    location in the graph store, for a conversation that an agent stores by itself.
+    location in the LangGraph store, for a conversation that an agent stores by itself.
     """
 
     session_id: str

@@ -67,7 +67,7 @@ class Places:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Add the turns of another conversation after `episodes` existing episodes, with the change of each prior."""
+        """Add the turns of another conversation after `episodes` existing ones; add `changes` to their priors."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))
@@ -226,16 +226,16 @@ def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[
             yield number, _ALIKE, places
 
 
-# The most hits that are scored with their neighbours; informative turns are added up to the least candidates.
+# The maximum number of hits to score with their neighbours, and the minimum of candidates, met by informative turns.
 _MOST_HITS, _LEAST_CANDIDATES = 72, 320
 _BEST_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A query's other facts: nearness of episodes to its days, positions to score, and more positions if these are few.
+    """Input of the scores: `dates`, how near episodes are to the days of the query, and the positions to score.
 
-    Turns with the ids `left_out` are not scored.
+    Positions of informative turns (`telling`) are added if too few are `certain`; ids in `left_out` are not scored.
     """
 
     dates: Mapping[int, tuple[float, float]]

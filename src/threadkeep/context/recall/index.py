@@ -80,7 +80,7 @@ class Analysis(NamedTuple):
 
 
 def analysis_of(text: str) -> Analysis:
-    """Return the analysis of a turn's text. It takes most of the time of `add`, and may run in a thread."""
+    """Return the analysis of a turn's text. It takes most of the time of `add`, and may run in an OS thread."""
     words = words_of(text[:_READ_CHARACTERS])
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 
@@ -353,7 +353,7 @@ def _is_agent(turn: IndexedTurn) -> bool:
 
 
 COST_SHARE: Final = 1.3
-"""A turn that costs e times as much as another is worth as much if its score is higher by this."""
+"""A turn that costs e times as many tokens as another has the same value if its score is higher by this number."""
 
 
 def select(

@@ -82,7 +82,7 @@ class Postings:
     def extend(self, other: Self, begin: int, turns: Sequence[int]) -> list[float]:
         """Add the turns of other posting lists from position `begin` on; `turns` are their positions in those lists.
 
-        Return, by position, the change of the rarity of a turn's terms, because more turns now precede it.
+        Return, by position, the change in the rarity of a turn's terms, which is due to the turns that now precede it.
         """
         end = max(turns, default=-1) + 1
         counts, alone, behind = [0] * end, [0.0] * end, [0.0] * end
@@ -185,7 +185,7 @@ def _letters_of(term: str) -> int:
 
 
 def beside(places: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield indexes into a list of positions: earlier ones near one of the sorted `known`, then all from `first`."""
+    """Yield indexes into `places`: before `first`, of positions near one of the sorted `known`; then all others."""
     last = -1
     for place in known:
         index = max(bisect_left(places, place - _REACH, 0, first), last + 1)
