@@ -39,6 +39,7 @@
         └── StoreClosed                   used after its `async with` ended
 
 No error carries message text: errors are logged, and people's words are not. There is one warning, `MiddlewareWarning`.
+`is_passing` says whether a failed call may succeed later.
 """
 
 from __future__ import annotations
@@ -488,3 +489,52 @@ class SchemaTooNew(StoreError):
 
 class StoreClosed(StoreError):
     """The memory was used after its `async with open_memory(...)` block ended."""
+
+
+# Names of error classes. Providers and databases use the same names, so their packages need not be imported.
+_PASSING_NAMES = frozenset(
+    {
+        "APIConnectionError",
+        "APITimeoutError",
+        "ConnectError",
+        "DeadlineExceeded",
+        "InterfaceError",
+        "InternalServerError",
+        "OperationalError",
+        "OverloadedError",
+        "RateLimitError",
+        "RemoteProtocolError",
+        "ResourceExhausted",
+        "ServiceUnavailable",
+        "ServiceUnavailableError",
+        "TimeoutException",
+        "TooManyRequests",
+        "TransportError",
+    }
+)
+_PASSING_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+
+
+def is_passing(error: BaseException) -> bool:
+    """Return whether a retry may succeed: True for timeouts, rate limits, connection errors and server errors."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if _is_passing_itself(current):
+            return True
+        if isinstance(current, ThreadkeepError):
+            return False
+        current = current.__cause__
+    return False
+
+
+def _is_passing_itself(error: BaseException) -> bool:
+    if isinstance(error, StoreUnavailable | TimeoutError | ConnectionError):
+        return True
+    if not isinstance(error, Exception) or isinstance(error, ThreadkeepError):
+        return False
+    code = getattr(error, "status_code", None)
+    if isinstance(code, int) and not isinstance(code, bool):
+        return code in _PASSING_CODES
+    return any(kind.__name__ in _PASSING_NAMES for kind in type(error).__mro__)

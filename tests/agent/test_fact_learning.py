@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.messages import BaseMessage
 
 from tests.recorded_events import RecordedEvents
 from threadkeep import (
@@ -26,7 +28,7 @@ from threadkeep import (
 )
 from threadkeep.knowledge.learning import LearningRequest, Record
 from threadkeep.knowledge.proposals import LearnerKind, Proposed
-from threadkeep.observe import FactsProposed, LearningFailed
+from threadkeep.observe import FactsProposed, LearningFailed, LearningSkipped
 from threadkeep.records.knowledge import Proposal, ProposalQuery, ProposalStatus
 from threadkeep.testing import ScriptedModel
 
@@ -153,6 +155,59 @@ async def test_a_model_that_fails_delays_and_loses_nothing(memory: Memory) -> No
     model = answering("no list at all", [found(1, "home_city", "Lisbon"), found(3, "pet", "a dog")])
     await talk(memory, FactLearning(memory, model=model), "I live in Lisbon", "I have a dog")
     assert [one.key for one in await proposals(memory)] == ["home_city", "pet"]
+
+
+class _Rejected(Exception):
+    """An error of a provider that rejects a request."""
+
+    status_code = 400
+
+
+class _Filtered:
+    """Answers with a fact of the newest message, but not if it is shown a certain word, or while it is broken."""
+
+    def __init__(self, refusal: str | Exception) -> None:
+        self.refusal = refusal
+        self.works = True
+
+    def __call__(self, shown: Sequence[BaseMessage]) -> str | Exception:
+        """Answer a call."""
+        if not self.works or "POISON" in shown[-1].text:
+            return self.refusal
+        seq = int(shown[-1].text.rpartition("Look at the messages ")[2].partition(".")[0].rpartition(" ")[2])
+        return json.dumps([found(seq, f"message_{seq}", "said")])
+
+
+@pytest.mark.parametrize("refusal", [_Rejected("content filter"), "I cannot help with that."])
+async def test_messages_that_a_model_refuses_again_and_again_are_skipped(
+    memory: Memory, events: RecordedEvents, refusal: str | Exception
+) -> None:
+    """The event says so, and the other messages of the session are read, at once and later."""
+    learning = FactLearning(memory, model=ScriptedModel(itertools.repeat(_Filtered(refusal))))
+    await talk(memory, learning, "Hello", "POISON", "third", "fourth")
+    assert [one.key for one in await proposals(memory)] == ["message_1", "message_7"]
+    assert len(events.of(LearningFailed)) == 2
+    [skipped] = events.of(LearningSkipped)
+    assert (skipped.session_id, skipped.last_seq) == ("room:1", 4)
+    await talk(memory, learning, "fifth")
+    assert [one.key for one in await proposals(memory)] == ["message_1", "message_7", "message_9"]
+    assert len(events.of(LearningSkipped)) == 1
+
+
+@pytest.mark.parametrize("refusal", [_Rejected("no credit"), TimeoutError(), "Out of service."])
+async def test_a_model_that_reads_nothing_refuses_no_message(
+    memory: Memory, events: RecordedEvents, refusal: str | Exception
+) -> None:
+    """However often: when it works again, it reads what it did not."""
+    model = _Filtered(refusal)
+    model.works = False
+    learning = FactLearning(memory, model=ScriptedModel(itertools.repeat(model)))
+    await talk(memory, learning, *(f"text {number}" for number in range(7)))
+    assert len(events.of(LearningFailed)) == 7
+    scripted = ScriptedModel([json.dumps([found(1, "first", "x"), found(15, "last", "x")])])
+    await talk(memory, FactLearning(memory, model=scripted), "text 7")
+    assert [one.key for one in await proposals(memory)] == ["first", "last"]
+    assert events.of(LearningSkipped) == []
 
 
 async def test_other_brackets_and_odd_entries_of_an_answer_do_not_matter(memory: Memory) -> None:

@@ -2,6 +2,7 @@
 
 `enqueue` returns at once, and one task reads the queued sessions. The position in each session is stored in the
 database. So a failure or a killed process only causes a delay: the next turn of the session continues from there.
+Messages are skipped if the model has refused them in three turns but reads another text.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.quotation import quoted_message
-from threadkeep.errors import InvalidInput
+from threadkeep.errors import InvalidInput, is_passing
 from threadkeep.knowledge.promotion import accepted_directives, looks_like_secret
 from threadkeep.knowledge.proposals import LearnerKind, Proposals, Proposed, Reading
 from threadkeep.knowledge.rows import MessagesAt, owner_statements
-from threadkeep.observe import FactsProposed, LearningFailed, Observer
+from threadkeep.observe import FactsProposed, LearningFailed, LearningSkipped, Observer
 from threadkeep.records import Message
 from threadkeep.records.knowledge import Scope, ScopeKind
 from threadkeep.store.codec import time_of
@@ -31,6 +32,8 @@ _REACH = 40
 """The number of messages that one call reads, and the number that is read from a session at first."""
 _CONTEXT_MESSAGES = 4
 _MOST_PROPOSALS = 20
+_MOST_REFUSALS = 3
+_HARMLESS = Message(role="user", content="I like tea.", seq=1)
 _CLOSING_SECONDS = 5.0
 
 
@@ -89,6 +92,7 @@ class Learning:
         self._observer = observer
         self._sql = owner_statements(driver.backend, "learning.sql")
         self._waiting: OrderedDict[tuple[str, str], LearningRequest] = OrderedDict()
+        self._refused: dict[tuple[str, str], list[Reading]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
@@ -123,17 +127,44 @@ class Learning:
         is_more = len(messages) == _REACH + _CONTEXT_MESSAGES
         if not learnable and not is_more:
             return 0, False
-        lines = [quoted_message(message) for message in messages]
+        # After a refusal the earlier messages are left out: they may be its cause.
+        first_seq = before_seq if (request.session_id, learner.kind) in self._refused else -1
+        lines = [quoted_message(message) for message in messages if (message.seq or 0) > first_seq]
         record = Record(lines, learnable, request.scopes, await self._known_keys(request.scopes))
-        learned = await learner.learn(record) if learnable else ()
-        found = [one for one in learned if _is_sound(one, record)][:_MOST_PROPOSALS]
         upto_seq = max(message.seq or 0 for message in messages)
         reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq)
+        learned, reading = await self._ask(request, record, reading) if learnable else ((), reading)
+        found = [one for one in learned if _is_sound(one, record)][:_MOST_PROPOSALS]
         proposed = await self._proposals.add(reading, found) or 0
         accepted = await self._accept_confident(request)
         if proposed or accepted:
             self._observer.notify(FactsProposed(proposed=proposed, accepted=accepted, session_id=request.session_id))
-        return proposed, is_more
+        return proposed, is_more or reading.upto_seq < upto_seq
+
+    async def _ask(
+        self, request: LearningRequest, record: Record, to_read: Reading
+    ) -> tuple[Sequence[Proposed], Reading]:
+        """Return the facts of a record and what was read, which are no facts if the messages are skipped.
+
+        An error that may pass is no refusal. It is raised, as any error is if the model refuses a harmless text too.
+        """
+        key = request.session_id, to_read.kind
+        with ErrorBoundary() as attempt:
+            found = await request.learner.learn(record)
+            self._refused.pop(key, None)
+            return found, to_read
+        if is_passing(attempt.caught):
+            raise attempt.caught
+        refused = [one for one in self._refused.pop(key, ()) if one.before_seq == to_read.before_seq]
+        self._refused[key] = [*refused, to_read] if len(refused) < _MOST_REFUSALS - 1 else []
+        if len(self._refused) > _MOST_SESSIONS:
+            del self._refused[next(iter(self._refused))]
+        if len(refused) < _MOST_REFUSALS - 1:
+            raise attempt.caught
+        await request.learner.learn(replace(record, lines=[quoted_message(_HARMLESS)], learnable={1: _HARMLESS}))
+        error, last_seq = type(attempt.caught).__name__, refused[0].upto_seq
+        self._observer.notify(LearningSkipped(error=error, last_seq=last_seq, session_id=request.session_id))
+        return (), replace(to_read, upto_seq=last_seq)
 
     async def idle(self) -> None:
         """Wait until the queue is empty."""

@@ -223,6 +223,13 @@ class LearningFailed(SessionEvent):
     error: str
 
 
+class LearningSkipped(SessionEvent):
+    """No facts are learned from some messages, up to `last_seq`: the model refused them again and again."""
+
+    error: str
+    last_seq: int
+
+
 class ManifestsDropped(Event):
     """Manifests of model calls were dropped.
 

@@ -36,6 +36,7 @@ METRICS: Mapping[str, str] = {
     "threadkeep_graphiti_troubles_total": "Failures of Graphiti work that is retried.",
     "threadkeep_facts_proposed_total": "Facts that were proposed from people's messages.",
     "threadkeep_learning_failures_total": "Failures to learn facts from a session, which is read again later.",
+    "threadkeep_learning_skips_total": "Parts of sessions from which no facts are learned: the model refused them.",
     "threadkeep_manifest_write_failures_total": "Failed attempts to write records of model calls.",
     "threadkeep_manifests_dropped_total": "Records of model calls that were dropped, by reason.",
     "threadkeep_memory_trimmed_chars_total": "Characters that left a run's memory because of its limit.",
@@ -217,6 +218,7 @@ class PrometheusObserver:
         failures = self._counter("threadkeep_summary_failures_total", reason=events.SUMMARY_FAILURES)
         proposed = self._counter("threadkeep_facts_proposed_total")
         learning_failures = self._counter("threadkeep_learning_failures_total")
+        skips = self._counter("threadkeep_learning_skips_total")
 
         def count(event: events.SummaryMade) -> None:
             summaries.of(event.of).inc()
@@ -227,6 +229,7 @@ class PrometheusObserver:
             events.SummaryFailed: lambda e: failures.of(e.reason).inc(),
             events.FactsProposed: lambda e: proposed.of().inc(e.proposed),
             events.LearningFailed: lambda _: learning_failures.of().inc(),
+            events.LearningSkipped: lambda _: skips.of().inc(),
         }
 
     def _runs(self, workflows: tuple[str, ...]) -> _Counts:

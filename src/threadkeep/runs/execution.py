@@ -21,7 +21,7 @@ from langgraph.types import Command, Interrupt, StreamMode
 from threadkeep.agent.conversion import opinion_of, text_of
 from threadkeep.agent.holding import run_hold
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import StoreError, StoreUnavailable
+from threadkeep.errors import StoreError, StoreUnavailable, is_passing
 from threadkeep.observe import BudgetCrossed, RunRetried
 from threadkeep.records import Json
 from threadkeep.records.runs import REPLY, Run, interrupts_of
@@ -29,7 +29,7 @@ from threadkeep.runs.checkpoints import ProgressSaver
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.progress import durability_of, thread_of
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
-from threadkeep.runs.retries import is_passing, kind_of, pause_before, retry_until_available
+from threadkeep.runs.retries import kind_of, pause_before, retry_until_available
 from threadkeep.runs.session_answers import answered_without, with_unanswered
 from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStream
 from threadkeep.runs.tracing import Notes, ToolTrace, jsonable

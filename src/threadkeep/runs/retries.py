@@ -1,4 +1,4 @@
-"""Retries of temporary failures, and helpers for work that waits for the database or outlives its caller."""
+"""Pauses of retries, and helpers for work that waits for the database or outlives its caller."""
 
 from __future__ import annotations
 
@@ -7,30 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from threadkeep.errors import StoreUnavailable, ThreadkeepError
-
-# Names of error classes. Providers and databases use the same names, so their packages need not be imported.
-_PASSING_NAMES = frozenset(
-    {
-        "APIConnectionError",
-        "APITimeoutError",
-        "ConnectError",
-        "DeadlineExceeded",
-        "InterfaceError",
-        "InternalServerError",
-        "OperationalError",
-        "OverloadedError",
-        "RateLimitError",
-        "RemoteProtocolError",
-        "ResourceExhausted",
-        "ServiceUnavailable",
-        "ServiceUnavailableError",
-        "TimeoutException",
-        "TooManyRequests",
-        "TransportError",
-    }
-)
-_PASSING_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+from threadkeep.errors import StoreUnavailable
 
 RUN_ERRORS: Final[Mapping[str, str]] = {
     "BudgetSpent": "It used up its budget; retry it with a larger max_tokens or max_cost.",
@@ -52,35 +29,10 @@ def kind_of(error: BaseException) -> str:
     return type(error).__name__
 
 
-def is_passing(error: BaseException) -> bool:
-    """Return whether a retry may succeed: True for timeouts, rate limits, connection errors and server errors."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if _is_passing_itself(current):
-            return True
-        if isinstance(current, ThreadkeepError):
-            return False
-        current = current.__cause__
-    return False
-
-
 def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
     """Return the seconds to wait before an attempt: doubled each time, with jitter to spread out many retries."""
     full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)
     return full * random.uniform(0.5, 1.0)
-
-
-def _is_passing_itself(error: BaseException) -> bool:
-    if isinstance(error, StoreUnavailable | TimeoutError | ConnectionError):
-        return True
-    if not isinstance(error, Exception) or isinstance(error, ThreadkeepError):
-        return False
-    code = getattr(error, "status_code", None)
-    if isinstance(code, int) and not isinstance(code, bool):
-        return code in _PASSING_CODES
-    return any(kind.__name__ in _PASSING_NAMES for kind in type(error).__mro__)
 
 
 _FIRST_PAUSE_SECONDS = 0.1
