@@ -59,7 +59,7 @@ async def runs_in(
 async def calls_in(
     session: Session, conversation: ConversationPlace, manifests: Manifests, *, limit: int, before: Cursor | None = None
 ) -> list[StoredManifest]:
-    """Return the model calls in a conversation before a cursor: newest run first, and its newest call first.
+    """Return the model calls in a conversation before a cursor: newest run first, newest call of each run first.
 
     Only as much of the conversation is read as the page needs.
     """
@@ -105,7 +105,7 @@ class AllSessions:
     async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], _Cursor | None]:
         """Return one page, newest activity first, and the cursor of the next page (None at the end).
 
-        The metadata of all conversations is read for this; sessions have an index.
+        This reads the metadata of all conversations; only sessions are found by an index.
         """
         if query.limit < 1:
             raise InvalidInput("A page of sessions has at least one entry; use a limit from 1.")
@@ -124,7 +124,7 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return every location of sessions: the memory's own first, then the conversations with their layouts."""
+        """Return the memory of the sessions, with None, and then the memory of each layout of conversations."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
@@ -137,9 +137,9 @@ class AllSessions:
         return await self._memory.namespace(layout, store)
 
     async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> SearchResult:
-        """Return messages that contain all words of a query; results alternate between the locations.
+        """Return messages that contain all words of a query, in turn from the sessions and from each layout.
 
-        Scores of different locations are not comparable.
+        The results alternate, because the scores of different stores are not comparable.
         """
         own = await self._memory.search_result(query, user_id=user_id, limit=limit)
         found, damaged = [own.hits], [*own.damaged]
@@ -151,7 +151,7 @@ class AllSessions:
         return SearchResult(hits[:limit], own.unindexed, tuple(dict.fromkeys(damaged)))
 
     async def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged items that this process has found in all locations, of one user or of all."""
+        """Return the damaged sessions and conversations that this process has found, of one user or of all users."""
         found = self._memory.damaged(user_id)
         async for _, memory in self._namespaces():
             found += memory.damaged(user_id)
@@ -169,7 +169,7 @@ class AllSessions:
     async def calls(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return the records of a session's model calls, newest first; `before` is a `cursor`.
+        """Return the records of a session's model calls, newest first; `before` is the `cursor` of a record.
 
         For a conversation, the run with the newest message comes first, because records are stored with runs.
 
@@ -209,7 +209,7 @@ class AllSessions:
         return gone
 
     async def where(self, session_id: str, *, user_id: str | None = None) -> GraphLayout | None:
-        """Return the layout of the location of a session, damaged or not; None for the memory's own sessions.
+        """Return the layout of the conversation with an id, damaged or not; None if the memory has such a session.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -234,7 +234,7 @@ class AllSessions:
             raise
 
     async def _namespaces(self) -> AsyncIterator[tuple[GraphLayout, Memory]]:
-        """Yield the memories of conversations with their layouts, each location once."""
+        """Yield the memories of conversations with their layouts; layouts that differ only in chunk size count once."""
         seen: set[object] = set()
         for store, layout, memory in await self._memory.namespaces():
             location = (store, replace(layout, chunk_size=1))
@@ -248,7 +248,7 @@ def _cursor_of(info: SessionInfo) -> _Cursor:
 
 
 class AllRetention:
-    """A pruner that runs the `Pruner` of each location in turn, for the interfaces and the schedule.
+    """A pruner that runs the `Pruner` of the sessions and of each layout, for the interfaces and the schedule.
 
     A session id means every session or conversation with that id.
     """
@@ -263,7 +263,7 @@ class AllRetention:
     async def plan(
         self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
     ) -> AsyncIterator[PlannedRemoval]:
-        """Yield the removals that are due now, location by location; write nothing.
+        """Yield the removals that are due now, first of sessions, then of each layout; write nothing.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user.
@@ -281,7 +281,7 @@ class AllRetention:
         report: Callable[[Pruned], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete messages beyond the limits, with `Pruner.prune` in each location.
+        """Archive and delete messages beyond the limits, with `Pruner.prune` of the sessions and of each layout.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user; nothing was done.
@@ -304,7 +304,7 @@ class AllRetention:
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
-            InvalidInput: sessions in its location cannot have limits of their own.
+            InvalidInput: the session is in a graph store, where sessions cannot have limits of their own.
         """
         for _, memory in await AllSessions(self._memory).locations():
             with contextlib.suppress(SessionNotFound):
@@ -312,7 +312,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return the pruner of each location with the sessions to prune there; without names, all sessions."""
+        """Return each pruner with the ids of the sessions to prune; without `session_ids`, no id, which means all."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

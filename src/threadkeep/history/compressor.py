@@ -1,4 +1,4 @@
-"""Compression of sessions outside of turns: a bounded queue of sessions; several are compressed at the same time.
+"""Compression of sessions in the background: a bounded queue, from which several sessions are compressed at once.
 
 `consider` is called after an answer is stored, and returns at once. A failure changes nothing. A later turn of the
 session retries after a growing pause, possibly in another process, because all state is in the database.
@@ -63,7 +63,7 @@ class _Trouble:
 
 
 class Compressor:
-    """A service that writes the summaries of a memory's sessions; see the module."""
+    """A service that writes the summaries of a memory's sessions; see the module's docstring."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Compressor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self) -> None:
-        """Start waiting sessions while the limit allows; a session is compressed by only one task at a time."""
+        """Start tasks for queued sessions while the limit allows; only one task at a time compresses a session."""
         due = [session_id for session_id in self._waiting if session_id not in self._running]
         for session_id in due[: _MOST_AT_ONCE - len(self._running)]:
             work = self._attempt(self._waiting.pop(session_id))

@@ -32,15 +32,15 @@ _MOST_SUMMARIES = 20_000
 """The maximum number of summaries of archived messages in an index, for all of its sessions together."""
 _PAGE = 200
 _AT_ONCE = 4_000
-"""The characters to index before other tasks run, which takes a few milliseconds; a message counts `_AT_LEAST` more.
+"""The characters to index, in a few milliseconds, before other tasks run; each message counts `_AT_LEAST` more.
 
-A longer text is analysed in a thread.
+A longer text is analysed in an OS thread.
 """
 _AT_LEAST = 160
 _MOST_DOUBLINGS = 10
 _NO_DAY = 0
 _TURN_BYTES, _VECTOR_BYTES, _SUMMARY_BYTES = 600, 200, 2_000
-"""The estimated bytes of a turn without its terms, of a vector without its numbers, of a summary with its text."""
+"""The estimated bytes of a turn without its terms, a vector without its numbers, and a summary with its text."""
 
 
 @cache
@@ -77,8 +77,8 @@ class ConversationIndex:
     of its last message. `newest` is an index of only the newest messages, which is used until the others are indexed;
     `has_newest` is set when it is complete. `superseded` are indexed turns that were superseded since. `taken_back` are
     ids of messages that a person has taken back in a chat, according to a note in the transcript. `stored` has the last
-    `seq` of each session in its stored index, even while this is still being written. `texts` has the indexed messages
-    of each session.
+    `seq` of each session in its stored index, even while that index is still being written. `texts` has the indexed
+    messages of each session.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -130,7 +130,7 @@ class ConversationIndex:
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
         """Leave out turns that were superseded since; return False if the index must be built again.
 
-        It must if the text of a turn was erased or a summary may be invalid: their words must not stay in the index.
+        It must be built again if a text was erased or a summary may be invalid, because their words must not stay.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -246,7 +246,7 @@ class ConversationIndex:
         return True
 
     def take_over(self, other: ConversationIndex) -> None:
-        """Use the turns of another index in this one, which is empty."""
+        """Fill this empty index with the turns of another index, which is not used afterwards."""
         self.words, self.tokens, self.days, self.summaries = other.words, other.tokens, other.days, other.summaries
         self.first, self.read, self.stored = other.first, other.read, other.stored
         self.superseded, self.taken_back, self.texts = other.superseded, other.taken_back, other.texts
@@ -287,7 +287,7 @@ class ConversationIndex:
         return self.texts.get(session_id, IndexedTexts()).copy()
 
     async def _analysis_of(self, text: str) -> Analysis | None:
-        """Analyse a long text in a thread. For a short text, return None, and let other tasks run from time to time."""
+        """Analyse a long text in an OS thread. For a short text, return None, and let other tasks run now and then."""
         self._unpaused += _AT_LEAST + len(text)
         if len(text) > _AT_ONCE:
             return await asyncio.to_thread(analysis_of, text)

@@ -107,7 +107,7 @@ class Eraser:
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
             if done:
-                # Delete notes before the overwrite, so that their ids are overwritten too; a retry needs the counts.
+                # Delete notes before the overwrite, so that their ids are overwritten too. Keep the counts for a retry.
                 await self.rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
             if not await self.rows.overwrite(vacuum=vacuum):
@@ -256,7 +256,7 @@ class Eraser:
         return found
 
     async def _others(self) -> list[Memory]:
-        """Return the memories of the conversations that agents store, each location once."""
+        """Return the memories of the conversations of agents; layouts that differ only in chunk size count once."""
         places = {
             (store, replace(layout, chunk_size=1)): other for store, layout, other in await self._memory.namespaces()
         }

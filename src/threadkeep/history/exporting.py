@@ -22,7 +22,7 @@ PAGE_MESSAGES = 500
 
 
 class Exportable(NamedTuple):
-    """A session with its memory, and with the layout if it is a conversation that an agent stores itself."""
+    """A session with its memory, and with its layout if it is a conversation that an agent stores in a graph store."""
 
     info: SessionInfo
     memory: Memory
@@ -130,7 +130,7 @@ async def export(
 
 
 async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: str | None) -> AsyncIterator[Exportable]:
-    """Yield everything that is stored with these ids.
+    """Yield the sessions and the conversations with these ids.
 
     Raises:
         SessionNotFound: nothing is stored with one of the ids; nothing is yielded.
@@ -142,7 +142,7 @@ async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: st
 
 
 async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[Exportable]:
-    """Yield all current sessions of each location, newest activity first, each once.
+    """Yield all sessions, then all conversations of each layout, each once and newest activity first.
 
     A session that gets a message during the listing moves to the front and may be missed. So the list is read again
     until it contains no new session.
@@ -205,6 +205,6 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
 
 
 def _as_read(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
-    """Return the metadata as of the first messages that were read; retention may have deleted some since the lookup."""
+    """Return the metadata with the limits of the messages that were read: retention may have deleted some meanwhile."""
     deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
     return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

@@ -1,4 +1,4 @@
-"""Conversations that agents store in a graph store: the location, and the objects that read and write them."""
+"""Conversations that agents store in a LangGraph store: opening the store, and reading and writing conversations."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ class GraphConversations:
         return any(table == "store" for table, _ in rows)
 
     async def overwrite(self, own: DatabaseAddress, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in the graph store's own file; return a description of what remains, or None.
+        """Overwrite deleted items in the graph store's own file; describe what remains, or return None.
 
         With `vacuum`, the file is rewritten. Deleted rows of PostgreSQL, and a store that the application opened, are
-        not overwritten; their owners do this.
+        not overwritten, because this is the task of their owners.
         """
         address = self.given
         if not isinstance(address, DatabaseAddress):
@@ -158,7 +158,7 @@ class GraphConversations:
 
 
 def place_in(layout: GraphLayout, key: str) -> ConversationPlace:
-    """Return the location of a conversation in the form used in records of model calls."""
+    """Return the key and the layout of a conversation in the form used in records of model calls."""
     return ConversationPlace(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
 
 

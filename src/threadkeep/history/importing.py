@@ -116,7 +116,7 @@ class Importer:
             await self._store(home, [part for part in waiting if part.line.layout == layout])
 
     async def _store(self, home: Memory, parts: Sequence[_Part]) -> None:
-        """Store parts that belong in this memory."""
+        """Store parts in the memory to which they belong."""
         now = self._memory.clock()
         archived = [
             ArchivedPart(part.line.info(part.messages, now), tuple(part.messages), tuple(part.summaries))

@@ -1,7 +1,7 @@
 """Records of model calls, written in the background: they never delay an answer or make it fail.
 
-Records wait in memory and are written in groups. While the database is not available they wait longer, up to a limit.
-Beyond it, the oldest are dropped and counted. A conversation is complete without its manifests.
+Records wait in memory and are written in groups. While the database is not available they wait longer. If too many
+wait, the oldest are dropped and counted. A conversation is complete without its manifests.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Manifests:
         return self._rows.joined(entry)
 
     def has_earlier(self, entry: NotedManifest) -> bool:
-        """Return True if records of earlier calls of the run may still wait; they must be stored first."""
+        """Return True if records of earlier calls of the run may still wait, because these must be stored first."""
         return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
 
     def queue(self, entry: NotedManifest) -> None:
@@ -197,7 +197,7 @@ class Manifests:
         Raises:
             StoreError, TimeoutError: the database is not available; the records in the list must wait.
         """
-        # One rejected row must not block the others, and each driver has its own errors.
+        # Catch any error, because one rejected row must not block the others, and each driver has its own errors.
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(_WRITE_SECONDS):
                 stored = await self._rows.add(group)

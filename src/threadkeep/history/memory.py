@@ -60,7 +60,7 @@ def identity_of(address: DatabaseAddress) -> Identity:
 
 
 class LastWords(Protocol):
-    """A participant that must store data before the memory closes or the session continues."""
+    """An object that must store data before the memory closes or the session continues."""
 
     async def settle_all(self) -> None:
         """Store all remaining data."""
@@ -147,11 +147,11 @@ class Memory:
         return await self._conversations.exists()
 
     async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items of a graph store that has its own file; describe what remains, or return None."""
+        """Overwrite deleted items of a graph store that has a separate file; describe what remains, or return None."""
         return await self._conversations.overwrite(self._address, vacuum=vacuum)
 
     async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
-        """Return the memory of conversations that agents store in a store; by default in `graph_store()`.
+        """Return the memory of conversations that agents store in a LangGraph store; by default in `graph_store()`.
 
         It is opened on first use and closes with this memory. The tables have no rows for these conversations: there
         are no anchors and no summaries, and steps of earlier turns are in the store. Turns that cannot be written wait
@@ -229,7 +229,7 @@ class Memory:
             self.session_cache.forget(session_id)
 
     async def memory_of(self, conversation: ConversationPlace) -> Self:
-        """Return the memory that has a conversation, or an empty one if none has it.
+        """Return the memory that has a conversation; if none has it, the memory of the conversation's layout.
 
         Raises:
             StoreUnavailable: the database of the graph store does not answer.
@@ -250,7 +250,7 @@ class Memory:
         return self._backend.damages.of(user_id)
 
     def _at(self, backend: Backend) -> Self:
-        """Return a memory of the sessions of another backend; this memory opens and closes its resources."""
+        """Return a memory with the sessions of another backend, which uses the resources of this memory."""
         other = copy.copy(self)
         other._backend = backend  # noqa: SLF001 - it is a copy
         other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()
@@ -307,7 +307,7 @@ class Memory:
             task.cancel()
 
     def before_closing(self, speaker: LastWords) -> None:
-        """Register a participant that stores its data when the memory closes. It is referenced weakly."""
+        """Register an object that stores its data when the memory closes. The reference to it is weak."""
         self._speakers.add(speaker)
 
     async def settle(self) -> None:

@@ -31,9 +31,9 @@ class MemoryOptions:
     messages in this process; 0 turns it off. `retention` limits messages, `run_retention` limits finished runs, and
     `run_trace_limits` limits the stored trace of a run. `background` keeps the search index up to date, delivers
     pending writes, writes manifests and applies retention while the memory is open; short-lived commands turn it off.
-    `transcripts` selects the store of messages. With `graph_store` this is the LangGraph store of a database, by
-    default of this one, or a given store, which stays open. With `graphiti`, messages are sent to a Graphiti server,
-    with consent.
+    `transcripts` selects the store of messages: the tables, or a LangGraph store. `graph_store` is an open LangGraph
+    store, which stays open, or a database that has one; by default this database. With `graphiti`, messages are sent to
+    a Graphiti server, with consent.
     """
 
     store: StoreOptions = StoreOptions()

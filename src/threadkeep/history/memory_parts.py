@@ -44,7 +44,7 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the key of a model's stored factor; it names the estimate, unless that is for an OpenAI tokenizer."""
+    """Return the key of a model's stored factor; it names the estimate, unless the estimate is for OpenAI's models."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 
@@ -114,7 +114,7 @@ class LearnedFactors:
             await self.save()
 
     def _known(self, model: str) -> TokenFactor:
-        """Return the factor of a model; in an unknown family, its factor for other scripts starts with its value."""
+        """Return the factor of a model; for an unknown family also for non-Latin scripts, at first the same value."""
         found = (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
         return replace(found, other=None if family_of(model) else found.other or found.value)
 
@@ -207,7 +207,7 @@ class MessageSearch:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """The storage of the sessions of a memory: transcripts, search, archive and retention."""
+    """The stores and services of a memory that depend on where its sessions are stored."""
 
     transcripts: Transcripts
     index: MessageSearch

@@ -44,7 +44,7 @@ _MOST_BYTES = 400_000_000
 """The maximum bytes of all indexes, about 200,000 chat messages; the index that is searched always stays."""
 _MOST_OF_USER = 50_000
 _NEWEST = (50, 500)
-"""The numbers of newest messages to index first, one after the other, if there are over twice the last number."""
+"""The numbers of newest messages to index first, in two passes, if there are more than twice the last number."""
 _NEWEST_SECONDS = 1.0
 _LOADING_SECONDS = 0.8
 """If loading a stored index takes longer, the newest messages are indexed and searched in the meantime."""

@@ -116,7 +116,7 @@ class PendingTurns:
 
     @property
     def own(self) -> tuple[PendingTurn, ...]:
-        """The pending turns of only these transcripts, in order."""
+        """The pending turns of this object alone, in order, without the turns of other namespaces."""
         return tuple(self._turns)
 
     @property
@@ -156,7 +156,7 @@ class PendingTurns:
     async def record(self, turn: Turn) -> Receipt | None:
         """Store a turn, or keep it pending and return None. Cancelling the caller does not interrupt this.
 
-        If another answer to the same question is pending here, that answer is adopted, and this one is not kept.
+        If another answer to the same question is pending here, this one is not stored, and the receipt names that one.
 
         Raises:
             InvalidMessage: the turn can never be stored.

@@ -149,7 +149,7 @@ class PendingFiles:
         return [*self._adopted, *([self._own] if self._own else [])]
 
     async def note(self, entry: PendingTurn) -> None:
-        """Record the number of attempts and the error of a turn, for inspection."""
+        """Record the last error of a turn, so that other processes can read it."""
         async with self.writing:
             if entry.file is not None:
                 with contextlib.suppress(OSError):  # the turn itself is safe

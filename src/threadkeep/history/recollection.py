@@ -21,7 +21,7 @@ _REACH_ROWS = 10_000
 
 @dataclass(frozen=True)
 class ReadPast:
-    """The state of a session for a kind of agent, and its newest messages, read in one round trip.
+    """The context state of a session for a profile, and the session's newest messages, read in one round trip.
 
     `rows` is None if there are no messages, if the cached ones have changed, or if they were not read with the state.
     """
@@ -33,13 +33,13 @@ class ReadPast:
 
 @dataclass(frozen=True)
 class Past:
-    """The parameters of a recollection: the turns before a message, within limits.
+    """The parameters of `recollect`, which reads the messages before a message, within limits.
 
-    `profile` names the kind of agent whose windows share an anchor; without a profile, the window slides. `known_ids`
-    are messages that the caller already has: the result names the ones that a reset hides and the superseded ones. The
-    history ends before the message `before_id`; without it (its write may be pending), all messages are history.
-    A caller that knows the `seq` of this message passes it as `before_seq`. `questions` is the number of messages, up
-    to this one, that are current questions and so not part of the history.
+    `profile` names the agents whose windows share an anchor; without a profile, the window has none and slides.
+    `known_ids` are messages that the caller already has: the result names those that a reset hides or that were
+    superseded. The history ends before the message `before_id`; if that is not stored (its write may be pending), all
+    messages are history. A caller that knows the message's `seq` passes it as `before_seq`. The last `questions`
+    messages, up to this message, are current questions and so not part of the history.
     """
 
     limits: Limits = Limits(20, 4000)
@@ -55,9 +55,9 @@ class Past:
 class Recollection:
     """The history for a model call: messages oldest first, summaries of earlier ones, and the exclusions.
 
-    `begin` is the first `seq` that the window may hold, at the anchor or after the summaries. `begun` is true if an
-    earlier call or a summary has set it, `overflowing` if the window cannot hold all messages since then, `failed` if
-    the read failed. `forgotten` are known messages from before the last reset, `superseded` are known messages that
+    `begin` is the first `seq` that the window may include, at the anchor or after the summaries. `begun` is true if an
+    earlier call or a summary has set `begin`, `overflowing` if not all messages from there on fit, `failed` if the read
+    failed. `forgotten` are known messages from before the last reset, `superseded` are known messages that
     were superseded. `question_seq` is the `seq` of the message that ends the history; None if it is not stored yet.
     `questions` is as in `Past`, `revision` is the session's, `derived` is shared with the messages' `SessionRows`.
     """
@@ -195,7 +195,7 @@ class WindowReader:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
             dropped += begin - 1 - covered
         overflow = [gap for gap in window.manifest.excluded if gap.first_seq >= begin]
-        # Use the marks that came with the rows; the state of the session was read before them.
+        # Use the marks that came with the rows, because the state of the session was read earlier.
         reset_seq = state.reset_seq if known is None else known.marks.reset_seq
         if known is not None:
             if reset_seq and known.forgotten is None:
@@ -344,7 +344,7 @@ def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
 
 
 async def question_of(transcripts: Transcripts, session_id: str, run: str | None) -> Message | None:
-    """Return the question that a run answered, the message with this id, or (for None) the newest question.
+    """Return the user message with the id `run`, or else the question that this run answered; for None the newest one.
 
     It looks at the newest 10,000 active messages.
     """

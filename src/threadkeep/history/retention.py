@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from threadkeep.history.pending import PendingTurns
 
 type Retaining = RetentionRows | ConversationRetention
-"""The sessions of one location for retention; see the guarantees of `RetentionRows`."""
+"""The sessions in tables or in a graph store, for retention; see the guarantees of `RetentionRows`."""
 
 # With a slow or busy database the steps are smaller, because appends wait for them.
 _LONG_STEP_SECONDS = 0.03
@@ -168,7 +168,7 @@ class Pruner:
         self._clock = clock
 
     def of_namespace(self, rows: Retaining, pending: PendingTurns) -> Pruner:
-        """Return the pruner of another location, with the same rules."""
+        """Return the pruner of a graph store namespace, with the same rules."""
         return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
     async def of(self, session_id: str, *, user_id: str | None = None) -> Retention | None:

@@ -59,7 +59,7 @@ class AgentInput(TypedDict):
 
 @dataclass(frozen=True)
 class BegunTurn:
-    """A question stored in one transaction with other statements, the rows that these returned, and the history."""
+    """A question stored together with statements, the rows that the statements returned, and the history read."""
 
     question: tuple[Message, ...]
     receipt: Receipt

@@ -54,7 +54,7 @@ class SessionRows:
     def counted(
         self, begin: int, before: int, most: int | None, counter: TokenCounter
     ) -> tuple[tuple[Message, ...], int] | None:
-        """Return the messages with `seq` from `begin` to below `before`, and their tokens; None if too many."""
+        """Return the messages with `seq` from `begin` to below `before`, and their tokens; None if more than `most`."""
         start = _index(self.messages, begin)
         end = max(start, _index(self.messages, before))
         if most is not None and end - start > most:
@@ -65,7 +65,7 @@ class SessionRows:
         return self.messages[start:end], sums.between(self.messages, start, end)
 
     def with_older(self, older: Sequence[Message], first_seq: int) -> SessionRows:
-        """Return the rows with earlier ones, which were read newest first."""
+        """Return these rows with the `older` rows before them, which are given newest first."""
         return replace(self, messages=(*reversed(older), *self.messages), first_seq=first_seq)
 
     def superseded_between(self, after: int, before: int) -> list[tuple[int, int]]:

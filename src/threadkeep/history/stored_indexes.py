@@ -35,7 +35,7 @@ class StoredIndexes:
         self._observer = observer
 
     async def load(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex | None:
-        """Return the stored index of a session if it matches the messages and summaries that exist now."""
+        """Return the stored index of a session; delete it and return None if messages or summaries do not match it."""
         session_id = info.session_id
         data = await self._rows.of_session(session_id, index_version(), info.last_seq)
         if data is None:
@@ -80,7 +80,7 @@ class StoredIndexes:
             with contextlib.suppress(SessionDamaged):
                 if len(of_archived) + most >= _LEAST_JOINED and most == min(messages_of(info), MOST_TURNS):
                     index = await self._current(info, of_archived)
-                    # In a thread: a long session takes tenths of a second.
+                    # In an OS thread, because a long session takes tenths of a second.
                     await asyncio.to_thread(joined.extend if joined.read else joined.take_over, index)
                 else:
                     await joined.catch_up(info, self._transcripts, of_archived, most)

@@ -66,7 +66,7 @@ class SummaryWriter:
         """The remaining work, if it was too much for one pass; otherwise None."""
 
     async def compress(self) -> Summary | None:
-        """Summarise what is due; return the newest new summary, or None if nothing is due or another process does it.
+        """Summarise what is due; return the newest new summary, None if nothing is due or another process is at work.
 
         Raises:
             CompressionFailed: the summary could not be written; earlier summaries stay.
