@@ -1,4 +1,4 @@
-"""Items that change with a turn: chunks, notes, and the steps of agents. Pure."""
+"""Items that change with a turn: chunks, notes, and the steps of agents. The functions do no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Pr
 
 @dataclass(frozen=True)
 class Place:
-    """The layout and time for a new turn, and the chunk for its first message, if that already exists."""
+    """The layout and time for a new turn, and the chunk for its first message, if this chunk already exists."""
 
     layout: GraphLayout
     last_chunk: Value | None

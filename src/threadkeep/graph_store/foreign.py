@@ -1,4 +1,4 @@
-"""Conversations in any LangGraph store, safe for the writers of one process. Importing this imports LangGraph."""
+"""Conversations in any LangGraph store, for which only one process may write. Importing this imports LangGraph."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StoreItems:
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_StoreWriting]:
-        """Yield the conversation with these metadata; it is safe if only this process writes to it."""
+        """Yield the conversation with these metadata; this is safe only if no other process writes to it."""
         yield _StoreWriting(self._store, self, metadata)
 
 
@@ -110,7 +110,7 @@ async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
 
 
 def _value(item: Item) -> Value:
-    """Return the object that an item holds; an empty one if it holds something else."""
+    """Return the JSON object in an item; an empty object if the item has another value."""
     value: object = item.value
     return value if isinstance(value, dict) else {}
 
@@ -125,14 +125,14 @@ def _translated() -> Iterator[None]:
     with ErrorBoundary(raising=(StoreError,)) as call:
         yield
     if call.error is not None:
-        # Not raised from it: the error may quote the stored data.
+        # Raise it without its cause, because the error of the store may quote stored data.
         raise StoreUnavailable(
             f"The graph store does not take this call ({type(call.error).__name__}); check that its database answers."
         )
 
 
 class IndexedStore(AsyncBatchedBaseStore):
-    """A LangGraph store that rejects a query without an index. LangGraph's stores ignore it and return any items."""
+    """A LangGraph store that rejects a query without an index. LangGraph's stores would ignore the query."""
 
     async def asearch(
         self,

@@ -48,10 +48,10 @@ class SessionIndex:
         self._deletion = deletion_statements(driver.backend)
 
     async def follow(self, session_id: str) -> None:
-        """Bring the rows of a session up to date with its conversation; delete them if that does not exist.
+        """Update the rows of a session from its conversation; delete the rows if there is no conversation.
 
         Raises:
-            StoreError: the messages of a session of this name are in the tables.
+            StoreError: the messages of a session with this id are in the tables.
         """
         while await self._step(session_id):
             pass
@@ -61,7 +61,7 @@ class SessionIndex:
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
-        except DuplicateRow:  # rows of an earlier conversation of this name
+        except DuplicateRow:  # rows of an earlier conversation with this id
             return False
 
     def additions(self, written: Written) -> list[Statement]:
@@ -142,7 +142,7 @@ class SessionIndex:
             if seen is not None and not begun:
                 await delete_session(connection, self._deletion, session_id)
             if begun and seen is not None and seen.revision != conversation.revision:
-                # Mark before adding rows: a new answer may have the question, author and number of a superseded one.
+                # Mark before adding rows, because an answer may have question, author and number of a superseded one.
                 await self._mark(connection, conversation, upto)
             former = seen.version if begun and seen is not None else None
             if not await self._write(connection, conversation, messages, upto, former=former):
@@ -165,7 +165,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Write rows after version `former` (None: the first rows); return False if another process was first."""
+        """Add rows to those of version `former` (None: there are none); return False if another process was first."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False

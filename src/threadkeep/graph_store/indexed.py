@@ -128,12 +128,12 @@ class IndexedTranscripts(GraphTranscripts):
 
     async def delete(self, session_id: str) -> bool:
         """Delete a session, its messages and all derived data."""
-        # Delete the rows last: they include the deleting run, which retries if its process dies in between.
+        # Delete the rows last, because they include the deleting run, which retries if its process dies in between.
         there = await super().delete(session_id)
         # A retry may find no conversation: the rest is completed by `catch_up`.
         self._behind.add(session_id)
         rows = await self.index.delete(session_id)
-        # Another process may have written to it in between and created its rows again.
+        # Another process may have written to the session in between and created its rows again.
         await self.index.follow(session_id)
         self._behind.discard(session_id)
         return there or rows

@@ -316,7 +316,7 @@ def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
 
 
 def _value(text: str | bytes) -> Value:
-    """Return the object that an item holds; an empty one if it holds something else."""
+    """Return the JSON object in the text of an item; an empty object if the item has another value."""
     try:
         value = from_json(text)
     except ValueError:

@@ -61,7 +61,7 @@ class KnownMessages:
         if values[: len(kept)] != self._values:
             pairs = zip(self._values, kept, values, strict=False)
             kept = [message if former == now else None for former, message, now in pairs]
-        # A value from our table never changes. Other stores may return the object that they keep: copy its messages.
+        # A value from our table never changes. Other stores may return an object that changes, so copy its messages.
         own = isinstance(value, Stored)
         self._values = values if own else [{**each} for each in values]
         self._messages = [*kept, *[None] * (len(values) - len(kept))]
@@ -73,7 +73,7 @@ class KnownMessages:
         self.value, messages = value, value["messages"]
         texts = len(value.text) if isinstance(value, Stored) else 0
         texts = texts or sum(len(one) for each in messages for one in each.values() if isinstance(one, str))
-        # Twice, because the JSON of the chunk is kept too.
+        # Count the texts twice, because the JSON of the chunk is cached too.
         self.characters = _LEAST_CHARACTERS + _MESSAGE_CHARACTERS * len(messages) + 2 * texts
 
     def _between(self, first_seq: int, last_seq: int) -> tuple[int, int]:
@@ -85,7 +85,7 @@ class KnownMessages:
         if message is None:
             value = self._values[at]
             message = self._messages[at] = message_in(value, self._value_field)
-        # Return a copy if the message has JSON, because callers may change that.
+        # Return a copy if the message has JSON values, because callers may change these.
         return message.with_fields() if message.metadata or message.original is not None else message
 
 

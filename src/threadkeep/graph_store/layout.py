@@ -45,7 +45,7 @@ def chunk_of(seq: int, size: int) -> int:
     """Return the number of the chunk that contains a message.
 
     Raises:
-        ValueError: there is no such `seq`, or no such chunk.
+        ValueError: the `seq` or the size is below 1.
     """
     if seq < 1 or size < 1:
         raise ValueError("places and the sizes of chunks begin at 1")
@@ -115,7 +115,7 @@ ANSWER = "answer-sha256:"
 
 
 class ItemKey(NamedTuple):
-    """The location of an item in a LangGraph store."""
+    """The namespace and the key of an item in a LangGraph store."""
 
     namespace: Namespace
     key: str
@@ -127,7 +127,7 @@ class GraphLayout:
 
     The `namespace` has the metadata of each conversation (key: session id and `meta_key_suffix`), and its chunks of
     `chunk_size` messages (key: session id and `:chunk:000000` and so on). An existing conversation keeps its chunk
-    size. A second namespace, with `_ids` after its first label, has message ids. `value_field` has a message's text.
+    size. A second namespace, with `_ids` after its first label, has message ids. `value_field` names the text field.
     """
 
     namespace: Namespace = ("agent_chat_history",)

@@ -51,7 +51,7 @@ class TextSearch:
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Return True; there is no index to update."""
+        """Return True, because there is no index to update."""
         return True
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
@@ -271,8 +271,8 @@ async def open_graph_backend(
 
     Args:
         dependencies: our tables and other dependencies.
-        store: the location of conversations.
-        own: the database of our tables; if it is the same, its connections serve both.
+        store: the LangGraph store with the conversations, or the database of this store.
+        own: the database of our tables; if the store is in the same database, its connections serve both.
         options: options for opening databases.
 
     Raises:
@@ -318,5 +318,5 @@ async def _open_items(
         if store.in_memory or store.fingerprint != own.fingerprint:
             yield items_of(opened)
             return
-    # LangGraph has created its table; our driver's connections suffice for it.
+    # Opening the store has created LangGraph's table. From here on, our driver's connections suffice.
     yield TableItems(driver)

@@ -244,7 +244,7 @@ class ConversationReader:
             error.user_id = await self.owner_of(error.session_id)
 
     async def places_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
-        """Return the `seq` of each known message, from the items of ids; search the transcript if one is damaged."""
+        """Return the `seq` of each known message, from the notes of ids; search the messages if a note is damaged."""
         keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
         places = {message_id: noted_seq(note) for message_id, note in notes if note is not None}
@@ -312,7 +312,7 @@ class ConversationReader:
         places: tuple[int, int] | None = None,
         items: Readable | None = None,
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
-        """Yield chunks as stored, each with its messages; `places` limits these to two `seq` values, both included."""
+        """Yield chunks as stored, each with its messages; `places` limits these to a range of `seq`, ends included."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
         for start in range(0, len(chunks), CHUNKS_AT_ONCE):
             numbers = chunks[start : start + CHUNKS_AT_ONCE]

@@ -1,4 +1,4 @@
-"""Retention of conversations that agents keep: deletion from their beginning."""
+"""Retention of conversations that agents store in a graph store: the deletion of their oldest messages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from threadkeep.store.retention import STEP_MESSAGES, Prunable, Removal, Removed
 
 
 class ConversationRetention:
-    """The retention interface for conversations that agents keep in a graph store.
+    """The retention interface for conversations that agents store in a graph store.
 
     Old messages are deleted and not archived. Conversations have no limits of their own, and ids of deleted messages
-    are not kept. Before a deletion, `forget_runs` deletes the runs that stored the messages, so that no data derived
-    from the messages stays. If one of these runs is active, it raises `RowLocked`, and the conversation waits for the
-    next round.
+    are not remembered. Before a deletion, `forget_runs` deletes the runs that stored the messages, so that no data
+    derived from the messages stays. If one of these runs is active, `forget_runs` raises `RowLocked`, and the
+    conversation is left for the next round.
     """
 
     archives = False
@@ -121,7 +121,7 @@ class ConversationRetention:
         )
 
     async def reclaim_space(self) -> bool:
-        """Return False; the tables, which share the database, do this."""
+        """Return False, because the retention of the tables shrinks the file."""
         return False
 
     async def _title_after(self, conversation: Conversation, going: Sequence[Message], upto: int) -> str | None:
@@ -148,7 +148,7 @@ def _removed(upto: int, going: Sequence[Message]) -> Removed:
 
 
 def _prunable(conversation: Conversation) -> Prunable:
-    """Return a conversation for retention; none of its messages is older than the conversation."""
+    """Return a conversation for retention; `created_at` stands for the first message, which is not older."""
     return Prunable(
         conversation.session_id,
         conversation.last_seq,

@@ -53,7 +53,7 @@ class GraphTranscripts:
 
     `count` counts the tokens of a text, once, when it is stored. `clock` gives `created_at` and `updated_at`.
     `conflicted` is called with the session of each write that conflicts with another writer. The write is retried a few
-    times; after that `append` raises `ConversationChanged`, and the caller has to keep the turn.
+    times; after that `append` raises `ConversationChanged`, and the caller has to store the turn later.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class ConversationContexts(NullContexts):
         self._writer = writer
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
-        """Return the steps of an agent's turns from a question on, oldest first."""
+        """Return the steps of an agent's answers, oldest first, to questions whose `seq` is at least `since`."""
         conversation = await self._writer.reader.conversation(session_id)
         if conversation is None:
             return []
@@ -257,7 +257,7 @@ class ConversationContexts(NullContexts):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the steps of an answer if its question exists; keep only the agent's newest `turns`."""
+        """Store the steps of an answer, if its question exists; delete those of all but the agent's newest `turns`."""
         key = self._writer.layout.steps(session_id, author)
 
         async def work(writing: Writing, found: Conversation | None) -> None:

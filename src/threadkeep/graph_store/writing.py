@@ -40,7 +40,7 @@ _MOST_CHUNKS = 10_000
 
 @dataclass(frozen=True)
 class Beginning:
-    """The messages after the deleted ones up to a `seq`; with `idle_before`, only if nothing was written since."""
+    """The oldest messages that are not deleted, up to a `seq`; with `idle_before`, only if none was written since."""
 
     after_seq: int
     upto_seq: int
@@ -53,7 +53,7 @@ class Beginning:
 
 
 type TakingPlace = Callable[[Writing, Conversation, Prepared, Value, datetime], Awaitable[Receipt]]
-"""A function that stores an answer and supersedes a stored one, which it gets as its argument."""
+"""A function that stores an answer and supersedes the stored answer that is passed to it."""
 
 
 class ConversationWriter:
@@ -81,8 +81,8 @@ class ConversationWriter:
     async def append(self, turn: Turn, prepared: Prepared, now: datetime, take_place: TakingPlace) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
-        If an answer was delivered while the store was down, it replaces an undelivered answer with `take_place`; if
-        another answer was delivered too, it is stored as superseded.
+        If an answer was delivered while the store was down, it replaces an undelivered answer with `take_place`; if the
+        stored answer was delivered too, the new one is stored as superseded.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -167,7 +167,7 @@ class ConversationWriter:
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
     ) -> tuple[Prepared, Value | None]:
-        """Leave out complete answers whose question, author and ordinal have a stored answer; also return that one."""
+        """Leave out complete answers if their question, author and ordinal have a stored answer; also return this."""
         notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:

@@ -224,7 +224,7 @@ class AppendGuarantees(TranscriptSource):
             ]
 
     async def test_an_answer_that_was_told_in_an_outage_is_never_lost(self) -> None:
-        """If another process answered meanwhile, the late answer's receipt names that answer; both were delivered."""
+        """If another process stored and delivered an answer meanwhile, the late answer's receipt names that answer."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")

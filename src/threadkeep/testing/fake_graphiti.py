@@ -30,7 +30,7 @@ class Fault:
 
     `status` responds with that status, `hang` never responds, and `slow_body` takes `seconds` to send the body. `reset`
     closes the connection before the request is processed, `reset_after` afterwards. `blackhole` accepts messages but
-    stores none.
+    stores none. The other kinds respond with an unusable body.
     """
 
     kind: FaultKind
@@ -252,7 +252,7 @@ class FakeGraphiti:
         return status, answer
 
     def _delete_episode(self, uuid: str) -> tuple[int, Any]:
-        """Delete an episode. Its facts stay, as in the real server, which finds no episodes on FalkorDB."""
+        """Delete an episode, but not its facts. As the real server, find no episode if the database is FalkorDB."""
         for episodes in self.stored.values() if self.backend == "neo4j" else ():
             for episode in episodes:
                 if episode["uuid"] == uuid:

@@ -92,7 +92,7 @@ class SessionGuarantees(TranscriptSource):
             assert found == ["e", "d", "c", "b", "a"]
 
     async def test_a_user_lists_own_sessions_only(self) -> None:
-        """This holds with and without a search text."""
+        """Sessions of others are not listed, with or without a search text."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hello"), session="a", user_id="u1"))
             await transcripts.append(turn(user("hello"), session="b", user_id="u2"))
@@ -112,7 +112,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery(query="退款")) == ["d"]
 
     async def test_a_query_finds_the_very_text_of_a_title(self) -> None:
-        """This also holds for letters beyond ASCII with two cases."""
+        """A search with the exact text of a title also finds non-ASCII capitals."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("Ärger mit Ölheizung"), session="a"))
             assert await _ids(transcripts, SessionQuery(query="Ärger")) == ["a"]
@@ -150,7 +150,7 @@ class SessionGuarantees(TranscriptSource):
                 assert await _ids(transcripts, SessionQuery(channel=channel)) == []
 
     async def test_closed_sessions_can_be_listed_apart(self) -> None:
-        """`active` is a filter; None lists both."""
+        """`active` filters the list; None lists active and closed sessions."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "a", "b")
             await transcripts.change("a", SessionChanges(active=False))

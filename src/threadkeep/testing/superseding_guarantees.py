@@ -64,7 +64,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.with_ids("room:1", ["a1", "nothing", "q1"]) == list(page.messages[:2])
 
     async def test_pages_of_the_active_view_pass_superseded_messages_over(self) -> None:
-        """A page has the requested length, and the next one continues before it."""
+        """A page has the requested number of active messages, and the next page continues before it."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 9)))
             await transcripts.supersede(Superseding("room:1", message_id="3"))
@@ -138,7 +138,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == ["other"]
 
     async def test_what_came_after_a_place_can_be_left_as_it_is(self) -> None:
-        """A caller supersedes the messages that it has seen, and no later ones."""
+        """With `upto`, a caller supersedes only messages that it has seen, and no later ones."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             superseding = Superseding("room:1", message_id="q1", scope="after", upto=3)
@@ -292,7 +292,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).revision == 1
 
     async def test_another_users_messages_are_not_superseded(self) -> None:
-        """The session cannot be branched either."""
+        """Another user can neither supersede messages of a session nor branch the session."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("mine", "m"), user_id="u1"))
             for superseding in (Superseding("room:1", newest=1), Superseding("room:1", message_id="m")):
@@ -364,7 +364,7 @@ class SupersedingGuarantees(TranscriptSource):
                 assert (await _info(transcripts, f"room:1{place}")).revision == 0
 
     async def test_a_branch_of_all_has_nothing_that_was_taken_back(self) -> None:
-        """This also holds right after the newest messages were taken back, and if no active message is left."""
+        """A branch has only active messages, also right after a message was taken back, and if none is left."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", newest=2))

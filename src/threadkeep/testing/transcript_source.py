@@ -13,7 +13,7 @@ class TranscriptSource:
     """A base class whose subclasses open empty transcripts for each guarantee."""
 
     def open_transcripts(self) -> AbstractAsyncContextManager[Transcripts]:
-        """Open empty transcripts with a moving clock; close them when the block ends."""
+        """Open empty transcripts with a clock that advances; close them when the block ends."""
         raise NotImplementedError("Implement open_transcripts() in the subclass of TranscriptContract.")
 
 
