@@ -51,7 +51,7 @@ _MOST_REMEMBERED = 5_000
 _MOST_RANKED = 10_000
 """The number of newest facts in a scope that `recall` reads."""
 _RANKED_AT_ONCE = 2_000
-"""More facts than this are ranked in a thread: each takes 20 microseconds of CPU."""
+"""More facts than this are ranked in an OS thread, because each takes 20 microseconds of CPU."""
 
 
 class Knowledge:
@@ -234,8 +234,8 @@ class Knowledge:
     async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE, shadowed: bool = False) -> list[Fact]:
         """Return the valid facts of scopes, most specific scope first, and each key only from its most specific scope.
 
-        Each scope has up to `limit` facts (1,000 at most), last changed first. `shadowed` also returns facts whose
-        key a more specific scope has.
+        Each scope has up to `limit` facts (1,000 at most), last changed first. With `shadowed`, facts are returned even
+        if a more specific scope has their key.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -307,7 +307,7 @@ class Knowledge:
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
     ) -> None:
-        """Drop queued episodes of promoted facts that will be deleted; mark sent ones for deletion in the graph."""
+        """Drop queued episodes of promoted facts that will be deleted; mark sent ones for deletion in Graphiti."""
         named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
         await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
 
@@ -472,7 +472,7 @@ class Knowledge:
     ) -> Sequence[Fact]:
         """Return the valid facts of scopes; reuse the last result while the rows are unchanged.
 
-        Unchanged rows have no new evidence, because it changes `confirmed` or `updated_at` in a fact's row.
+        Unchanged rows have no new evidence, because new evidence changes `confirmed` or `updated_at` of a row.
         """
         rows = await self._valid(connection, scopes, limit)
         before, facts = self._remembered.get((scopes, limit), ([], []))

@@ -29,7 +29,7 @@ from threadkeep.store.driver import Driver
 
 _MOST_SESSIONS = 1_000
 _REACH = 40
-"""The number of messages that one call reads, and the number that is read from a session at first."""
+"""The most new messages that one learner call reads, and the most that a learner reads of an older session."""
 _CONTEXT_MESSAGES = 4
 _MOST_PROPOSALS = 20
 _MOST_REFUSALS = 3
@@ -194,7 +194,7 @@ class Learning:
         self._idle.set()
 
     async def _unread(self, request: LearningRequest) -> tuple[list[Message], int]:
-        """Return the first unread messages with a few earlier ones, and the learner's position in the session."""
+        """Return the first unread messages with a few earlier ones, and the `seq` up to which the learner has read."""
         asked = {"session_id": request.session_id, "kind": request.learner.kind}
         page = {**asked, "before": _CONTEXT_MESSAGES, "limit": _REACH + _CONTEXT_MESSAGES}
         async with self._driver.reading() as connection:

@@ -35,7 +35,7 @@ _SHAPED = re.compile(
 def looks_like_secret(text: str) -> bool:
     """Return True if a text contains a password, a token or a key, judged by its shape or by the word before it.
 
-    After a word for a token or a key, a value without a digit may be an ordinary word.
+    After a word for a token or a key, a short value without a digit usually does not count: it may be a plain word.
     """
     return bool(_SHAPED.search(text) or _NAMED.search(text.replace("_", " ")))
 

@@ -142,7 +142,7 @@ class Proposals:
         return found, (found[-1].updated_at, found[-1].id) if len(rows) > query.limit else None
 
     async def accept(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Remember a proposed fact, with its message as evidence; send a directive to the graph too.
+        """Remember a proposed fact, with its message as evidence; if it is a directive, also send it to Graphiti.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.
@@ -186,7 +186,7 @@ class Proposals:
             return await self._decide(connection, proposal, "rejected", by)
 
     async def undo(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Undo an accepted proposal, here and in the graph as far as the server supports it.
+        """Undo an accepted proposal here and, as far as the server supports it, in Graphiti.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.

@@ -82,7 +82,7 @@ def rank_facts(
         query: the new input.
         facts: the facts of one scope.
         recent: the last messages before the query, oldest first, to resolve words such as "it".
-        similar: the similarity of query and facts in standard deviations from the mean, by id, if there is a model.
+        similar: by fact id, the similarity to the query in standard deviations from the mean, if there is a model.
     """
     words = [words_of_fact(fact.key, fact.text[len(fact.key) + 2 :]) for fact in facts]
     scores = _scores(read(query, Participants({}), recent=recent), words)

@@ -223,7 +223,7 @@ async def serve(app: App, body: bytes, context: ChatKitRequest) -> Response:
     except NotFoundError:
         raise ProblemRaised(make_problem(404, "thread-not-found", _NOT_FOUND)) from None
     except (ValidationError, ValueError, RuntimeError, NotImplementedError):
-        # From None: these errors quote the request.
+        # Raise from None, because the original errors quote the request.
         raise ProblemRaised(make_problem(422, "invalid-request", _INVALID)) from None
     return Response(result.json, media_type="application/json")
 

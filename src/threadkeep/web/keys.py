@@ -37,7 +37,7 @@ class KeyRing:
     def __init__(self, keys: ApiKeys, configured: Mapping[str, str], *, clock: Callable[[], datetime]) -> None:
         self._keys = keys
         self._clock = clock
-        # Keys are looked up by their digests, so that the duration of a lookup reveals nothing about them.
+        # Keys are looked up by their digests, so that the duration of a lookup reveals nothing about the keys.
         self._configured = {digest_of(key.encode()): name for name, key in configured.items()}
         self._known: dict[str, ApiKey] = {}
         self._was_read = False

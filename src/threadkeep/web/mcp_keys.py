@@ -1,4 +1,4 @@
-"""The MCP server over HTTP, which takes the keys of the service as bearer tokens."""
+"""The MCP server over HTTP, which accepts the keys of the service and users' tokens as bearer tokens."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _given_key(headers: Headers, path: str) -> bytes:
 
 
 class CrossOrigin(CORSMiddleware):
-    """Middleware that lets pages of the given origins call the service and read its responses."""
+    """Middleware that allows pages of the given origins to call the service and read its responses."""
 
     def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
         super().__init__(

@@ -123,7 +123,7 @@ class Server(uvicorn.Server):
         on_start: Callable[[], None],
         limits: ConnectionLimits | None = None,
     ) -> None:
-        """Create the server. `end_turns` waits some seconds for turns; `on_start` is called once it accepts clients."""
+        """Create the server. `end_turns` gets the seconds to wait for turns; `on_start` is called on startup."""
         super().__init__(
             uvicorn.Config(
                 service,

@@ -161,7 +161,7 @@ def _mount_console(service: FastAPI) -> None:
 
 
 async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
-    """Run the service until SIGTERM or SIGINT, then let running turns finish within the configured time.
+    """Run the service until SIGTERM or SIGINT, then wait for running turns within the configured time.
 
     Raises:
         InvalidSettings: the address or the model is invalid.

@@ -14,7 +14,7 @@ type Look = Callable[[], Awaitable[str | None]]
 """A check that returns a problem with its cure, or None if there is no problem."""
 
 type GoesOn = Callable[[], Awaitable[bool]]
-"""A check whether the next message may still be sent."""
+"""A check that returns whether the next message may still be sent."""
 
 type EpisodeRole = Literal["user", "assistant", "system"]
 
@@ -73,7 +73,7 @@ class GraphitiClient(Protocol):
     """
 
     newest_first: bool
-    """True if `episodes` returns the newest episodes of a group."""
+    """True if `episodes` returns the newest episodes of a group; false if their order is undefined."""
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, goes_on: GoesOn | None = None) -> int:
         """Send messages in order, and return the number of messages that were sent.
@@ -130,7 +130,7 @@ def episode_in(value: Json) -> SeenEpisode | None:
 
 
 def time_in(value: Json) -> datetime | None:
-    """Return a time in UTC; None if it is none. Some databases behind the server send UTC times without a zone."""
+    """Return a time in UTC; None if `value` is no time. Some databases of the server send UTC without a zone."""
     if not isinstance(value, str):
         return None
     try:

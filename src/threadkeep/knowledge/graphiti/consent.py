@@ -54,7 +54,7 @@ class Consents:
             raise GraphitiClosed(reason)
 
     def statements(self, workspace: str | None) -> list[Statement]:
-        """Return the statements for the rows that `closure_in` reads; none if Graphiti is off."""
+        """Return the statements that fetch the rows for `closure_in`; an empty list if Graphiti is off."""
         if self._options is None:
             return []
         named = None if workspace is None else clean_text(workspace)
@@ -148,7 +148,7 @@ def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text
 
 
 def allowed_since(rows: Sequence[Sequence[Row]]) -> datetime:
-    """Return the time from which on messages may be sent. The rows of `Consents.statements` must allow sending."""
+    """Return the earliest time of messages that may be sent; the rows of `Consents.statements` must allow sending."""
     [granted], [trusted] = rows
     if "backfill" in _classes(granted[0]):
         return datetime.min.replace(tzinfo=UTC)

@@ -100,11 +100,11 @@ class Deliveries:
         self._dead: tuple[datetime, dict[str, int]] | None = None
 
     async def due_groups(self, limit: int) -> list[str]:
-        """Return groups that have open deliveries and no owner."""
+        """Return groups that have open deliveries, are due, and are owned by no process."""
         return [row[0] for row in await self._fetch("due_groups", {"now": self._now(), "limit": limit})]
 
     async def claim(self, group_id: str, owner: str, *, seconds: float) -> Lease | None:
-        """Lease a group for some seconds; return None if another process already has a lease."""
+        """Lease a group for `seconds`; return None if it is not due or another process has a lease."""
         until = time_text(self._clock() + timedelta(seconds=seconds))
         row = {"group_id": group_id, "owner": owner, "until": until, "now": self._now()}
         async with self._driver.writing() as connection:
@@ -119,7 +119,7 @@ class Deliveries:
         return await self._execute("renew", row) > 0
 
     async def release(self, lease: Lease, *, seconds: float, failures: int = 0, error: str | None = None) -> None:
-        """Release a group; it is due again after some seconds."""
+        """Release a group; it is due again after `seconds`."""
         at = time_text(self._clock() + timedelta(seconds=seconds))
         row = {"group_id": lease.group_id, "owner": lease.owner, "at": at, "failures": failures, "error": error}
         await self._execute("release", row)
@@ -205,7 +205,7 @@ class Deliveries:
         return int(count), time_of(seen_at)
 
     async def newer_episodes(self, group_id: str, said_at: datetime) -> int:
-        """Return the number of messages sent to a group that were said at this time or later."""
+        """Return the number of messages sent to a group whose own time is `said_at` or later."""
         [(count,)] = await self._fetch("newer_episodes", {"group_id": group_id, "said_at": time_text(said_at)})
         return int(count)
 
@@ -268,7 +268,7 @@ class Deliveries:
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:
-        """Return the number of failed messages of each group that has any, without those that a person dropped.
+        """Return the number of dead messages by group, except messages that a person dropped; omit groups without any.
 
         The result is cached for up to a minute, because it counts all dead messages.
         """

@@ -1,4 +1,4 @@
-"""The MCP client of Graphiti. The MCP server has one worker per group, which survives failures, and deletes reliably.
+"""The MCP client of Graphiti. The MCP server has one worker per group, which survives failures. It deletes reliably.
 
 Errors arrive inside successful responses and may quote messages, so their text is not passed on.
 """
@@ -30,7 +30,7 @@ class McpClient:
     """A Graphiti server over MCP; see `GraphitiClient`. It uses one connection, and reconnects after a failure."""
 
     newest_first = False
-    """Lists of episodes are unordered, so all are read to find one."""
+    """The server returns episodes in no order, so all are read to find one."""
 
     def __init__(self, endpoint: str, *, api_key: str | None = None, timeout_seconds: float = 10.0) -> None:
         self._url = endpoint if endpoint.endswith("/mcp") else f"{endpoint}/mcp"

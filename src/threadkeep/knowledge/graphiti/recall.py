@@ -70,7 +70,7 @@ class RecallQuestion:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups to search in each scope, and a report for each scope with its messages that are not yet delivered.
+    """The groups to search in each scope, and a report for each scope with the numbers of undelivered messages.
 
     Messages from before `since` may not be sent.
     """

@@ -333,8 +333,8 @@ class Graphiti:
     ) -> Backfilled:
         """Queue earlier turns of some sessions, of a user, or of all users; repeat the call for the rest.
 
-        They are sent after new turns, with a limit per minute. Stored messages do not record their workspace, so all
-        turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.
+        Earlier turns are sent after new ones, with a limit per minute. Stored messages do not record their workspace,
+        so all turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.
 
         Raises:
             GraphitiClosed: earlier turns may not be sent.

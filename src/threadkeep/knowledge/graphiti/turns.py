@@ -90,7 +90,7 @@ def _digest(text: str, length: int) -> str:
 
 
 _TURNS_AT_ONCE = 50
-# The messages of one question are at most this many positions apart.
+# The number of messages before a turn that are searched for its question.
 _REACH = 50
 
 
@@ -212,7 +212,7 @@ class TurnQueue:
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the scopes in the options for a session; skip scopes without a valid owner."""
+        """Return the scopes of a session that the options name; skip scopes without a valid owner."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})

@@ -52,10 +52,10 @@ STREAM: dict[str, object] = {
 async def chat(body: ChatRequestBody, app: AppInUse, caller: CallerInUse) -> ChatResponseBody:
     """Answer a message with the memory of its session.
 
-    Without a `session_id` the user continues the session of the last message to the workflow; without a `user_id`
-    too, a new session starts. Turns of one session run one after another, in order of arrival. The turn continues if
-    the client disconnects; the same `message_id` then returns its answer. If the model fails (502), the message is
-    stored without an answer. Each turn is a run of the workflow: see GET /api/v1/runs/{run_id}.
+    Without a `session_id` the message continues the user's last session with the workflow; without a `user_id` as well,
+    a new session starts. Turns of one session run one after another, in order of arrival. The turn continues if the
+    client disconnects; the same `message_id` then returns its answer. If the model fails (502), the message is stored
+    without an answer. Each turn is a run of the workflow: see GET /api/v1/runs/{run_id}.
     """
     return await answer_of(_begin(app, body, caller, stream=False))
 
@@ -100,7 +100,7 @@ async def history(
         Literal["active", "history"], Query(description="`active`: no superseded messages; `history`: all.")
     ] = "active",
 ) -> History:
-    """Return the newest messages of a session, oldest first. `next_before` leads to older ones."""
+    """Return the newest messages of a session, oldest first. Pass `next_before` as `before` for older messages."""
     session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
     page = await session.page(before, limit, view=view)
     messages = [HistoryMessage.of(message) for message in page.messages]

@@ -32,7 +32,7 @@ async def healthz() -> Health:
 @router.head("/readyz", include_in_schema=False, openapi_extra=PUBLIC)
 @router.get("/readyz", summary="Can the service work?", responses=documented(503), openapi_extra=PUBLIC)
 async def readyz(app: AppInUse) -> Readiness:
-    """Return 200 if the database answers within two seconds, else 503. The chat then continues without history."""
+    """Return 200 if the database answers within two seconds, else 503. Meanwhile the chat continues without history."""
     backend = app.settings.database.backend
     state = Readiness(
         backend=backend,

@@ -60,7 +60,7 @@ _MOST_CALLS = 2**31 - 1
 
 async def app_of(
     request: Request,
-) -> App:  # FastAPI runs sync functions in threads, out of order
+) -> App:  # async, because FastAPI would run a sync function in a thread, out of order
     """Return the App of the service."""
     return cast("App", request.app.state.app)
 
@@ -116,7 +116,7 @@ def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
 
 
 def write_cursor(position: tuple[datetime, str] | tuple[datetime, str, int] | None) -> str | None:
-    """Return the cursor of a position in a list that is sorted by time first; None stays None."""
+    """Return the cursor of a position in a list that is sorted by time first; None if `position` is None."""
     if position is None:
         return None
     moment, *rest = position

@@ -94,7 +94,7 @@ async def merge_persons(person_id: PersonId, merge: MergeInput, app: AppInUse) -
 
 @router.post("/{person_id}/unmerge", summary="Undo a merge", responses=_FAILURES)
 async def unmerge_person(person_id: PersonId, app: AppInUse) -> Person:
-    """Undo the merge of an id into another. Facts remembered since then stay with the other."""
+    """Undo the merge of a person into another. Facts that were remembered since then stay with the other person."""
     return await app.memory.persons.unmerge(person_id)
 
 

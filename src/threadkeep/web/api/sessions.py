@@ -172,7 +172,7 @@ async def edit(session_id: SessionId, body: EditBody, app: AppInUse, user_id: Us
 async def branch(
     session_id: SessionId, app: AppInUse, body: BranchBody | None = None, user_id: UserId = None
 ) -> SessionBody:
-    """Create a session with copies of this session's messages up to a position. Both continue independently."""
+    """Create a session with copies of this session's messages up to a `seq`. Both sessions continue independently."""
     session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
     wanted = BranchBody() if body is None else body
     branched = await session.branch(wanted.at, session_id=wanted.session_id)

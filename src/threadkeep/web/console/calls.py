@@ -42,7 +42,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class Unfolded:
-    """A summary with the newest messages of its range."""
+    """A summary with the newest messages that it covers."""
 
     summary: Summary
     messages: Sequence[Message]
@@ -69,7 +69,7 @@ class CallMessage:
 
 @dataclass(frozen=True)
 class Gap:
-    """An excluded range, with the reason in words and its newest messages."""
+    """A range of excluded messages, with the reason in words and the newest messages of the range."""
 
     exclusion: Exclusion
     why: str
@@ -116,7 +116,7 @@ class CallReader:
         return CallView(view, messages, gaps, difference)
 
     async def _transcript(self, manifest: ContextManifest) -> Session | None:
-        """Return the session that the positions of a manifest refer to."""
+        """Return the session that the `seq` numbers of a manifest refer to; None if the manifest names no session."""
         if (conversation := manifest.conversation) is not None:
             return (await self._memory.memory_of(conversation)).session(conversation.key, user_id=self._user_id)
         return self._session(manifest.session_id) if manifest.session_id else None
@@ -207,7 +207,7 @@ async def show_call(request: Request, run_id: RunId, call: str, app: AppInUse, u
 
 
 async def _find(app: App, run_id: str, call: str, user: str | None) -> tuple[StoredManifest, int]:
-    """Return a call of a run, given by its number or as `last`, and the number of calls."""
+    """Return a model call of a run, given by its number or as `last`, and the number of the run's calls."""
     found = {one.call: one for one in await app.memory.manifests.of_run(run_id, user_id=user)}
     number = max(found, default=0) if call == _NEWEST else int(call) if call.isdecimal() and len(call) < 9 else 0
     if number not in found:
@@ -249,7 +249,7 @@ async def should_it_have_known(
 ) -> Response:
     """Search messages, and show for each message whether a model call received it.
 
-    This is the requested call, or the newest call of the requested session, or else the newest call of the message's
+    The model call is the requested one; by default the newest call of the requested session, or else of the message's
     own session.
     """
     words = clean_text(q.strip()) if q else ""

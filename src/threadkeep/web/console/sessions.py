@@ -101,7 +101,7 @@ async def show_session(
         next_before=shown.next_before,
         before=before,
         waiting=waiting if before is None else [],
-        # The page shows each summary after the position that is its key.
+        # The page shows each summary after the message whose `seq` is the key.
         summaries={min(summary.last_seq, info.last_seq): summary for summary in summaries},
         live=None if info.namespace else await _run_to_show(app, session_id),
         workflows=_workflows(app),
@@ -109,7 +109,7 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return the newest unfinished run of a session; if there is none, the newest run if it failed."""
+    """Return the newest unfinished run of a session; otherwise the newest run if it failed, else None."""
     found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
     return next((run for run in runs if not run.over), runs[0] if runs and runs[0].status == "failed" else None)

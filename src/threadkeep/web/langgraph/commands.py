@@ -111,7 +111,7 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
 
 async def _forked(app: App, session: Session, start: Start) -> RunRequest | None:
-    """Supersede the messages after a checkpoint; return the request to continue, or None without a later question."""
+    """Supersede the messages after a checkpoint; return the request to continue, or None if no question follows."""
     page = await session.page(limit=_MOST)
     later = [one for one in page.messages if (one.seq or 0) > (start.fork or 0)]
     asked = next((one for one in later if one.role == "user" and one.id), None)

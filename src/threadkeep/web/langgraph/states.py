@@ -88,7 +88,7 @@ def messages_of(given: object) -> Sequence[BaseMessage]:
     try:
         return convert_to_messages(given if isinstance(given, list) else [given])  # type: ignore[list-item]
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError):
-        # From None: the original error quotes the message.
+        # Raise from None, because the original error quotes the message.
         raise InvalidInput(
             'Each message must be an object with role (or type) and content: {"role": "user", "content": "Hello"}.'
         ) from None

@@ -126,7 +126,7 @@ class NamespacesBody(BaseModel):
 
 
 async def _history_roots(app: App) -> frozenset[str]:
-    """Return the first labels of the namespaces that hold histories of conversations."""
+    """Return the first labels of the namespaces that contain histories of conversations."""
     layouts = [GraphLayout(), *(layout for _, layout, _ in await app.memory.namespaces())]
     roots = [layout.namespace[0] for layout in layouts]
     return frozenset((*roots, *(f"{root}_ids" for root in roots)))
@@ -136,7 +136,7 @@ async def _checked(app: App, labels: Sequence[str]) -> tuple[str, ...]:
     """Return a namespace after checking that clients may use it.
 
     Raises:
-        InvalidInput: the namespace is not valid, or it holds histories of conversations.
+        InvalidInput: the namespace is not valid, or it contains histories of conversations.
     """
     if not labels or not all(labels) or any("." in label for label in labels) or labels[0] == _RESERVED:
         raise InvalidInput(f"A namespace has one or more labels, without full stops, and none below {_RESERVED!r}.")

@@ -91,7 +91,7 @@ class CreatedThread:
         return await self.thread() or thread, True
 
     async def change(self, metadata: Mapping[str, Json]) -> ThreadBody | None:
-        """Add to the metadata; return None if there is no created thread, or if it was removed meanwhile."""
+        """Add to the metadata; return None if there is no created thread, or if it was changed or removed meanwhile."""
         kept = None if self._session.user_id is not None else await self._kept()
         if kept is None:
             return None
@@ -102,7 +102,7 @@ class CreatedThread:
         return thread if changed else None
 
     async def begin(self, new: Mapping[str, Json] | None = None) -> bool:
-        """Store the thread for the session's user if metadata was kept for it.
+        """Store the thread for the session's user if `keep` has stored metadata for it.
 
         With `new` metadata, always store the thread. Existing metadata of the session is not replaced. Return whether
         this call stored the thread.
