@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -58,6 +59,21 @@ async def test_an_unanswered_message_from_before_the_window_is_answered(memory: 
         await ask(agent, f"question {number}")
     assert await ask(agent, "first", message_id="m0") == "answer 8"
     assert seen(model.calls[-1]) == [("human", "first")]
+
+
+@pytest.mark.parametrize("reply", ["two", ConnectionError()])
+async def test_an_unanswered_message_directly_before_the_newest_one_is_answered(
+    memory: Memory, reply: str | ConnectionError
+) -> None:
+    """On every database: a checkpointer's state has no reply between them, whether the newest is answered or not."""
+    model = ScriptedModel([ConnectionError(), reply, "one"])
+    agent = make_agent(model, [SessionMemory(memory)], checkpointer=InMemorySaver())
+    for message_id in ("m1", "m2"):
+        with contextlib.suppress(ConnectionError):
+            await ask(agent, message_id, message_id=message_id)
+    assert await ask(agent, "m1", message_id="m1") == "one"
+    assert seen(model.calls[-1]) == [("human", "m1")]
+    assert (await memory.session(ROOM).tail(1))[0].answers == "m1"
 
 
 async def test_a_message_that_was_deleted_and_comes_again_is_answered_and_not_kept(memory: Memory) -> None:

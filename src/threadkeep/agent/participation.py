@@ -36,7 +36,7 @@ from threadkeep.agent.root_runs import RootRun
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.agent.turns import OpenTurn, Speaker
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import ThreadkeepError
+from threadkeep.errors import StoreError, ThreadkeepError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Json, Status
@@ -184,6 +184,7 @@ class Participation:
 
     async def _ask(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
         """Store the question without leading messages that are stored already; clients may send the whole chat."""
+        self.root.question = await self._without_later_turns(self.root.question)
         history = SentHistory(self.root.question)
         if run_hold.get() is None:
             history = await compare_history(self.memory, self.session, self.root.sent, self.root.question)
@@ -196,6 +197,22 @@ class Participation:
         same = [*map(transcript_text, sent)] == [*map(transcript_text, turn.question)]
         turn.contexts.question_as_stored &= same
         return turn
+
+    async def _without_later_turns(self, question: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
+        """Return the question up to the message that the caller sent, if the next message is of another turn.
+
+        A checkpointer's state has the next question right after a repeated question that got no reply.
+        """
+        sent = [id(message) for message in self.root.sent]
+        end = max([at for at, message in enumerate(question, start=1) if id(message) in sent], default=len(question))
+        with contextlib.suppress(StoreError, TimeoutError):
+            if end < len(question):
+                async with self.session.timeout():
+                    asked = await self.session.find(id_of(question[end - 1]) or "")
+                    following = await self.session.find(id_of(question[end]) or "")
+                if following is not None and (asked is None or asked.run_id != following.run_id):
+                    return question[:end]
+        return question
 
     async def refuse(self) -> None:
         """Store the question as `failed` without its text, unless it is already stored.
@@ -319,7 +336,7 @@ _MOST_CALLS = 1_000
 
 
 class OpenTurns:
-    """The calls of one agent in this process that have begun and not ended, by key.
+    """The calls of one agent in this process that have begun and not ended, by their keys.
 
     The memory settles them before it closes. At most a thousand are stored. A call that is no longer stored, such as
     one of an interrupted run, continues from the transcript.
