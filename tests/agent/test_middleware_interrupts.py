@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -171,6 +172,37 @@ async def test_it_works_with_the_checkpointer_of_the_same_database(
             await agent.ainvoke(given, config_of())
     async with open_memory(url, options=options) as memory:
         assert await kept(memory) == [("user", "do it"), ("assistant", "done")]
+
+
+LATER: dict[str, list[AIMessage | str | BaseException]] = {
+    "answered": ["two"],
+    "failed": [ConnectionError()],
+}
+
+
+@pytest.mark.parametrize("later", LATER)
+@pytest.mark.parametrize("kind", ["sqlite-file", "postgres"])
+async def test_an_older_question_that_comes_again_is_resumed(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, later: str
+) -> None:
+    """In another process, after a turn that the state has too: the call has nothing of it, and it gets the answer."""
+    settings = load_settings(database_url=url_of(request, kind))
+    options = dataclasses.replace(settings.memory_options(), pending=PendingOptions(folder=tmp_path / "pending"))
+    url = settings.database_url.get_secret_value()
+    asked = [input_of(name, name) for name in ("m0", "m1", "m2", "m1")]
+    resume: Command[str] = Command(resume="yes")
+    model = ScriptedModel(["zero", ConnectionError(), *LATER[later], ASKING, ASKING.model_copy(), "one"])
+    for inputs in (asked, [resume], [resume, asked[1]]):
+        async with open_memory(url, options=options) as memory, create_checkpointer(settings) as saver:
+            agent = make_agent(model, [SessionMemory(memory)], [add, ask_person], checkpointer=saver)
+            for one in inputs:
+                with contextlib.suppress(ConnectionError):
+                    await agent.ainvoke(one, config_of())
+    asking = [("ai", "One moment."), ("tool", "they said yes")]
+    assert seen(model.calls[-1]) == [("human", "m0"), ("ai", "zero"), ("human", "m1"), *asking, *asking]
+    async with open_memory(url, options=options) as memory:
+        stored = await memory.session(ROOM).tail(9)
+    assert (stored[-1].content, stored[-1].answers, stored[-1].run_id) == ("one", "m1", stored[2].run_id)
 
 
 async def test_a_run_that_is_never_resumed_stands_in_nobodys_way(small_memory: Memory) -> None:

@@ -138,6 +138,10 @@ STRUCTURED: Final = "threadkeep:structured"
 """The metadata key of a stored answer for the JSON of its structured response, if the text is different."""
 
 
+ANSWERS: Final = "threadkeep:answers"
+"""The key in the `response_metadata` of a reply for the id of its question, if the state has later turns too."""
+
+
 REPEATS: Final = "threadkeep:repeats"
 """The key in the `additional_kwargs` of a copied answer for the id of the original; only the state has the copy."""
 

@@ -129,6 +129,11 @@ class TurnHooks:
             one.model_copy(update={"id": str(uuid7())}) if one.id in known and one.id else one
             for one in response.result
         ]
+        if mark := step.turn.contexts.mark:
+            response.result[:] = [
+                one.model_copy(update={"response_metadata": {**one.response_metadata, **mark}})
+                for one in response.result
+            ]
         final = response.result[-1] if response.result else None
         step.turn.contexts.report(final if isinstance(final, AIMessage) else None)
         part.model_failed = failed

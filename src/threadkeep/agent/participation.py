@@ -16,7 +16,7 @@ from langgraph.runtime import Runtime
 
 from threadkeep.agent.answers import storable
 from threadkeep.agent.callbacks import PartialAnswer, root_callbacks
-from threadkeep.agent.conversion import id_of, refused_message, text_of, transcript_text
+from threadkeep.agent.conversion import ANSWERS, id_of, refused_message, text_of, transcript_text
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import CallKey
 from threadkeep.agent.questions import (
@@ -253,7 +253,7 @@ class Participation:
         A human message after an interrupt is a further question. A human message that a tool added, such as an image,
         is not a question: it follows the tool's result, and the session does not have it. If an answer is in progress,
         the question was stored before; if the session does not have it, it was deleted. If the state has only a
-        summary of the question, the question is read from the session.
+        summary of the question, the question is read from the session. A reply to a repeated older question names it.
         """
         question = question_before(messages)
         for block in questions_back(messages):
@@ -264,10 +264,13 @@ class Participation:
                 break
         if not question and any(map(is_summary, messages)):
             question = self._question = await unanswered_question(self.session, caller.run_id)
+        after = next((place for place, message in enumerate(messages) if message is question[-1]), 0) if question else 0
+        said = [message for message in messages[after + 1 :] if isinstance(message, AIMessage)]
+        if said and (marked := said[-1].response_metadata.get(ANSWERS)) is not None:
+            question = [message for message in messages if message.id == marked] or question
         self.root.begin(question)
         turn = self._open(question, caller)
-        after = next((place for place, message in enumerate(messages) if message is question[-1]), 0) if question else 0
-        if any(isinstance(message, AIMessage) for message in messages[after + 1 :]):
+        if said:
             await turn.go_on(caller.run_id)
         else:
             await turn.begin(caller.run_id, caller.metadata)

@@ -12,7 +12,7 @@ from langgraph.types import Command
 
 from threadkeep.agent.assembly import Assembler
 from threadkeep.agent.call_measure import CallMeasure, Measuring, ModelUse, usage_of
-from threadkeep.agent.conversion import id_of
+from threadkeep.agent.conversion import ANSWERS, id_of
 from threadkeep.agent.earlier_steps import TurnSteps
 from threadkeep.agent.extras import Extra, ExtraRequest, find_all
 from threadkeep.agent.holding import run_hold
@@ -90,6 +90,11 @@ class TurnContext:
         limit = min(options.message_limit or PAGE_ROWS, PAGE_ROWS)
         self._begun = await self._session.begin_joined(messages, Joined(), profile=options.profile or "", limit=limit)
         return None if self._begun is None else self._begun.receipt
+
+    @property
+    def mark(self) -> Mapping[str, str | None]:
+        """The metadata for replies to a repeated question after which the state has later turns; otherwise empty."""
+        return {ANSWERS: self._question[-1].id} if self._later_ids else {}
 
     @property
     def has_steps(self) -> bool:
