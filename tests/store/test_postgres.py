@@ -16,8 +16,9 @@ from tests.limits import HANG_SECONDS
 from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, open_memory
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
+from threadkeep.runs.options import RunServiceOptions
 from threadkeep.store.driver import DuplicateRow, StoreOptions
-from threadkeep.store.postgres import PostgresDriver, open_dict_pool
+from threadkeep.store.postgres import TRUSTED_SECONDS, PostgresDriver, open_dict_pool
 
 
 @pytest.fixture
@@ -50,6 +51,11 @@ async def test_connections_that_the_server_ended_are_not_noticed(memory: Memory,
         await end_connections(postgres_url)
         assert len(await session.tail(5)) == round_ + 1
     assert [message.content for message in await session.tail(5)] == ["round 0", "round 1", "round 2"]
+
+
+def test_the_queries_of_an_idle_worker_are_not_preceded_by_a_check() -> None:
+    """Its connection is used again before the driver stops trusting it."""
+    assert RunServiceOptions().reaps_every < TRUSTED_SECONDS
 
 
 async def test_a_whole_pool_of_ended_connections_costs_no_pauses(memory: Memory, postgres_url: str) -> None:

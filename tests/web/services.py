@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ async def served(
             async with httpx2.AsyncClient(base_url=address, timeout=HANG_SECONDS, trust_env=False) as client:
                 yield client, server
         finally:
-            server.should_exit = True
+            server.handle_exit(signal.SIGTERM, None)
             await task
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from pathlib import Path
 
@@ -75,7 +76,7 @@ async def test_a_shutdown_lets_a_running_turn_finish(tmp_path: Path) -> None:
     ):
         reading = asyncio.create_task(streamed(client, {"message": "hi", "session_id": "s1"}))
         await gate.reached()
-        server.should_exit = True
+        server.handle_exit(signal.SIGTERM, None)
         await until(lambda: not server.servers[0].is_serving())
         with pytest.raises(httpx2.ConnectError):
             await client.get("/healthz")
@@ -97,7 +98,7 @@ async def test_a_shutdown_stores_what_a_late_turn_had_said(tmp_path: Path) -> No
     ):
         events = events_of(response)
         assert [(await anext(events)).name for _ in range(3)] == ["start", "token", "token"]
-        server.should_exit = True
+        server.handle_exit(signal.SIGTERM, None)
         [last] = [event async for event in events]
     assert (last.name, last.data["type"], last.data["status"]) == ("error", "urn:threadkeep:interrupted", 503)
     async with opened_app(model, settings) as app, client_of(app) as client:

@@ -32,8 +32,8 @@ from threadkeep.store.statements import load_statements
 
 type DictConnection = psycopg.AsyncConnection[DictRow]
 
-# Longer than the poll interval of an idle worker; otherwise each of its queries would need two round trips.
-_TRUSTED_SECONDS = 2.0
+# Longer than `RunServiceOptions.reaps_every`; otherwise each query of an idle worker would need two round trips.
+TRUSTED_SECONDS = 3.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
 # The pool retries for this time with pauses that double; after that, the next caller starts again. So a server that
@@ -223,7 +223,7 @@ class _Loan:
     async def take(self) -> RawConnection:
         """Return a working connection; one that worked a moment ago is not checked, to save a round trip."""
         raw = self._raw = await self._connection()
-        if time.monotonic() - self._used.get(raw, 0.0) <= _TRUSTED_SECONDS or await _lives(raw):
+        if time.monotonic() - self._used.get(raw, 0.0) <= TRUSTED_SECONDS or await _lives(raw):
             return raw
         return await self.exchange()
 

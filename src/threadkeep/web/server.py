@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -139,11 +140,23 @@ class Server(uvicorn.Server):
         self._end_turns = end_turns
         self._shutdown_seconds = shutdown_seconds
         self._on_start = on_start
+        self._signalled = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start accepting connections and call `on_start`."""
         await super().startup(sockets)
         self._on_start()
+
+    async def main_loop(self) -> None:
+        """Update the date header every second until `handle_exit` is called; uvicorn wakes ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._signalled.wait(), 1)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop the server; a second SIGINT skips the wait."""
+        super().handle_exit(sig, frame)
+        self._signalled.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, end the turns, close the connections."""
