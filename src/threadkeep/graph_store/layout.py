@@ -199,7 +199,7 @@ class GraphLayout:
 
 
 def id_note(message_id: str) -> str:
-    """Return the name of the note for a message id; an id that begins like another item's key gets a tab in front.
+    """Return the name of the note for a message id; put a tab in front of an id that begins like another item's key.
 
     No id begins with a tab, because all characters of an id are printable.
     """

@@ -308,7 +308,7 @@ async def open_graph_backend(
 async def _open_items(
     driver: Driver, store: BaseStore | DatabaseAddress, own: DatabaseAddress, options: StoreOptions
 ) -> AsyncIterator[Items]:
-    # Imports LangGraph, which a memory on tables alone does not need.
+    # Import these here, because this loads LangGraph, which a memory on tables alone does not need.
     from threadkeep.graph_store.langgraph_stores import items_of, open_own_store
 
     if not isinstance(store, DatabaseAddress):

@@ -183,7 +183,7 @@ class AllSessions:
         return await calls_in(session, place_in(layout, session_id), manifests, limit=limit, before=before)
 
     async def erase(self, session_id: str, *, user_id: str | None = None) -> bool:
-        """Delete everything with an id and everything derived from it; return False if there was nothing.
+        """Delete the session and the conversations with an id, and all derived data; return False if there was none.
 
         The runs of a session are deleted with it. Runs that stored messages in a conversation, and belong to no
         session, are deleted with the conversation.

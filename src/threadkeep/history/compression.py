@@ -40,8 +40,8 @@ class Summarizer(Protocol):
     """A writer of summaries.
 
     Its input is a record in JSON, one message or summary per line. The record is data, never instructions. If a
-    summarizer fails, it raises; then nothing is stored, and it is called again later. It may be called for several
-    sessions at the same time.
+    summarizer raises an error, nothing is stored, and it is called again later. It may be called for several sessions
+    at the same time.
     """
 
     @property
@@ -154,7 +154,7 @@ _MOST_PIECES = 32
 class CompressionRequest:
     """A session to compress, and the options.
 
-    `budget` is the tokens of a model call. `left_out_upto_seq` is the newest message that did not fit a window.
+    `budget` is the token budget of a model call. `left_out_upto_seq` is the newest message that did not fit a window.
     Messages up to it are summarised before the trigger is reached; so is the beginning of a nearly full `window`.
     `upto_seq` is the end of a range that an earlier pass did not finish.
     """

@@ -104,7 +104,7 @@ class Compressor:
             session_id: the session; its newest answer is already stored.
             compression: when and how much to compress.
             summarizer: the writer of the summary.
-            budget: the tokens of a model call, for sizes that are fractions.
+            budget: the token budget of a model call, for sizes that are fractions.
             left_out_upto_seq: the newest message that did not fit the window, 0 for none; messages up to it are
                 summarised before the trigger is reached.
             window: the capacity of the window; messages that would be left out next are summarised now.

@@ -213,7 +213,7 @@ class Eraser:
         return counts
 
     async def waiting(self) -> list[PendingTurn]:
-        """Return the pending turns of this process and of all other processes, in the order of their ids."""
+        """Return the pending turns of this process and of all other processes, in the order of the entry ids."""
         entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)

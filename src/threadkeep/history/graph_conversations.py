@@ -113,7 +113,7 @@ class GraphConversations:
         address = self.given
         if not isinstance(address, DatabaseAddress):
             return address
-        # Imports LangGraph, which a memory on tables alone does not need.
+        # Import it here, because this loads LangGraph, which a memory on tables alone does not need.
         from threadkeep.graph_store.langgraph_stores import open_own_store
 
         stack, options = self._to_open

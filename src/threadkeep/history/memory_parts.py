@@ -73,9 +73,9 @@ class LearnedFactors:
         return self._known(model)
 
     def learn(self, model: str, estimated: int, reported: int, other: int = 0) -> None:
-        """Learn from one call: its estimate without a factor, and the input tokens that the provider counted.
+        """Learn from one call: its estimated tokens without a factor, and the input tokens that the provider reported.
 
-        `other` is the part of the estimate for text in other scripts; see `TokenFactor`.
+        `other` is the part of the estimate for text in non-Latin scripts; see `TokenFactor`.
         """
         if self._factors is None:
             return

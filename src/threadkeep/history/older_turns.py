@@ -41,7 +41,7 @@ type RecallScope = Literal["session", "user"]
 _TIMEOUT_SECONDS = 0.3
 _MOST_INDEXES = 200
 _MOST_BYTES = 400_000_000
-"""The maximum bytes of all indexes, about 200,000 chat messages; the index that is searched always stays."""
+"""The maximum bytes of all indexes, enough for about 200,000 chat messages. The index in use is never dropped."""
 _MOST_OF_USER = 50_000
 _NEWEST = (50, 500)
 """The numbers of newest messages to index first, in two passes, if there are more than twice the last number."""

@@ -1,9 +1,9 @@
 """Pending writes: a turn that the database does not accept is stored on disk, and retried until written or dropped.
 
-`record` is the append for callers that must not stop for a broken database: the middleware and the service. One task
-delivers the pending turns, with growing pauses and jitter. Later turns of a session with a pending turn are queued
-behind it, so the turns of this process stay in order. Ids are assigned before the first attempt, so every turn is
-stored exactly once.
+`record` is for callers that must continue without a database: the middleware and the service. One task delivers the
+pending turns, with growing pauses and jitter. Later turns of a session with a pending turn are queued behind that turn,
+so the turns of this process stay in order. Ids are assigned before the first attempt, so every turn is stored exactly
+once.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class PendingTurns:
         """Take over the pending turns of dead processes, and start delivery.
 
         Raises:
-            PendingFolderUnusable: turns could not be kept on disk.
+            PendingFolderUnusable: turns could not be stored on disk.
         """
         for entry in await self._files.take_over():
             entry.namespace = self._namespace
@@ -352,7 +352,7 @@ class PendingTurns:
         return True
 
     async def _append_told(self, turn: Turn) -> None:
-        """Write a turn again after its answer was delivered during the write; it replaces an undelivered answer."""
+        """Write a turn again whose answer was delivered during the write: the answer replaces an undelivered one."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:

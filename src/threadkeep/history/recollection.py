@@ -220,7 +220,7 @@ class WindowReader:
     def statements(
         self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
     ) -> list[Statement]:
-        """Return the statements that read the state, and up to `limit` messages from the newest known one on."""
+        """Return the statements that read the state, and up to `limit` messages from the newest known message on."""
         after = 0 if known is None else known.last_seq - 1
         return [
             self._contexts.state_statement(self._session_id, profile, user_id=self._user_id),

@@ -152,7 +152,7 @@ class RunRetention:
             raise InvalidInput("keep_set_aside_days must not be below keep_days: runs set aside are kept longer.")
 
     def cutoffs(self, now: datetime) -> Cutoffs | None:
-        """Return the times before which a run must have ended to be deleted now."""
+        """Return the times before which a run must have ended to be deleted now; None if runs are kept forever."""
         if self.keep_days is None:
             return None
         aside = self.keep_set_aside_days

@@ -117,7 +117,7 @@ def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) 
 
 
 class SessionCache:
-    """The rows of the most recently used sessions, limited in bytes; `most_bytes` 0 turns the cache off.
+    """The rows of the most recently used sessions, up to `most_bytes`; 0 turns the cache off.
 
     `bytes` is the estimated size of all entries.
     """

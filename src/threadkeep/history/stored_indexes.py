@@ -67,7 +67,7 @@ class StoredIndexes:
     async def join(self, infos: Mapping[str, SessionInfo], allowed: Mapping[str, int]) -> ConversationIndex:
         """Return one index of several sessions, with up to `allowed` newest messages of each session.
 
-        It is joined from the stored indexes of the sessions; missing and outdated ones are stored first. Damaged
+        The stored indexes of the sessions are joined; missing and outdated ones are built and stored first. Damaged
         sessions are left out.
         """
         joined = ConversationIndex()

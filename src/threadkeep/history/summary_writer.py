@@ -40,7 +40,7 @@ _MOST_STEPS = 8
 _MOST_PARTS = 50
 """The maximum number of merged summaries that are searched for parts to read again."""
 _READ_AGAIN = 4
-"""Parts are read again up to this many times the tokens of all active summaries."""
+"""Merged summaries are read again, up to this many times the token limit of all active summaries."""
 
 
 class SummaryWriter:

@@ -30,8 +30,8 @@ _HOST = re.compile(r"(?P<host>\[[^]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]{0,5}))?")
 class DatabaseAddress:
     """A database: `path` for SQLite (None in memory), `dsn` for PostgreSQL.
 
-    `memory_name` is the name under which this process can open an SQLite database in memory again. The DSN may hold a
-    password; `str()` and `repr()` never show it.
+    `memory_name` is the name by which other connections of this process open the same SQLite database in memory. The
+    DSN may contain a password, which `str()` and `repr()` never show.
     """
 
     backend: Backend

@@ -66,7 +66,7 @@ ERASED = '{"threadkeep:erased":true}'
 
 
 def shorten(text: str, characters: int) -> str:
-    """Return the text, or its beginning and an ellipsis."""
+    """Return the text; if it has more characters, return its beginning and an ellipsis."""
     return text if len(text) <= characters else text[:characters] + "…"
 
 

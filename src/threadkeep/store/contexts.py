@@ -62,8 +62,8 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
         """Move the anchor of a profile to a message, forward only and only if the session exists.
 
-        With a `revision`, move it only if the session still has this revision; after messages were superseded, windows
-        start again.
+        With a `revision`, move it only if the session still has this revision, because windows start again after
+        messages were superseded.
         """
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         async with self._driver.writing() as connection:
@@ -197,10 +197,10 @@ class RecallIndexes(Protocol):
     """
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the index of a session up to `last_seq` or less, if it has this version."""
+        """Return the stored index of a session if it has this version and ends at `last_seq` or before."""
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Store the index of a session up to `last_seq` in place of its former one, unless the session has changed."""
+        """Replace the stored index of a session by one that ends at `last_seq`, unless the session has changed."""
 
     async def remove(self, session_id: str) -> None:
         """Delete the index of a session; ignore errors of the store."""
@@ -213,13 +213,13 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
     """The table `chat_recall_indexes`; an index is bytes in the format of the caller."""
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the index of a session up to `last_seq` or less, if it has this version."""
+        """Return the stored index of a session if it has this version and ends at `last_seq` or before."""
         parameters = {"session_id": session_id, "version": version, "last_seq": last_seq}
         rows = await self._driver.fetch(self._sql["index_of"], parameters)
         return bytes(rows[0][0]) if rows else None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Store the index of a session up to `last_seq` in place of its former one, unless the session has changed."""
+        """Replace the stored index of a session by one that ends at `last_seq`, unless the session has changed."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
         # One statement, so that the server has received all of the data when it locks the session.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])

@@ -31,7 +31,7 @@ _LOG_WAIT_MILLISECONDS = 50
 
 
 async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
-    """Empty the WAL of a SQLite file, with `vacuum` also rewrite the file; return False if a reader keeps the WAL."""
+    """Empty the WAL of a SQLite file; with `vacuum` also rewrite the file. Return False if a reader uses the WAL."""
     sql = load_statements("sqlite/retention.sql")
     async with driver.reading() as connection:
         if vacuum:
@@ -109,7 +109,7 @@ class TableErasing:
         return {**found, "shared messages": len(shared)}
 
     async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
-        """Return the `seq` values of the person's messages in sessions of others, by session."""
+        """Return the `seq` values of the person's messages in other persons' sessions, by session."""
         found: dict[str, list[int]] = defaultdict(list)
         if wanted.ids:
             async with self._driver.reading() as connection:
@@ -249,7 +249,7 @@ class TableErasing:
         return [str(row[0]) for row in rows]
 
     async def overwrite(self, *, vacuum: bool) -> bool:
-        """Overwrite deleted texts in the search index and the WAL; return False if a reader keeps the WAL.
+        """Overwrite deleted texts in the search index and the WAL; return False if a reader uses the WAL.
 
         On PostgreSQL dead rows stay until VACUUM. With `vacuum`, all tables of the schema are rewritten, which blocks
         all access; the planner's statistics are rewritten too, because they contain values of rows.

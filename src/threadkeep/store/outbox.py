@@ -17,7 +17,7 @@ from threadkeep.store.statements import ClockedTables
 type Address = Mapping[str, Json]
 
 WRONG_CLOCK_SECONDS = 3_600.0
-"""Seconds by which the clocks of two processes may differ at most. No claim of a message is longer."""
+"""The largest accepted difference between the clocks of two processes. No claim of a message is longer."""
 _USER = "user_id"
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
@@ -179,7 +179,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._find(channel, session_id=session_id, message_id=message_id)
 
     async def entry(self, channel: str, number: int) -> Outgoing | None:
-        """Return the answer with a number, if it belongs to the channel."""
+        """Return the answer with a number; None if there is none or it belongs to another channel."""
         return await self._find(channel, number=number)
 
     async def note_partial(self, number: int, text: str) -> bool:

@@ -42,7 +42,7 @@ def check_partitions(backend: Backend, partitions: int | None) -> None:
 
 
 async def index_statements(connection: Connection, sql: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the statements for the current form of the search index, because another process may partition it."""
+    """Return the statements for the current form of the search index, which another process may have partitioned."""
     if "is_partitioned" not in sql:
         return sql
     [(is_partitioned,)] = await connection.fetch(sql["is_partitioned"], {})

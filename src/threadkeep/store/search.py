@@ -109,7 +109,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         waiting = list(behind)
         while waiting:
             count = _step_sessions(waiting)
-            # A search must not wait until another task has indexed a whole import.
+            # Lock each step alone, because a search must not wait until another task has indexed a whole import.
             async with self._turn:
                 left = await self._try_step(waiting[:count], locked)
             waiting[:count] = left

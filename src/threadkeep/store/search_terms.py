@@ -16,7 +16,7 @@ from threadkeep.records import dump_json
 from threadkeep.store.codec import clean_text
 
 TRIGRAM = 3
-"""The characters of a trigram; shorter words have none."""
+"""The number of characters in a trigram; shorter words have no trigram."""
 
 _MOST_TRIGRAMS = 64
 _LONGEST_TERM = 256

@@ -62,7 +62,7 @@ def set_aside(folder: Path, line: bytes) -> str:
 
 
 def damaged_files(folder: Path) -> list[Path]:
-    """Return the files of the unreadable lines of a folder."""
+    """Return the separate files with unreadable lines in a folder."""
     return (
         sorted(path for path in folder.glob(f"{_PREFIX}*{_LINE_SUFFIX}") if path.is_file()) if folder.is_dir() else []
     )

@@ -271,7 +271,7 @@ _CURES = (
 
 
 def sqlite_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the base classes of SQLite's errors, of SQLCipher's if it is in use, and others."""
+    """Return `others` and the base classes of the errors of SQLite and, if it is in use, of SQLCipher."""
     cipher = sys.modules.get("sqlcipher3.dbapi2")
     return (*others, sqlite3.Error) if cipher is None else (*others, sqlite3.Error, cipher.Error)
 

@@ -116,7 +116,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
-        """Claim work on a session for a time; return False if another process has the claim, or the session is gone."""
+        """Claim work on a session for some seconds; return False if another process has it or the session is gone."""
         now = self._clock()
         parameters = {
             "session_id": session_id,

@@ -91,7 +91,7 @@ class TableTranscripts:
     async def append_joined(
         self, turn: Turn, join: Callable[[Sequence[Message]], Joined | None]
     ) -> tuple[Receipt, Sequence[list[Row]]]:
-        """Store a new turn and the statements of `join` in one transaction; return the receipt and their rows.
+        """Store a new turn and execute the statements of `join` in one transaction; return the receipt and the rows.
 
         `join` gets the messages as they will be stored, and returns the statements, or None if they are too large.
 

@@ -180,7 +180,7 @@ class Branching:
 class SessionChanges:
     """The changes to a session; None leaves a field unchanged.
 
-    `parent_session_id` and `agent` make it an agent's own conversation below another session.
+    `parent_session_id` and `agent` make the session an agent's own conversation below another session.
     """
 
     title: str | None = None

@@ -235,7 +235,7 @@ async def fetch_run(connection: Connection, run_id: str) -> Run | None:
 
 
 def _run_left(row: Row) -> Run:
-    """Return a deleted run from the record that its message was answered; it is over and has no texts."""
+    """Return a deleted run from the record of the message that it answered; the run is over and has no texts."""
     run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at = row
     known = {
         "run_id": run_id,
