@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from threadkeep.store.driver import Appended, Backend, Parameters, Row, Statemen
 from threadkeep.store.private_files import is_read_only, make_private_database
 from threadkeep.store.search_terms import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import (
+    BatchingConnection,
     Begin,
     Group,
     OpenFile,
@@ -206,22 +208,11 @@ class SqliteDriver:
             await connection.raw.close()
 
     async def _connect(self) -> SqliteConnection:
-        read_only = self._read_only
-        await self.check_file()
-        if self._path is not None:
-            read_only = read_only or await asyncio.to_thread(is_read_only, self._path)
+        connector = _Connector(self._path, self._options, True, self._read_only, self._memory_name, self._file)
         with translated():
-            raw = await _open(self._path, self._options, read_only=read_only, memory_name=self._memory_name)
-            async with AsyncOnFailure(raw.close):
-                await self._watch_file(raw)
+            raw = await _open(connector)
+        self._file = connector.file
         return SqliteConnection(raw)
-
-    async def _watch_file(self, raw: aiosqlite.Connection) -> None:
-        """Make a connection detect that its file was removed or replaced."""
-        if self._path is not None and self._file is None:
-            self._file = OpenFile.of(self._path)
-        if self._file is not None:
-            await raw.execute("", self._file)
 
 
 class _Lent:
@@ -250,51 +241,66 @@ async def open_sqlite(
 ) -> AsyncIterator[aiosqlite.Connection]:
     """Open a separate connection to a file (or a database in memory), for libraries with their own statements."""
     with translated():
-        raw = await _open(path, options, autocommit=autocommit, read_only=read_only)
+        raw = await _open(_Connector(path, options, autocommit=autocommit, read_only=read_only))
     try:
         yield raw
     finally:
         await raw.close()
 
 
-async def _open(
-    path: Path | None,
-    options: StoreOptions,
-    *,
-    autocommit: bool = True,
-    read_only: bool = False,
-    memory_name: str | None = None,
-) -> aiosqlite.Connection:
-    # With autocommit every transaction is begun and ended explicitly.
-    isolation = None if autocommit else "DEFERRED"
-    database, is_uri = _database(path, read_only=read_only, memory_name=memory_name)
-    if path is not None and not read_only:
-        await asyncio.to_thread(make_private_database, path)
-    key = None if path is None else options.key
-    raw = await _open_file(
-        aiosqlite.Connection(
-            lambda: connect(database, key, isolation_level=isolation, timeout=options.lock_timeout_seconds, uri=is_uri),
-            iter_chunk_size=64,
-        )
-    )
-    async with AsyncOnFailure(raw.close):
-        await raw.create_function(RELEVANCE, 2, relevance, deterministic=True)
-        # SQLite's own `lower` only converts ASCII letters.
-        await raw.create_function(
-            "lower", 1, lambda text: None if text is None else str(text).lower(), deterministic=True
-        )
-        if read_only:
-            return raw
-        await raw.execute("PRAGMA foreign_keys = ON")
-        await raw.execute_fetchall("PRAGMA secure_delete = ON")
-        await raw.execute(f"PRAGMA synchronous = {options.synchronous}")
-        [[mode]] = await raw.execute_fetchall("PRAGMA journal_mode")
-        if path is not None and mode != "wal":
+@dataclass
+class _Connector:
+    """Opens a connection and sets it up, in one call to its thread: a switch of threads takes longer."""
+
+    path: Path | None
+    options: StoreOptions
+    autocommit: bool = True
+    read_only: bool = False
+    memory_name: str | None = None
+    file: OpenFile | None = None
+    needs_wal: bool = False
+
+    def __call__(self) -> sqlite3.Connection:
+        """Return the connection; raise DatabaseFileReplaced if `file` is no longer there. Blocking I/O."""
+        path, key = self.path, None if self.path is None else self.options.key
+        if self.file is not None:
+            self.file.check()
+        if path is not None:
+            self.read_only = self.read_only or is_read_only(path)
+            if not self.read_only:
+                make_private_database(path)
+        database, is_uri = _database(path, read_only=self.read_only, memory_name=self.memory_name)
+        # With autocommit every transaction is begun and ended explicitly.
+        isolation, timeout = None if self.autocommit else "DEFERRED", self.options.lock_timeout_seconds
+        connection = connect(database, key, isolation_level=isolation, timeout=timeout, uri=is_uri)
+        with OnFailure(connection.close):
+            connection.create_function(RELEVANCE, 2, relevance, deterministic=True)
+            # SQLite's own `lower` only converts ASCII letters.
+            connection.create_function("lower", 1, _lower, deterministic=True)
+            if path is not None and isinstance(connection, BatchingConnection):
+                connection.file = self.file = self.file or OpenFile.of(path)
+            if self.read_only:
+                return connection
+            for pragma in ("foreign_keys = ON", "secure_delete = ON", f"synchronous = {self.options.synchronous}"):
+                connection.execute(f"PRAGMA {pragma}").close()
+            [[mode]] = connection.execute("PRAGMA journal_mode").fetchall()
+            self.needs_wal = path is not None and mode != "wal"
             # An existing file keeps its page size. SQLCipher only reads files with its own page size.
-            if key is None:
-                await raw.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-            await _switch_to_wal(raw, options.lock_timeout_seconds)
+            if self.needs_wal and key is None:
+                connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}").close()
+        return connection
+
+
+async def _open(connector: _Connector) -> aiosqlite.Connection:
+    raw = await _open_file(aiosqlite.Connection(connector, iter_chunk_size=64))
+    if connector.needs_wal:
+        async with AsyncOnFailure(raw.close):
+            await _switch_to_wal(raw, connector.options.lock_timeout_seconds)
     return raw
+
+
+def _lower(text: object) -> str | None:
+    return None if text is None else str(text).lower()
 
 
 def _database(path: Path | None, *, read_only: bool, memory_name: str | None) -> tuple[str | Path, bool]:
@@ -313,7 +319,7 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     except asyncio.CancelledError:
         await (await opening).close()
         raise
-    except sqlite_errors():
+    except sqlite_errors(StoreUnavailable):
         # Wait for the connection's thread; otherwise it may post to this event loop after the loop was closed.
         await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
         raise

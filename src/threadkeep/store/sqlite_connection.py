@@ -192,7 +192,7 @@ class Group(NamedTuple):
 
 
 class OpenFile(NamedTuple):
-    """The file of an open database, by device and inode; passed in place of a statement's parameters to watch the file.
+    """The file of an open database, by device and inode.
 
     SQLite does not notice when its file is removed or replaced: commits would go to a file without a name.
     """
@@ -223,14 +223,8 @@ class OpenFile(NamedTuple):
         if (found.st_dev, found.st_ino) != (self.device, self.inode):
             raise DatabaseFileReplaced(self.path)
 
-    def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """Make a connection check the file before each of its transactions."""
-        if isinstance(connection, BatchingConnection):
-            connection.file = self
-        return connection.execute("SELECT 1 WHERE FALSE")
 
-
-_CALLS = (Group, Batch, Begin, OpenFile)
+_CALLS = (Group, Batch, Begin)
 
 
 class BatchingConnection:
