@@ -72,7 +72,7 @@ async def open_app(
 ) -> AsyncIterator[App]:
     """Open the application that the settings describe: its memory, chat, workflows, runs and bots.
 
-    Without `works` this process takes no runs from the queue. With `bots` it runs the configured bots.
+    Without `works` this process acquires no queued runs. With `bots` it runs the configured bots.
     `channel` is added to events that name no channel. On exit, running turns get `shutdown_timeout`
     seconds to finish; the messages of turns that need longer stay stored.
 
@@ -243,7 +243,7 @@ def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> C
 
 
 def _metrics(settings: Settings, workflows: Workflows) -> PrometheusObserver | None:
-    """Return the metrics observer, or None if the extra `metrics` is not installed."""
+    """Return the metrics observer; None if the extra `metrics` is not installed."""
     if find_spec("prometheus_client") is None:
         return None
     from threadkeep.observe.prometheus import PrometheusObserver

@@ -22,7 +22,7 @@ def default_database() -> Path:
 
 
 def plain_database(url: str | None = None) -> DatabaseAddress | None:
-    """Return the database at a URL, or the one that the environment names; None if more settings may apply.
+    """Return the database at a URL, or the one that the environment names; None if other settings may apply.
 
     Raises:
         InvalidSettings: the URL is not a database URL.

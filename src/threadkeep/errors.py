@@ -32,6 +32,7 @@
     ├── Interrupted                       the service or the turn was stopped before the answer was complete
     └── StoreError
         ├── StoreUnavailable (ConnectionError)   down, locked, full or read-only: the same call may succeed later
+        │   ├── DatabaseFileReplaced      the database file was removed or replaced while it was open
         │   ├── PendingFolderUnusable     the folder of pending turns cannot be written
         │   └── TurnInMemoryOnly          neither the database nor that folder takes a turn; a crash would lose it
         ├── SessionDamaged                an item of one session in a graph store cannot be read
@@ -179,7 +180,7 @@ class MessageNotFound(ThreadkeepError, LookupError):
 class MessageSuperseded(ThreadkeepError):
     """The message was already taken back or replaced; nothing was changed.
 
-    `superseded_by` is the id of the message that replaces it; None if it was taken back.
+    `superseded_by` is the id of the message that replaces it; None if no message replaces it.
     """
 
     def __init__(self, session_id: str, message_id: str, superseded_by: str | None) -> None:

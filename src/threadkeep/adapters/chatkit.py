@@ -64,11 +64,11 @@ class ThreadkeepStore[TContext](Store[TContext]):
         self._user_id = user_id
 
     def generate_thread_id(self, context: TContext) -> str:
-        """Return a new id with a whole UUID; ChatKit's own ids have only eight random digits, so they could collide."""
+        """Return a new id with a whole UUID; ChatKit's own ids have eight hexadecimal digits, so they could collide."""
         return _new_id("thread")
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: TContext) -> str:
-        """Return a new id with a whole UUID; ChatKit's own ids have only eight random digits, so they could collide."""
+        """Return a new id with a whole UUID; ChatKit's own ids have eight hexadecimal digits, so they could collide."""
         return _new_id(item_type)
 
     def session(self, thread_id: str, context: TContext) -> Session:
@@ -272,7 +272,7 @@ def _thread(info: SessionInfo) -> ThreadMetadata:
         thread = ThreadMetadata(id=info.session_id, created_at=info.created_at)
     if not info.active and thread.status.type == "active":
         thread.status = ClosedStatus()
-    # A branch of a thread has the metadata of its origin.
+    # A branch of a thread has a copy of its origin's metadata, so set the branch's own id.
     return thread.model_copy(update={"id": info.session_id, "title": thread.title or info.title})
 
 

@@ -98,7 +98,7 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Take back the newest active message since the last reset that matches `keep`; None if there is none.
+    """Take back the newest active message since the last reset that matches `keep`, and return it, if any.
 
     Newer messages are taken back too.
     """

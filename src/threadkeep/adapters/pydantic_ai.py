@@ -80,7 +80,7 @@ class Conversations(ConversationStore):
         """Store a record and its new entries in one transaction; a repeated call changes nothing.
 
         Raises:
-            ConversationConflict: the stored revision is not `expected_revision`, or the head's entry is not stored.
+            ConversationConflict: the stored revision is not `expected_revision`, or the parent entry is not stored.
                 WrongUser: the conversation belongs to another user.
             StoreUnavailable: the database does not answer; the same call can be repeated.
         """

@@ -64,9 +64,9 @@ def _structured(text: str, wanted: object) -> object:
 
 
 def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMessage | None:
-    """Return the last assistant message after the question, tools' direct results, or the structured response as JSON.
+    """Return the final answer: an assistant message, tools' direct results, or the structured response as JSON.
 
-    The answer has the id of the message in the state.
+    The answer has the id of its message in the state; None if no answer follows the question.
     """
     direct: list[ToolMessage] = []
     for message in reversed(state["messages"]):

@@ -285,7 +285,7 @@ class Assembler:
             yield piece
 
     def _is_unanswered(self, asked: Piece, next_id: str | None) -> bool:
-        """Return True if a question has no answer: the next question follows it, and its run stored no answer."""
+        """Return True if the run of a question stored no answer, and no message of this run follows the question."""
         row = self._rows_by_id.get(asked.id)
         return row is not None and not self.window.has_answer(row, self._rows_by_id.get(next_id))
 
@@ -392,7 +392,7 @@ class Assembler:
         return first + asked.index(piece.id) if piece.id in asked else None
 
     def _new_begin(self, draft: Draft) -> int | None:
-        """Return the seq where the window begins from the next turn on; None if it is unchanged."""
+        """Return the `seq` where the window begins from the next turn on; None if it is unchanged."""
         if self._layout.window == "sliding" or not draft.chosen.lasting:
             return None
         rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])

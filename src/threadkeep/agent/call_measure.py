@@ -171,7 +171,7 @@ def _hundredths(counter: TokenCounter) -> tuple[int, int]:
 
 
 def tools_text(tools: Sequence[object]) -> str:
-    """Return the tools as the JSON that a provider gets; it counts as input."""
+    """Return the tools as the JSON that a provider receives and counts as input."""
     return f"[{', '.join(map(_tool_text, tools))}]" if tools else ""
 
 

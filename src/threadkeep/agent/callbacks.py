@@ -134,7 +134,7 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Note a tool that a node calls; agents that the tool calls run inside its run."""
+        """Note the run of a tool that a node calls, because agents that the tool calls are inside this run."""
         if parent_run_id is not None:
             self._note_attempt(str((metadata or {}).get("langgraph_checkpoint_ns", "")), run_id, parent_run_id)
 
@@ -176,7 +176,7 @@ class RootCallbacks(BaseCallbackHandler):
     def _run_around(self) -> _Run | None:
         """Return the root run that this task is part of; None outside of a run.
 
-        A stream leaves its run in the context of its reader; other calls of the reader are not part of the run.
+        A stream leaves its run set in the context of its reader, but other calls of the reader are not part of the run.
         """
         return None if var_child_runnable_config.get() is None else self._run()
 
@@ -192,7 +192,7 @@ register_configure_hook(ContextVar[Any]("threadkeep_root_callbacks", default=roo
 
 
 class Ending(GraphCallbackHandler):
-    """A handler for one call of a graph; `output` is the graph's output, or None if it was interrupted."""
+    """A handler for one call of a graph. `output` is the graph's output; None if the graph was interrupted."""
 
     run_inline = True
 

@@ -335,7 +335,7 @@ def candidate_graph(
 def _after_prompt(state: CandidateState) -> str:
     if state.get("outcome") == "SKIP":
         return END
-    # A repeated event already has its text.
+    # The state already has the model's text for a repeated event.
     return "call_model" if state.get("llmText") is None else "build_candidate"
 
 

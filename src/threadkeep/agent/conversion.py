@@ -179,7 +179,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[
 
 
 def refused_message(question: BaseMessage, run_id: str | None, metadata: Mapping[str, Json] | None) -> Message:
-    """Return the row of a question that other middleware rejected: without text, with an id derived from its id.
+    """Return a row without text for a question that other middleware rejected; its id is derived from the question's.
 
     Its metadata contains the id of the question.
     """
@@ -229,7 +229,7 @@ def _original(message: Message) -> BaseMessage | None:
     try:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
-        return None  # written by another version of LangChain: the text remains
+        return None  # another version of LangChain wrote it; the text is used
     # Messages that were stored before media marks existed have only the text.
     if message.content not in (transcript_text(full), text_of(full)):
         return None

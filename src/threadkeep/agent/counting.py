@@ -79,7 +79,7 @@ def media_name(block: object) -> str:
 
 
 def media_places(message: BaseMessage) -> list[int]:
-    """Return the indexes of blocks that can be excluded, the oldest first: images, files, everything except text.
+    """Return the indexes of blocks that can be excluded, oldest first: images, files, everything except text.
 
     Reasoning and searches of an assistant's message are never excluded: its provider requires them.
     """
@@ -234,7 +234,7 @@ def count_message(message: BaseMessage, counter: TokenCounter) -> int:
 
 
 def _calls(message: AIMessage) -> list[str]:
-    """Return each tool call as name and arguments; invalid calls are sent back to the model too."""
+    """Return the name and arguments of each tool call as text, also of invalid calls, which the model receives too."""
     calls = [call["name"] + as_json(call["args"]) for call in message.tool_calls]
     return calls + [(call["name"] or "") + (call["args"] or "") for call in message.invalid_tool_calls]
 

@@ -38,7 +38,7 @@ At the maximum, only the steps of the newest `tool_memory` turns stay. Below it 
 class EarlierSteps:
     """The steps of earlier turns that a call receives, by the `seq` of the question that they follow.
 
-    `tokens_before` contains the sizes of cut messages before the cut, by the identity of the message.
+    `tokens_before` contains the sizes of cut messages before the cut, by the `id()` of the message.
     """
 
     messages: Mapping[int, Sequence[BaseMessage]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class EarlierSteps:
 
 
 class TurnSteps:
-    """The steps of one agent in one turn for its next turns, and the steps of earlier turns that it receives."""
+    """The steps (tool calls and results) of one agent in a turn, and the stored steps of its earlier turns."""
 
     def __init__(self, memory: Memory, session: Session, options: TurnOptions) -> None:
         self._memory = memory

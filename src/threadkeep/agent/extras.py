@@ -38,8 +38,8 @@ class ExtraRequest:
 
     `earlier` are the messages before the input, oldest first. `known_ids` are ids of messages in the prompt.
     `question_seq` is the `seq` of the input; None if it has none yet. A source that queries Graphiti adds the outcome
-    to `graph`. A source of facts adds the facts that it omits to `facts_left_out`. `notes` has a name for each section
-    without room.
+    to `graph`. A source of facts adds the facts that it omits to `facts_left_out`. Sections without room are added to
+    `notes`.
     """
 
     session: Session

@@ -1,4 +1,4 @@
-"""Learning of facts from turns, with a learner over a chat model."""
+"""Learning of facts from turns, and a learner that asks a chat model."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class FactLearning:
             memory: the memory that stores the facts.
             model: the chat model that proposes facts; by default the agent's own.
             proposes: whether a model proposes facts.
-            accept_from: the confidence, from 0 to 1, from which proposals are accepted; None: only by a person.
+            accept_from: the least confidence, from 0 to 1, at which a proposal is accepted at once; None: never.
             directives: whether directives in messages are remembered.
             scopes: the scopes of the facts that a model proposes: user, session, workspace.
             workspace: the default workspace of runs; if None, the workspace of the memory's Graphiti options.

@@ -23,7 +23,7 @@ type CallKey = tuple[int, str, int]
 def session_for(
     memory: Memory, options: TurnOptions, config: RunnableConfig, runtime: Runtime[Any] | None = None
 ) -> Session:
-    """Return the session of a run, named by functions of the options, the config or the runtime context.
+    """Return the session of a run; functions of the options, the config or the runtime context name it.
 
     `runtime` is the runtime of the run, if the caller has it.
 

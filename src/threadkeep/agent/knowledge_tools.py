@@ -36,7 +36,7 @@ from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, FactKind, Scope,
 def memory_tool[M: history.Memory, H](
     tools: OnLoop[M, H], verb: Callable[[H], Callable[..., Coroutine[Any, Any, str]]]
 ) -> BaseTool:
-    """Return the tool of a verb, with its name, arguments and docstring; it runs on the event loop of the memory."""
+    """Return a tool with the name, arguments and docstring of a method, called on the event loop of the memory."""
     described = verb(tools.made[0])
 
     @functools.wraps(described)

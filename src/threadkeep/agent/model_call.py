@@ -31,7 +31,7 @@ class Call:
     `messages` are the run's own, including the `question`. `budget` is in tokens of `counter`. `max_messages` limits
     the messages of earlier turns. `provider` is the provider of the model. `forgotten` are messages of the run from
     before a reset, `superseded` messages that were superseded in the transcript. `question_as_stored` is True if the
-    transcript has the same text of the question. `shared` is the number of tokens that shares are computed from.
+    transcript has the question with the same text. `shared` is the number of tokens that shares are computed from.
     """
 
     messages: Sequence[BaseMessage]
@@ -50,7 +50,7 @@ class Call:
 class Piece(NamedTuple):
     """A message that may be sent, and the id with which it is stored.
 
-    A `mark` exists only in this call and was not written by anyone; it is kept or excluded with the message before it.
+    A `mark` is a placeholder that exists only in this call; it is sent or excluded with the message before it.
     """
 
     message: BaseMessage
@@ -140,7 +140,7 @@ class Draft:
 
     @property
     def reserved(self) -> int:
-        """The tokens of the extras, found or not."""
+        """The tokens of the extras that were found, and of the extras that are still to be searched."""
         return sum(self.rooms.values()) + sum([extra.entry.tokens for extra in self.extras])
 
 
@@ -148,7 +148,7 @@ class Draft:
 class Assembled:
     """The messages of a model call, with reasons; `texts` maps the digests in the entries to texts.
 
-    `begin_seq` is the new start of the window, None if it is unchanged. `marks` is the number of messages that were
+    `begin_seq` is the new start of the window; None if it is unchanged. `marks` is the number of messages that were
     added only for this call. `texts_only` is True if no message has media.
     """
 
@@ -175,7 +175,7 @@ class Assembled:
 
 
 _SINGLE: Final[tuple[ExclusionReason, ...]] = ("folded", "superseded")
-"""The reasons that apply to single messages between others."""
+"""The reasons for which single messages between other messages are excluded."""
 
 type Rows = Mapping[str | None, Message]
 """Stored messages that were read for a call, by id."""

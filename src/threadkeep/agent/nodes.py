@@ -151,7 +151,7 @@ class _InsideTurn:
 
     @property
     def reply(self) -> BaseMessage | str | None:
-        """The stored answer: the given one, or the answer of another process that stored one first."""
+        """The stored answer: the given answer, or the answer of another process if that was stored first."""
         return self._turn.reply
 
     def answer(self, reply: BaseMessage | str) -> None:

@@ -183,7 +183,7 @@ class Participation:
         return turn
 
     async def _ask(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
-        """Store the question without leading messages that are stored already; clients may send the whole chat."""
+        """Store the question without leading messages that are stored, because clients may send the whole chat."""
         self.root.question = await self._without_later_turns(self.root.question)
         history = SentHistory(self.root.question)
         if run_hold.get() is None:
@@ -450,8 +450,8 @@ class OpenTurns:
     async def _settle_abandoned(self, call: Participation) -> None:
         """Store the held answer of a run that makes no further call.
 
-        Without the held answer, the question would look unanswered. The run may still end normally; the held answer
-        gets a new id, so that the final answer does not count as a duplicate. The transcript then has both answers.
+        Without the held answer, the question would look unanswered. The run may still end normally, so the held answer
+        gets a new id: otherwise the final answer would count as a duplicate. The transcript then has both answers.
         """
         said = call.text
         if not call.is_over and isinstance(said, AIMessage):

@@ -88,8 +88,8 @@ class Repaired:
 def repair(messages: Sequence[BaseMessage]) -> Repaired:
     """Return the messages with every tool call answered directly after it, no orphaned result, and no empty text.
 
-    A call without a result is answered with `NO_RESULT`. Removed are invalid calls and calls without an id, results
-    without a call, repeated results and answers, empty text blocks, and empty messages except the newest user message.
+    A call without a result is answered with `NO_RESULT`. Calls that are invalid or have no id, results without a call,
+    repeated results and answers, empty text blocks, and empty messages except the newest user message are removed.
     """
     calls, reasons = _calls_of(messages)
     asked = [message for message in messages if isinstance(message, HumanMessage)]

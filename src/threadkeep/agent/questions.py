@@ -78,13 +78,13 @@ def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]
 
 
 _MORE_ROWS: Final = 50
-"""The rows read beyond the number of messages, for failed and superseded rows and for answers that a client lost."""
+"""The rows to read in addition to one for each message: failed and superseded rows, and answers that a client lost."""
 
 
 async def unanswered_question(session: Session, run_id: str | None) -> list[BaseMessage]:
     """Return the question of a run, or else the newest question without an answer, from the newest rows of a session.
 
-    If the database does not answer in time, the question is unknown.
+    If the database does not answer in time, return an empty list.
     """
     try:
         async with session.timeout():
@@ -234,7 +234,7 @@ async def digest_for(memory: Memory, rows: Sequence[Message]) -> Digest | None:
 def known_messages(
     messages: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None = None, *, by_place: bool = True
 ) -> KnownMessages:
-    """Find the rows of messages in the newest rows of a transcript; both are in order.
+    """Find the rows of messages in the newest rows of a transcript; both sequences are in order.
 
     A message is known if a row has its id, or has its text at a matching position. If middleware changed the text, the
     row has a keyed digest of the received text. A human message between known messages has changed if no row has its

@@ -29,7 +29,7 @@ _PATIENCE_SECONDS = 3.0
 _DAY_TOKENS = 11
 """The tokens of the line above the turns of a day."""
 _OTHER_COUNTS = 16
-"""For models with their own counter, a sixteenth more tokens are searched: stored counts may be that much higher."""
+"""For a model with its own counter, search a sixteenth more tokens, because stored counts may be that much higher."""
 _UNUSED, _MARGIN = 0.04, 0.01
 """The share of the section's tokens that may stay unused, and the share that a second selection leaves free."""
 

@@ -23,8 +23,7 @@ from threadkeep.context.trim import Item, Size, plan
 class TrimReport:
     """The result of one reduction: messages before and after, and the amount removed by each limit.
 
-    `trimmed_by_chars` is in characters, including the removed parts of cut messages; `trimmed_by_count` is in
-    messages.
+    `trimmed_by_chars` is in characters, also those cut from messages; `trimmed_by_count` is in messages.
     """
 
     before: int
@@ -46,7 +45,7 @@ def bound(items: Sequence[Item], lengths: Sequence[int], *, max_messages: int, m
     """Choose the messages of a run to keep.
 
     Args:
-        items: the messages in order: kinds, and tool calls with their results.
+        items: the kind of each message in order, with the groups of tool calls and their results.
         lengths: the number of characters of each message.
         max_messages: the maximum number of messages, system messages included; values below 1 count as 1. The newest
             tool calls stay with their results even beyond the limit, because the agent would repeat lost calls.

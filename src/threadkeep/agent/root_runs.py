@@ -297,7 +297,7 @@ class SessionOrder:
     async def acquire(self, session_id: str, run: RootRun, observers: Observers) -> None:
         """Wait until a root run gets the session; other agents of the same run do not wait.
 
-        A wait of half a minute is reported once. It never ends if a tool runs the same session in its own OS thread.
+        A wait is reported once, after 30 seconds. It never ends if a tool runs the same session in its own OS thread.
         """
         run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop()])}
         with self._lock:

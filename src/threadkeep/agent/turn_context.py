@@ -188,7 +188,7 @@ class TurnContext:
     def report(self, reply: AIMessage | None) -> None:
         """Add the usage that the provider reported to the manifest of the last call.
 
-        It is stored with the answer. If the model called tools or a run executes the turn, it is queued at once.
+        The manifest is stored with the answer, or queued at once if the model called tools or a run executes the turn.
         """
         reported = usage_of(reply)
         if self._open is not None and reported is not None:

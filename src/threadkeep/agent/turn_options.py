@@ -25,7 +25,7 @@ from threadkeep.records.runs import DoubleTexting
 type Scope = Literal["turn", "own", "none"]
 type QuestionText = Literal["sent", "received"]
 type IdOf = Callable[[RunnableConfig], str | None] | Callable[[RunnableConfig, Runtime[Any]], str | None]
-"""A function of the run's config, or of the config and LangGraph's runtime, to a session id or a user id."""
+"""A function that returns a session or user id from the run's config, or from the config and LangGraph's runtime."""
 type Limit = int | Literal["auto"] | None
 
 AUTO_MESSAGES: Final = 20

@@ -51,7 +51,7 @@ class Speaker:
     ordinal: int = 1
 
     def said(self, message: Message) -> bool:
-        """Return True if a stored answer has this author and ordinal. Answers from before version 0.2 have neither."""
+        """Return True if a stored answer has this author and ordinal. Answers of early versions have neither."""
         if message.answers is None:
             return self.ordinal == 1
         return message.author == self.author and (message.ordinal or 1) == self.ordinal
@@ -194,7 +194,7 @@ class OpenTurn:
         """Record messages; return None if they are pending.
 
         Raises:
-            TurnInMemoryOnly: an answer for a waiting caller could be lost. Runs check this themselves.
+            TurnInMemoryOnly: an answer for a waiting caller could be lost. In a run, None is returned.
         """
         try:
             return await self.session.record(messages, answers=answers, told=told)

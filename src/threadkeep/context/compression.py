@@ -80,7 +80,7 @@ class WindowRoom:
     step: float = 0.4
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
-        """Return the sizes to keep so that the next call excludes nothing; empty while there is enough space.
+        """Return the sizes of the tail to keep so that the next call excludes nothing; empty if there is enough space.
 
         Some tokens are reserved for the next input, and two messages for the next turn.
         """
@@ -146,7 +146,7 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
         rows: the newest rows, newest first, without gaps.
         keep: the minimum number of messages, or the maximum number of tokens.
         budget: the budget of a model call, in tokens.
-        complete: True if the rows include everything after the last summary. Else None requests more.
+        complete: True if the rows include everything after the last summary. Else the result None requests more.
     """
     unit, value = in_units(keep, budget)
     spoken = _spoken(rows)
@@ -167,7 +167,7 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
     Args:
         rows: the newest rows, newest first, at least back to the position.
         left_out_upto_seq: the newest message that did not fit into the window.
-        complete: True if the rows include everything after the last summary. Else None requests more.
+        complete: True if the rows include everything after the last summary. Else the result None requests more.
     """
     spoken = _spoken(rows)
     starts = [_seq(row) for place, row in enumerate(spoken) if _starts_turn(spoken, place, complete=complete)]

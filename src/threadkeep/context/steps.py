@@ -58,14 +58,14 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
     Args:
         parts: other messages of the question, oldest first; they are cut after the older steps.
-        steps: the messages after the question, oldest first. The shortest form of the newest one fits.
+        steps: the messages after the question, oldest first. The newest step must fit in its shortest form.
         room: the tokens for all of them.
     """
     everything = [*parts, *steps]
     if not everything:
         return []
     newest = everything[-1]
-    # The newest step gets a quarter before any older step gets even its shortest form.
+    # The newest step gets a quarter of the tokens before any older step gets even its shortest form.
     left = room - min(whole_of(newest), max(least_of(newest), room // 4))
     kept = {len(everything) - 1}
     for numbers in (range(len(parts)), range(len(parts), len(everything))):
@@ -83,7 +83,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
 
 def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens of each step if only the newest may be cut; older ones are whole, or None if excluded."""
+    """Return the tokens of each step if only the newest may be cut; older steps are whole; None if excluded."""
     found: list[int | None] = [None] * len(steps)
     for number in range(len(steps) - 1, -1, -1):
         tokens = whole_of(steps[number])

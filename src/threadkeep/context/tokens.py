@@ -123,7 +123,7 @@ GREATEST_OF_OTHER = 8.0
 """The upper bound of the factor for other scripts, which only models of an unknown family have."""
 
 MIN_TOKENS = 200
-"""Smaller prompts are not learned from: too many of their tokens are the provider's framing of messages and tools."""
+"""Factors do not learn from smaller prompts: too many tokens are the provider's framing of messages and tools."""
 
 _LONGEST_STEP = 0.15  # of the logarithm: one report changes the factor by 16 % at most
 _LEAST_WEIGHT = 0.1  # of the newest report: about twenty reports count

@@ -59,8 +59,8 @@ class WindowManifest:
     """The record of one window.
 
     `included` are the positions of its messages in order. `dropped` is the number of excluded messages since the last
-    reset that are neither archived nor superseded. If the caller did not know the number of messages, it is the number
-    of positions in the excluded ranges.
+    reset that are neither archived nor superseded. If the caller did not know the number of messages, `dropped` is the
+    number of positions in the excluded ranges.
     """
 
     counter: str

@@ -1,4 +1,4 @@
-"""Objects of a memory for callers on any event loop and in any thread."""
+"""Objects of a memory for callers on any event loop and in any OS thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OnLoop[M: history.Memory, H]:
     """A wrapper of an object that belongs to a memory; it runs calls on the memory's event loop.
 
     A blocking call may come from the thread of that loop, such as `agent.invoke` in a notebook cell, or from a thread
-    for which that loop waits. Such a call runs on a companion memory: the same database, opened again on a loop in a
+    that this loop waits for. Such a call runs on a companion memory: the same database, opened again on a loop in a
     separate thread. The companion has its own object, and is closed with the memory.
     """
 

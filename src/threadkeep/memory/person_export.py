@@ -57,7 +57,7 @@ class PersonExport:
     """The lines of a person's export.
 
     Each line is a JSON object with a `type`. An interrupted export can be continued after any line of type `position`,
-    because all data is ordered by id. The last line has the type `end`.
+    because the order of the data is fixed. The last line has the type `end`.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ class SyncSession(Wrapper[Session]):
 
 
 class SyncMemory(Wrapper[Memory]):
-    """A `Memory` with blocking methods; any thread may use it, including one with an event loop.
+    """A `Memory` with blocking methods; any OS thread may use it, including one with an event loop.
 
     ::
 

@@ -117,7 +117,7 @@ class TurnBegunInTool(SessionEvent):
 
 
 class TurnWaits(SessionEvent):
-    """A turn has waited `seconds` for an earlier turn of its session, which another caller of this process executes."""
+    """A turn has waited `seconds`, because another caller of this process executes an earlier turn of its session."""
 
     seconds: float
 
@@ -168,8 +168,7 @@ class ContextBuilt(SessionEvent):
 class MemoryUpdated(Event):
     """Messages were added to a run's memory: the number before and after trimming, and what each limit removed.
 
-    `trimmed_by_chars` counts characters, including the removed parts of shortened messages. `trimmed_by_count` counts
-    messages.
+    `trimmed_by_chars` counts characters, also those cut from shortened messages; `trimmed_by_count` counts messages.
     """
 
     before_count: int

@@ -93,7 +93,7 @@ _DECIMALS = 3
 
 
 class LogObserver:
-    """An observer that writes one line for each event to the logger `threadkeep`."""
+    """An observer that writes one line for each event to the logger `threadkeep.events`."""
 
     def __init__(self) -> None:
         # Wrap a separate logger, because structlog's global configuration belongs to the application.

@@ -268,7 +268,7 @@ def _parse_time(name: str, text: str) -> datetime:
 
 
 type OutboxStatus = Literal["waiting", "ready", "failed", "delivered", "dropped", "nothing"]
-"""`waiting`: the run has not ended; `ready`: the answer can be sent; `nothing`: the run gave this message no answer."""
+"""`waiting`: the run has not answered yet; `ready`: the answer can be sent; `nothing`: this message got no answer."""
 
 OUTBOX_STATUSES: tuple[OutboxStatus, ...] = get_args(OutboxStatus.__value__)
 

@@ -1,9 +1,9 @@
 """Ranking of older turns of a conversation for a new input, by words, speakers and days.
 
-`RecallIndex` indexes turns one by one and ranks them for an input; `select` takes the turns of the ranking that fit
-the budget. No model is needed: words are stemmed or split into pairs (`words`), expanded with related words (`hits`),
-looked up (`postings`), and scored with neighbouring turns (`matching`), days (`spans`) and the informativeness of a
-turn (`priors`). All weights are in one file (`weights`).
+`RecallIndex` indexes turns one by one and ranks them for an input; `select` takes the turns of the ranking that fit the
+budget. No model is needed: words are stemmed, or split into characters and pairs (`words`), expanded with related words
+(`hits`), looked up (`postings`), and scored with neighbouring turns (`matching`), days (`spans`) and the
+informativeness of a turn (`priors`). All weights are in one file (`weights`).
 """
 
 from __future__ import annotations

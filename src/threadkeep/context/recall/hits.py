@@ -23,7 +23,7 @@ BESIDE: Final = 5
 """The number of positions on each side that count as neighbours."""
 
 NOBODY: Final = -1
-"""The voice and the episode of a position without a turn."""
+"""The number for the voice and the episode of a position without a turn."""
 
 
 class Places:
@@ -37,7 +37,7 @@ class Places:
         self.ids: list[str] = []
         self.priors: tuple[array[float], ...] = tuple(array("f") for _ in KINDS)
         self.episodes = array("i")
-        # One element more than there are positions, so that there is always a next one.
+        # One element more than there are positions, so that the last position has a next one.
         self.topics: list[int] = [0]
         self.voices = array("i")
         self.speakers: dict[str, int] = {}
@@ -235,7 +235,7 @@ _BEST_TURNS = 3
 class Match:
     """Input of the scores: `dates`, how near episodes are to the days of the query, and the positions to score.
 
-    Positions of informative turns (`telling`) are added if too few are `certain`; ids in `left_out` are not scored.
+    Positions in `certain` are always scored, and in `telling` if there are too few others; ids in `left_out` never.
     """
 
     dates: Mapping[int, tuple[float, float]]

@@ -338,7 +338,7 @@ class RecallIndex:
 
 
 def _counted(terms: Sequence[str]) -> dict[str, int]:
-    """Return the count of each term. Most turns have no term twice, which is faster to count."""
+    """Return the count of each term. Most turns have each term once; this case is faster."""
     counts = dict.fromkeys(terms, 1)
     return counts if len(counts) == len(terms) else Counter(terms)
 

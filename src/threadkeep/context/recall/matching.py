@@ -1,4 +1,4 @@
-"""Signals that a query and a turn share: terms in the turn, near it and in its episode; speakers and days."""
+"""Signals that relate a turn to a query: terms in the turn, near the turn and in its episode; speakers; days."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ class Likeness:
         return sorted({place + beside for place in best for beside in (-1, 0, 1)})
 
     def share(self, place: int) -> float:
-        """Return the part of the score from the similarity of a turn, its neighbours and its episode."""
+        """Return the part of the score that comes from the similarity of a turn, its neighbours and its episode."""
         return sum(LIKENESS[name] * signal for name, signal in self.signals(place).items())
 
     def signals(self, place: int) -> dict[str, float]:

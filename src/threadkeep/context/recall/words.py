@@ -242,7 +242,7 @@ _SYNONYMS = lines_of("synonyms_en.txt")
 
 
 def _groups() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield, for each group, the words that ask for it and all its words; synonyms ask for one another."""
+    """Yield, for each group, the words that ask for the group, and all words in it; synonyms ask for one another."""
     for group in _SYNONYMS:
         yield group.split(), group.split()
     for topic in (*lines_of("topics_en.txt"), *lines_of("topics_zh.txt")):
