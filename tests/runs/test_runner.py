@@ -136,6 +136,26 @@ async def test_a_repeat_of_a_request_answers_no_further_question(every_desk: Run
             await service.resume_once(run_id, 30, message_id="m4")
 
 
+async def test_an_answer_to_named_questions_answers_no_other_question(every_desk: RunDesk) -> None:
+    """At once or later, also if the named run is a child, and without a session."""
+    parent = "schema: 1\nname: parent\nnodes:\n  help: {kind: subworkflow, workflow: form, next: end}\n"
+    async with every_desk.open(asking_twice(), parent) as service:
+        for workflow, session_id in (("form", None), ("form", "room"), ("parent", "room:2")):
+            request = RunRequest(workflow=workflow, text="Hi", session_id=session_id, sessionless=session_id is None)
+            top = (await carried_out(service, request)).run.run_id
+            run_id = (await service.tree(top))[-1].run_id
+            asked = [one["id"] for one in (await service.result(run_id)).interrupts]
+            answers = [service.resume(run_id, "Ann", questions=[str(one) for one in asked]) for _ in range(3)]
+            outcomes = await asyncio.gather(*answers, return_exceptions=True)
+            assert sorted(type(one).__name__ for one in outcomes) == ["InvalidInput", "InvalidInput", "NoneType"]
+            assert (await service.result(top)).status == "waiting"
+            with pytest.raises(InvalidInput, match="does not ask this"):
+                await service.resume(run_id, "Ann", questions=[str(one) for one in asked])
+            [second] = (await service.result(run_id)).interrupts
+            await service.resume(run_id, 30, questions=[str(second["id"])])
+            assert (await service.result(top)).text == "Ann is 30"
+
+
 async def test_several_questions_at_once(desk: RunDesk) -> None:
     """They are answered together, each by its id."""
 

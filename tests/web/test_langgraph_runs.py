@@ -183,6 +183,27 @@ async def test_a_question_of_a_run_is_answered_by_a_command(tmp_path: Path, monk
     assert "__interrupt__" not in values[-1]
 
 
+async def test_a_repeated_answer_to_an_interrupt_answers_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_url: str
+) -> None:
+    """`Command(resume={id: value})` is refused if the interrupt is no longer pending."""
+    (tmp_path / "asking_two.py").write_text(
+        ASKING.replace("interrupt('Ship it?')", "interrupt('Ship it?'), interrupt('When?')")
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"workflows": "asking=asking_two:graph", "database_url": shared_url}
+    async with sdk(tmp_path, ScriptedModel([]), **settings) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        values: Any = await langgraph.runs.wait("t1", "asking", input=asks("go"))
+        answer: Any = {"resume": {values["__interrupt__"][0]["id"]: "yes"}}
+        asked: Any = await langgraph.runs.wait("t1", "asking", command=answer)
+        with pytest.raises(UnprocessableEntityError):
+            await langgraph.runs.create("t1", "asking", command=answer)
+        [pending] = (await langgraph.threads.get_state("t1"))["tasks"][0]["interrupts"]
+        assert [one["value"] for one in asked["__interrupt__"]] == [pending["value"]] == ["When?"]
+        done = await langgraph.runs.wait("t1", "asking", command={"resume": {pending["id"]: {"at": 9}}})
+    assert texts(done)[-1] == ("ai", "You said ('yes', {'at': 9}).")
+
+
 async def test_every_value_of_a_run_that_asks_has_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`useStream` shows the messages of the last values, and reads none beside `__interrupt__`."""
     (tmp_path / "asking.py").write_text(ASKING)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from contextvars import Context
 from dataclasses import replace
@@ -123,17 +123,24 @@ class RunService:
         user_id: str | None = None,
         mode: Mode = "wait",
         message_id: str | None = None,
+        questions: Collection[str] = (),
     ) -> None:
         """Answer a waiting run; if it asks several questions, `value` maps their ids to the answers.
 
         A child's question is answered through the run at the top, which waits for the child. With a `message_id` the
         value is a message of the session: it counts only once, and a channel sends the run's answer as a reply to it.
+        With the ids of the `questions` that the value is meant for, it answers no other question.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
-            InvalidInput: the run does not wait for an answer.
+            InvalidInput: the run does not wait for an answer, or it does not ask these questions.
         """
         run = await self._top_of_waiting(await self._following.run(run_id, user_id))
+        if questions:
+            # Read after the run at the top, whose question must then be the same.
+            asking = await self._following.run(run_id, user_id)
+            if not set(questions) <= {one.get("id") for one in RunResult.of(asking).interrupts}:
+                raise InvalidInput(f"Run {run_id!r} does not ask this any more; see the run for what it asks now.")
         await self._resume(run, value, mode, message_id)
 
     async def resume_once(
@@ -174,12 +181,14 @@ class RunService:
         if len(asked) > 1 and not (isinstance(value, dict) and value and set(value) <= ids):
             raise InvalidInput(f"Run {run.run_id!r} asks several questions; answer with a map from their ids.")
         if run.status != "waiting" or not (
-            await self._runs.resume(run.run_id, value)
+            await self._runs.resume(run.run_id, value, asked=run.interrupt)
             if message_id is None
             else await self._runs.resume_by(message_id, run, value, is_reply=is_reply)
         ):
             now = await self._following.run(run.run_id, None)  # another answer may have come first
-            if message_id is not None and now.status == "waiting":
+            if now.status == "waiting" and message_id is None:
+                raise InvalidInput(f"Run {run.run_id!r} asks another question now; see the run, and answer that.")
+            if now.status == "waiting":
                 raise InvalidInput(
                     f"The message_id {message_id!r} is known, or the question has changed; use a new id."
                 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import httpx2
 import pytest
 
-from tests.web.console.pages import opened, sent
+from tests.web.console.pages import FORM, opened, sent
 from tests.web.console.test_sessions import said
 from tests.web.services import client_of, opened_app, settings_for, until
 from tests.web.test_runs import FLOW, PARENT, RUNS
@@ -74,6 +75,9 @@ async def test_a_person_answers_what_a_run_asks(bots: httpx2.AsyncClient) -> Non
         return '"ask": "age"' in page.text.replace("&#34;", '"')
 
     await until(asked_again)
+    repeated = {**page.form("/resume").fields, field: "Ada"}
+    assert (await bots.post(page.form("/resume").action, content=urlencode(repeated), headers=FORM)).status_code == 422
+    assert await asked_again()
     page = await opened(bots, address)
     field = next(name for name in page.form("/resume").fields if name.startswith("answer:"))
     await sent(bots, page.form("/resume"), **{field: "36"})

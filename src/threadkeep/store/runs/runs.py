@@ -227,9 +227,13 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         """
         return await self._execute("give_back", {"run_id": run_id, "owner": owner}) > 0
 
-    async def resume(self, run_id: str, value: Json) -> bool:
-        """Queue a waiting run with an answer, at the end of its conversations; return False if it does not wait."""
-        return await self._arrive_again("resume", {"run_id": run_id, "resume_value": json_text(value)})
+    async def resume(self, run_id: str, value: Json, *, asked: Json = None) -> bool:
+        """Queue a waiting run with an answer, at the end of its conversations; return False if it does not wait.
+
+        `asked` is the `interrupt` that is answered. If the run asks another question by now, return False too.
+        """
+        given = {"resume_value": json_text(value), "asked": None if asked is None else json_text(asked)}
+        return await self._arrive_again("resume", {"run_id": run_id, **given})
 
     async def resume_by(self, message_id: str, run: Run, value: Json, *, is_reply: bool = True) -> bool:
         """Resume a waiting run with a message of its session.
@@ -239,7 +243,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         """
         asked = run.interrupt if isinstance(run.interrupt, Mapping) else {}
         interrupt = json_text({**asked, REPLY: message_id})
-        parameters = {"run_id": run.run_id, "message_id": message_id, "resume_value": json_text(value)}
+        parameters = {"run_id": run.run_id, "message_id": message_id, "resume_value": json_text(value), "asked": None}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders_of(connection, run.run_id)
             current = await fetch_run(connection, run.run_id)

@@ -163,7 +163,7 @@ UPDATE chat_runs SET
             SELECT max(p.arrival) AS arrival FROM chat_run_places p WHERE p.place = chat_runs.session_id
         ) n
     ) END
-WHERE run_id = :run_id AND status = 'waiting'
+WHERE run_id = :run_id AND status = 'waiting' AND (CAST(:asked AS TEXT) IS NULL OR CAST(interrupt AS TEXT) = :asked)
 
 -- name: retry
 UPDATE chat_runs SET

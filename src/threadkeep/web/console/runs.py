@@ -106,7 +106,8 @@ async def resume(run_id: RunId, form: Form, app: AppInUse, user: SeenAs = None) 
     if not given:
         raise InvalidInput("The form has no answer; write one.")
     value = next(iter(given.values())) if len(answers) == 1 else given
-    await (await app.runs.service()).resume(run_id, value, user_id=user, mode="background")
+    runs = await app.runs.service()
+    await runs.resume(run_id, value, user_id=user, mode="background", questions=answers.keys())
     return redirect(run_address(run_id, user_id=user))
 
 

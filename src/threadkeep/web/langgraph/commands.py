@@ -228,7 +228,7 @@ class Commands:
             raise InvalidInput(f"interrupt_id must name a question of run {waiting.run_id!r}: {', '.join(asked)}.")
         value: Json = dict(values) if len(asked) > 1 else values[asked[0]]
         runs = await self._app.runs.service()
-        await runs.resume(waiting.run_id, value, user_id=self._user_id)
+        await runs.resume(waiting.run_id, value, user_id=self._user_id, questions=values.keys())
         self._events.follow_run(runs, await runs.run(waiting.run_id))
         return {"run_id": waiting.run_id}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any, cast
@@ -41,6 +42,8 @@ _STREAM: dict[str, Any] = {
     "description": "The events of the run.",
     "content": event_content(_EXAMPLE),
 }
+# The form of LangGraph's ids. A map from such ids is no answer in itself.
+_INTERRUPT_ID = re.compile("[0-9a-f]{32}")
 _USUAL_MODES = ["values"]
 _MOST = 200
 
@@ -84,8 +87,8 @@ class ThreadRuns:
         if body.ends_waiting:
             await runs.cancel(waiting.run_id, user_id=start.user_id)
             return await runs.run(waiting.run_id), before
-        answer = _answer(waiting, body.command["resume"])
-        await runs.resume(waiting.run_id, answer, user_id=start.user_id, mode="background" if mode != "wait" else mode)
+        answer, asked = _answer(waiting, body.command["resume"])
+        await runs.resume(waiting.run_id, answer, user_id=start.user_id, mode=mode, questions=asked)
         return await runs.run(waiting.run_id), before
 
     async def _check_exists(self, user_id: str | None) -> None:
@@ -158,12 +161,16 @@ type RunsInThread = Annotated[ThreadRuns, Depends(_in_thread)]
 type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
-def _answer(waiting: Run, given: JsonValue) -> Json:
-    """Return the answer to a waiting run. An answer to the only question is returned without the question's id."""
-    asked = [one.id for one in questions(waiting)]
-    if isinstance(given, dict) and list(given) == asked and len(asked) == 1:
-        return cast("Json", given[asked[0]])
-    return cast("Json", given)
+def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
+    """Return the answer to a waiting run, and the ids of the questions that it names.
+
+    An answer to the only question is returned without the question's id.
+    """
+    asked = {one.id for one in questions(waiting)}
+    if not isinstance(given, dict) or not (given.keys() <= asked or all(map(_INTERRUPT_ID.fullmatch, given))):
+        return cast("Json", given), ()
+    only = len(given) == len(asked) == 1
+    return cast("Json", next(iter(given.values())) if only else given), given.keys()
 
 
 def _address(run: Run) -> str:
