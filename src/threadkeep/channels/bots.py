@@ -227,7 +227,7 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # A missing entry was sent: the outbox deletes old ones. A message that is being sent may have arrived.
+    # A question without an entry was sent, because the outbox deletes old entries. After a try it may have arrived.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 
@@ -246,7 +246,7 @@ async def _runs_of(runs: RunService, message: IncomingMessage, query: RunQuery) 
 
 
 def _is_by(message: IncomingMessage, run: Run) -> bool:
-    """Return True if a run has a message of the same sender; a group has several senders."""
+    """Return True if a run has a message of the same sender; in a group, other people send messages too."""
     if message.sender is None:
         return False
     known = [one.values.get("metadata") for one in run.inputs]

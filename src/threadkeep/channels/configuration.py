@@ -121,7 +121,7 @@ class WeComServiceSettings(WeComSettings):
     secret: SecretStr = Field(min_length=1)
     receive: Literal["webhook"] = "webhook"
     desks: frozenset[str] = frozenset()
-    # Customers write several short messages in a row; they get one answer.
+    # Customers write several short messages in a row, and these get one common answer.
     double_texting: DoubleTexting | None = "coalesce"
 
     def channel(self) -> WeComServiceChannel:
@@ -253,7 +253,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, str]) -> None:
-    """Append a bot to the file; create a missing file. Only its owner can read it, because it can contain secrets.
+    """Append a bot to the file, or create the file; then only its owner can read it, because it can contain secrets.
 
     Existing comments and the existing order stay.
 

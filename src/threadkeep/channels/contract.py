@@ -212,7 +212,7 @@ class Channel(Protocol):
         """
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer into the texts of its messages, in order; return none if the answer is blank."""
+        """Split an answer into the texts of its messages, in order; return an empty tuple if the answer is blank."""
 
 
 def check_name(name: str) -> None:
@@ -310,7 +310,7 @@ class ChannelClient(Protocol):
 
     @property
     def can_send(self) -> bool:
-        """False while another process holds the connection to the platform, if the platform allows only one."""
+        """False while another process is connected to the platform, if the platform allows only one connection."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send one part of an answer."""

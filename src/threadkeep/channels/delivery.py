@@ -29,7 +29,7 @@ class DeliveryOptions:
     A process claims a message for `claim_seconds`, which must be longer than sending a part takes. A message that is
     undelivered after `give_up_seconds` is marked as failed. Finished messages are remembered for `keep_seconds`, so
     that a repeated update gets no second answer. If a message has no run after `take_again_seconds`, its process may
-    have died, and the message is taken again; if that fails, it expires after `unasked_seconds`.
+    have died, and the message is processed again; if that fails, it expires after `unasked_seconds`.
     """
 
     concurrency: int = 16

@@ -104,7 +104,7 @@ class Intake:
             self._notify_trouble(error, bot)
 
     async def take_left(self, older_than: timedelta) -> None:
-        """Take messages that dead processes left in the outbox without a run; not every platform sends them again.
+        """Take messages that dead processes left in the outbox without a run, as not every platform repeats them.
 
         Commands are skipped: executed late, they would reset or erase messages that arrived in the meantime.
 
@@ -188,7 +188,7 @@ class Intake:
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Count a message; return True if it is within the rate limit. Send `too_many` for the first message beyond."""
+        """Count a message; return True within the rate limit. Send `too_many` for the first one beyond the limit."""
         sender = message.sender.id if message.sender else message.session_id or ""
         rate = bot.rates.count(sender, message.message_id)
         if rate == "first_beyond":

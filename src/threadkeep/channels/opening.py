@@ -33,7 +33,7 @@ from threadkeep.memory import Memory
 from threadkeep.runs.service import RunsOnDemand
 
 TAKE_SECONDS = 4.0
-"""Seconds that a callback may take. WeCom waits for five seconds and then repeats it."""
+"""The time limit of a callback in seconds. WeCom waits for five seconds and then repeats the callback."""
 
 
 class ChannelService:

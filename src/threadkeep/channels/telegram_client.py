@@ -161,7 +161,7 @@ class TelegramClient:
 class TelegramPolling:
     """The poller of one bot. Only one process polls at a time; if it dies, another process takes over.
 
-    The offset is stored after its updates are taken. An update that arrives twice is processed once.
+    The offset is stored after all updates before it. An update that arrives twice is processed once.
     """
 
     def __init__(

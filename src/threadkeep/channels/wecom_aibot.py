@@ -204,7 +204,7 @@ class AnswerStreams:
         self._outbox = memory.channels.outbox
 
     async def response(self, bot: Bot, channel: WeComAIBotChannel, update: Update) -> CallbackResponse | None:
-        """Return the response to an update that was taken; None if the response stays empty."""
+        """Return the response to a processed update; None if the response stays empty."""
         match update:
             case ChatEntered() if bot.texts.welcome:
                 timestamp, nonce = self._seal()
@@ -269,8 +269,8 @@ class AnswerStreams:
                 self._notify(bot, outgoing, len(parts[:1]))
                 return self._sealed(channel, stream_id, first)
             outgoing = await self._outbox.entry(bot.name, outgoing.number) or outgoing
-        # Do not show an answer in the stream that was sent to the message's address. The address accepts one message
-        # only, so if one of several parts was sent, the stream has shown it and can show it again.
+        # Do not show an answer in the stream if it was sent to the message's address. That address accepts only one
+        # message, so if one of several parts counts as sent, the stream has shown it and can show it again.
         is_sent = outgoing.parts_sent == 0 if len(parts) > 1 else outgoing.status == "ready" or outgoing.parts_sent > 0
         return self._sealed(channel, stream_id, bot.texts.later if is_sent else first)
 

@@ -80,7 +80,7 @@ class _Stream:
 class AIBotConnection:
     """The connection of an AI bot, and the client that sends its answers.
 
-    Only one process at a time holds the connection; if it dies, another process connects. An answer is streamed until
+    Only one process at a time is connected; if it dies, another process connects. An answer is streamed until
     the connection or the time of its stream ends. After that it is sent as a separate message.
     """
 
@@ -104,7 +104,7 @@ class AIBotConnection:
 
     @property
     def can_send(self) -> bool:
-        """True while this process holds the connection."""
+        """True while this process is connected."""
         return self._subscribed
 
     async def send(self, address: Address, part: Part) -> Outcome:
@@ -280,7 +280,7 @@ class AIBotConnection:
         return WeComAnswer(code, answer, error="" if code is not None else "Disconnected", uncertain=code is None)
 
     def _end_streams(self) -> None:
-        """Drop the streams of an ended connection, and let the calls that wait for an acknowledgement return."""
+        """Drop the streams of an ended connection, and wake the calls that wait for an acknowledgement."""
         self._streams.clear()
         for waiting in self._acks.values():
             if not waiting.done():

@@ -183,7 +183,7 @@ class DeskFetching:
     """A worker that fetches the messages of one bot's desks.
 
     A notice is stored before its callback is answered. It is deleted when all messages of the desk are fetched. The
-    cursor of a desk is stored after the messages of a page are taken. A message that arrives twice is processed once.
+    cursor of a desk is stored after the messages of a page are stored. A message that arrives twice is processed once.
     """
 
     def __init__(

@@ -203,7 +203,7 @@ def _cell(name: str, text: Callable[[object], str] = str) -> Callable[[Mapping[s
 
 
 def _bots() -> Sequence[AnyBot]:
-    """Return the bots of the file; none if there is no file."""
+    """Return the bots of the channels file; an empty tuple if there is no file."""
     from threadkeep.channels.configuration import read_channels
 
     path = command_settings().channels

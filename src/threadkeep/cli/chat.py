@@ -204,7 +204,7 @@ class Conversation:
                 signal.signal(number, before[number])
 
     async def _command(self, text: str) -> bool:
-        """Execute a slash command; return False to leave."""
+        """Execute a slash command; return False if the command ends the chat."""
         name = text.split(maxsplit=1)[0].lower()
         try:
             match name:

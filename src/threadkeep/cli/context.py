@@ -85,7 +85,7 @@ def look_of(settings: Settings) -> ContextLook:
 
 
 async def show_now(memory: Memory, choice: CallChoice, look: ContextLook, *, only_next: bool = False) -> None:
-    """Show the last call and a summary of the next; without a last call, or with `only_next`, the next in full.
+    """Show the last call and a summary of the next one; show the next in full if there is no last or with `only_next`.
 
     For a conversation that an agent stores itself, show the last call: the built-in chat does not answer in it.
 
@@ -234,6 +234,6 @@ class CallChoice:
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the key of a call's conversation if an agent stores the conversation itself."""
+    """Return the key of a call's conversation if an agent stores the conversation itself, else None."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None

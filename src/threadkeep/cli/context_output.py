@@ -119,7 +119,7 @@ def row_of(message: SeenMessage, manifest: ContextManifest) -> Row:
 
 
 def ranges(seqs: Iterable[int], *, joined: bool = False) -> str:
-    """Return positions as ranges, such as 1–4, 17. With `joined`, return one range from the first to the last."""
+    """Return `seq` numbers as ranges, such as 1–4, 17. With `joined`, return one range from the first to the last."""
     found: list[list[int]] = []
     for seq in sorted(seqs):
         if found and (joined or seq <= found[-1][1] + 1):
@@ -221,7 +221,7 @@ def _origins(entry: Entry) -> Iterator[str]:
 
 
 def _by_session(*messages: tuple[str, int | None]) -> dict[str, list[int]]:
-    """Return positions by their session, in the order of the sessions' first mention."""
+    """Return the `seq` numbers of messages by session, in the order in which the sessions first occur."""
     found: dict[str, list[int]] = {}
     for session_id, seq in messages:
         found.setdefault(session_id, []).extend([] if seq is None else [seq])

@@ -245,7 +245,7 @@ def _check_version(source: Path, key: str | None) -> None:
 
 
 async def _check_target(settings: Settings, version: int, *, replace: bool) -> None:
-    """Refuse a copy of an unknown schema, and a database that pg_restore cannot replace with it."""
+    """Reject a copy with an unknown schema, and an existing database that pg_restore cannot replace."""
     from threadkeep.store.migrations import known_migrations, schema_version
     from threadkeep.store.opening import open_database
     from threadkeep.store.partitions import partition_state

@@ -13,7 +13,7 @@ from threadkeep.version import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default with the process's arguments, and return the exit code."""
-    # Must be set before LangGraph is imported: checkpoints may then create only objects of known types.
+    # Set this before LangGraph is imported, so that checkpoints can create only objects of known types.
     os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")
     if arguments is not None:
         return _run(arguments)

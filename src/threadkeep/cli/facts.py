@@ -51,7 +51,7 @@ By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decide
 
 
 def scope_named(session: str | None, workspace: str | None, user: str | None) -> Scope | None:
-    """Return the scope that a command names, or None.
+    """Return the scope that a command names; None if it names none.
 
     Raises:
         WrongUse: the command names more than one.

@@ -32,7 +32,7 @@ _NAMES: Mapping[Kind, str] = {
     "jsonl": "an export of Threadkeep",
     "threadkeep": "a database of Threadkeep",
 }
-# The columns that identify the tables of a kind. A database may hold several kinds.
+# The columns that identify the tables of a kind. A database may contain several kinds.
 _COLUMNS: Mapping[Kind, Mapping[str, frozenset[str]]] = {
     "langgraph": {"checkpoints": frozenset({"thread_id", "checkpoint_ns", "checkpoint"})},
     "openai-agents": {"agent_messages": frozenset({"id", "session_id", "message_data"})},

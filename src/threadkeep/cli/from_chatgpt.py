@@ -46,7 +46,7 @@ async def open_export(source: str, *, user_id: str | None) -> AsyncIterator[Chat
 
 
 def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
-    """Open the files that hold conversations; return them with their size in bytes."""
+    """Open the files that contain conversations; return them with their total size in bytes."""
     if zipfile.is_zipfile(source):
         archive = stack.enter_context(zipfile.ZipFile(source))
         names = chatgpt_members(archive)
@@ -190,7 +190,7 @@ def _text(values: Mapping[str, Any]) -> str:
 
 
 def _without_citations(text: str, values: Mapping[str, Any]) -> str:
-    """Return a text as ChatGPT shows it: marks with a shown text are replaced by it, all others are removed."""
+    """Return a text as ChatGPT shows it: marks that have a shown text become that text, all others are removed."""
     references = _part_of(values, "metadata").get("content_references")
     for reference in references if isinstance(references, list) else []:
         if not isinstance(reference, dict):

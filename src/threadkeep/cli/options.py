@@ -42,7 +42,7 @@ def session_ids(incomplete: str) -> list[str]:
     """Return ids with this prefix for shell completion, newest activity first; empty if they cannot be read."""
     import asyncio
 
-    # The shell would print a traceback into the line that is being typed.
+    # Suppress errors: the shell would print a traceback into the line that is being typed.
     with ErrorBoundary():
         return asyncio.run(_session_ids(incomplete))
     return []
@@ -85,7 +85,7 @@ def verbs(help_text: str) -> typer.Typer:
 
 
 def with_whole_options(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with a value for a bare `--diff`; typer does not support optional values."""
+    """Return the arguments with a value for a bare `--diff`, because typer does not support optional values."""
     whole: list[str] = []
     for position, word in enumerate(arguments):
         whole.append(word)
@@ -110,7 +110,7 @@ def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | N
 
 
 def write_cursor(cursor: Cursor | None) -> str | None:
-    """Return the cursor as an argument of a command; None stays None."""
+    """Return the cursor as an argument of a command; None if there is none."""
     return None if cursor is None else f"{cursor[0].isoformat()}~{cursor[1]}"
 
 
@@ -182,7 +182,7 @@ def _is_file(path: Path | None) -> bool:
 
 
 def show_exported(counts: Mapping[str, object], words: str, output: Path | None) -> None:
-    """Show the result of an export, on stderr if stdout may have the lines."""
+    """Show the result of an export: with `--json` and a file, JSON on stdout; otherwise a note on stderr."""
     if _is_file(output) and terminal.as_json:
         terminal.json({**counts, "file": str(output)})
     else:

@@ -67,7 +67,7 @@ async def merge_persons(
 
 @commands.command("unmerge")
 async def unmerge_person(person: _Person) -> None:
-    """Undo the merge of an id into another. Facts remembered since then stay with the other."""
+    """Undo the merge of a person into another. Facts that were remembered since then stay with the other person."""
     async with opened_memory() as memory:
         _show(await memory.persons.unmerge(person))
 

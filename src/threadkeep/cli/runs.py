@@ -283,7 +283,7 @@ async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
             stopped = await memory.runs.request_cancel(run_id)
             await _begin_following(memory, stopped)
             return stopped, await _find(memory, run_id, user)
-    # The run has not started, but its message was accepted: the service stores it for later turns of the session.
+    # The run has not started, but its message was accepted: the service stores the message for later turns.
     async with opened_runs(in_background=True) as service:
         stopped = await service.cancel(run_id, user_id=user)
         return stopped, await service.run(run_id, user_id=user)

@@ -262,7 +262,7 @@ async def branch_session(
     ] = None,
     user: UserId = None,
 ) -> None:
-    """Create a session with the messages of another session, up to a position. Both continue independently."""
+    """Create a session with copies of another session's messages up to --at. Both continue independently."""
     async with opened_session(session, user) as (handle, _):
         info = await (await handle.branch(at, session_id=branch_id)).info()
     if terminal.as_json:

@@ -1,8 +1,8 @@
 """Learning: fact proposals from people's messages, created in the background after a turn.
 
-`enqueue` returns at once, and one task reads the queued sessions. The position in each session is stored in the
-database. So a failure or a killed process only causes a delay: the next turn of the session continues from there.
-Messages are skipped if the model has refused them in three turns but reads another text.
+`enqueue` returns at once, and one task reads the queued sessions. The `seq` up to which each session was read is stored
+in the database. So a failure or a killed process only causes a delay: the next turn of the session continues from
+there. Messages are skipped if the model has refused them in three turns but reads another text.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Learner(Protocol):
 
     @property
     def kind(self) -> LearnerKind:
-        """The kind of learner. Each kind has its own position in a session."""
+        """The kind of learner. Each kind reads a session independently of the other kinds."""
 
     @property
     def name(self) -> str:

@@ -81,7 +81,7 @@ class Proposals:
         self._sql = owner_statements(driver.backend, "learning.sql")
 
     async def add(self, reading: Reading, proposed: Sequence[Proposed]) -> int | None:
-        """Store proposals and the position of a learner; return the number of new proposals.
+        """Store proposals and the `seq` up to which the learner has read; return the number of new proposals.
 
         Returns None if another process has read the messages first.
         """

@@ -136,7 +136,7 @@ class Chat:
     async def close(self, seconds: float) -> None:
         """Let running turns finish within `seconds`; then ask the remaining callers to send the message again.
 
-        Recorded runs are left to other processes. Unrecorded runs end here, and their partial answers are stored.
+        Recorded runs are left to other processes. Unrecorded runs are stopped, and their partial answers are stored.
         """
         tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
         if tasks:

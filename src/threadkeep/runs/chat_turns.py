@@ -297,7 +297,7 @@ class ChatAnswers:
         """
         stream = submitted.stream
         stands: Message | None = None
-        # If the run was over before this request, another answer may have replaced its own, so ignore the hold.
+        # If the run was over before this request, another answer may have replaced its own, so ignore `stream.hold`.
         hold, usage = None if submitted.over else stream.hold, stream.usage or ()
         if ended.status == "done":
             if isinstance(ended, Run) and len(ended.inputs) > 1:

@@ -25,8 +25,8 @@ _DEADLINE: Final = "DeadlinePassed"
 class RunChildren:
     """An executor of child runs for runs that this process executes.
 
-    A child is stored below its parent, and gets only the input in the parent's request. The process that executes the
-    parent also executes the child. If a child waits for a person, its parent waits too.
+    A child is stored below its parent, and receives only the input in the parent's request. The process that executes
+    the parent also executes the child. If a child waits for a person, its parent waits too.
     """
 
     def __init__(self, memory: Memory, worker: Worker) -> None:
@@ -126,7 +126,7 @@ def _budget_of(workflow: Workflow) -> RunBudget:
 
 
 def _child_id(request: ChildRequest) -> str:
-    """Return the id of a child run. It is derived from the parent's step, so a repeated step gets the same child."""
+    """Return the id of a child run. It is derived from the parent's step, so a repeated step finds the same child."""
     task = get_config()["metadata"].get("langgraph_checkpoint_ns", "")
     return str(uuid5(NAMESPACE_OID, f"{request.parent_run_id}/{request.node_id}/{task}"))
 

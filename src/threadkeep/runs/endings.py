@@ -105,7 +105,7 @@ def report_run(observer: Observer, run: Run, outcome: Outcome, *, milliseconds: 
 def report_turn(
     observer: Observer, run: Run, outcome: Outcome, usages: Sequence[TokenUsage], *, milliseconds: float
 ) -> None:
-    """Report the end of a turn if the run was a turn of a session; a turn that waits for a person has not ended."""
+    """Report the end of a turn, if the run was a turn of a session and does not wait for a person."""
     if run.session_id is None or run.parent_run_id is not None or outcome.status == "waiting":
         return
     if run.workflow in OWN_NAMES:
@@ -220,7 +220,7 @@ class RunEndings:
         contains the conversations that the run used in this process.
 
         Raises:
-            StoreUnavailable: the turn cannot be rolled back now; the next turn must not see it.
+            StoreUnavailable: the turn cannot be rolled back now, and the next turn must not see it.
         """
         found = await self._memory.runs.run(run.run_id)
         try:
@@ -253,7 +253,7 @@ class RunEndings:
                 await session.take_back_turn(str(question.id))
 
     async def _keep_question(self, run: Run, dependencies: Dependencies) -> None:
-        """Store the message that a run received, if the run did not store it; later turns must see the message."""
+        """Store the message that a run received if the run did not, because later turns must see the message."""
         if run.parent_run_id is not None:
             return
         step, metadata = Step("", context_of(run, dependencies.resources), None), metadata_of(run)
@@ -274,7 +274,7 @@ class RunEndings:
         await self._memory.settle_run(run.run_id, elsewhere=True)
 
     async def release(self, active: ActiveRun, dependencies: Dependencies) -> None:
-        """Record the end of a cancelled run; leave any other stopped run to another process.
+        """Record the end of a cancelled run; release any other stopped run, so that another process resumes it.
 
         A child is not released, because it belongs to its parent. A resumed run is not released either: the process
         that takes it over must know that the person's reply may have been used.

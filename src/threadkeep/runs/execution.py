@@ -349,8 +349,8 @@ class RunExecution:
     async def _given(self, *, again: bool = False) -> object:
         """Return the graph's input: the initial state, a person's answer, or None to resume without an answer.
 
-        An answer is passed only once. After a crash the graph may already have used the answer, and would take it for
-        the answer to its next question. At worst a person is asked the same question again.
+        An answer is passed only once. After a crash the graph may already have used the answer, and would use it again
+        for its next question. At worst a person is asked the same question again.
         """
         run, saver = self._run, self._dependencies.saver
         if self._begins or saver is None:
@@ -391,7 +391,7 @@ class RunExecution:
         return [LateQuestion(resources.memory.loop, asked, keep)]
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds that the run may still take. Time spent waiting for a person does not count."""
+        """Return the seconds until the deadline; None without one. Time spent waiting for a person does not count."""
         run = self._run
         if run.deadline_at is None:
             return None
@@ -421,7 +421,7 @@ def _map(value: Json) -> Mapping[str, Json]:
 
 
 def _without_empty(data: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the data of an event without the empty fields of its LangChain messages; LangChain restores them."""
+    """Return an event's data without the empty fields of its LangChain messages, because LangChain restores these."""
     messages = data.get("messages")
     if not isinstance(messages, list):
         return dict(data)

@@ -31,7 +31,7 @@ _NOT_NOW = "This tool cannot be used at the moment: it must not run twice, and i
 
 
 class OfflineRuns:
-    """A service that executes runs without recording them; the turns are still written to the transcript, maybe later.
+    """A service that executes runs without recording them; their turns are written to the transcript, possibly later.
 
     Each graph is executed once, without checkpoints and without the graph store. These runs end with the process,
     cannot wait for a person, and cannot call tools that must not run twice.

@@ -27,7 +27,7 @@ class RunRequest:
     Without a `session_id` the run continues the last session of the user with the workflow, or starts a new one. A
     `sessionless` run sees no earlier turns and stores none. A `message_id` makes retries safe. `inputs` is the payload
     that started the run; `results` contains the values that a channel parsed from it. `metadata` and `sent_at` (the
-    platform's time) are stored with the message. If `stream` is true, the caller gets each token when it arrives.
+    platform's time) are stored with the message. If `stream` is true, the caller receives each token when it arrives.
     `double_texting` replaces the workflow's own policy for a message that arrives during a turn.
     """
 
@@ -108,7 +108,7 @@ def message_of_input(given: RunInput, message_id: str) -> HumanMessage:
 
 
 def context_of(run: Run, resources: Resources) -> RunContext:
-    """Return the context that the nodes of a run get in addition to the state."""
+    """Return the context that the nodes of a run receive in addition to the state."""
     values = run.inputs[-1].values if run.inputs else {}
     return RunContext(
         run_id=run.run_id,

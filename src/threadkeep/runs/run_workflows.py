@@ -75,7 +75,7 @@ class RunWorkflows:
         current: Workflow | None = None
         with contextlib.suppress(WorkflowNotFound):
             current = self._get(run.workflow)
-        # Built-in workflows depend on the settings of the service; runs continue with the current settings.
+        # Built-in workflows depend on the settings of the service, so runs continue with the current settings.
         if current is not None and (current.source == "built-in" or run.version in (None, current.version)):
             return current
         if run.version is None:

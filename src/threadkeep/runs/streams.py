@@ -48,9 +48,9 @@ class RunEndEvent(asyncio.Event):
 class RunStream:
     """The stream of a run that a caller in this process executes, waits for or follows.
 
-    `begun` is true once the run is executed here. `outcome` is its outcome here, which may not be recorded yet. The
-    tokens from `first_piece` on belong to the current attempt. `hold` contains the data of an execution here. `usage`
-    is the usage of the whole run, if this process knows it. `waiting` counts the callers that wait for the end,
+    `begun` is true once this process executes the run. `outcome` is the outcome of this execution, perhaps not yet
+    recorded. The tokens from `first_piece` on belong to the current attempt. `hold` contains the data of the execution.
+    `usage` is the usage of the whole run, if this process knows it. `waiting` counts the callers that wait for the end,
     including `followers`, which also read the events.
     """
 
@@ -79,7 +79,7 @@ class RunStream:
         self.first_piece = len(self.pieces)
 
     def begin(self) -> None:
-        """Mark the run as executed here from now on."""
+        """Mark the run as executed by this process from now on."""
         self.renew()
         self.begun = True
         self.signal()
@@ -126,7 +126,7 @@ class RunStreams:
             found.signal()
 
     def is_waited_for(self, run_id: str) -> bool:
-        """Return whether a caller here waits for the end of a run."""
+        """Return whether a caller in this process waits for the end of a run."""
         found = self._streams.get(run_id)
         return found is not None and found.waiting > 0
 

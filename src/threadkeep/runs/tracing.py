@@ -23,7 +23,7 @@ type Data = Mapping[str, Json]
 
 _MOST_REMEMBERED = 50
 _AT_ITS_START = frozenset({STATUS, "node_started"})
-"""Kinds of events that add nothing to the row of a started run; they may be stored later than other events."""
+"""Kinds of events that add nothing to the row of a started run, so they may be stored later than other events."""
 
 _START_TIMES = 10
 _MOST_EVENTS = 5_000
@@ -40,7 +40,7 @@ class Notes(Protocol):
 class RunTracer:
     """The trace of one run; a killed process loses the events since the last group.
 
-    An event waits to be stored with others: at most `seconds` while a caller here follows the run, else at most
+    An event waits to be stored with others: at most `seconds` while a local caller follows the run, else at most
     `late_seconds`, so that a short run stores its trace when it ends. `lost` is called if another process owns the run.
     """
 

@@ -156,7 +156,7 @@ class Meter(AsyncCallbackHandler):
             await self._ledger.add(self.usage(name, asked, answer), answer.id)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Forget a failed call; its usage is unknown and is not estimated."""
+        """Forget a failed call, because its usage is unknown and is not estimated."""
         self._asked.pop(run_id, None)
 
     def usage(self, name: str, asked: list[BaseMessage], answer: AIMessage) -> TokenUsage:

@@ -99,7 +99,7 @@ class Worker:
                 await each.tracer.flush()
 
     async def start(self, run_id: str, run: Run | None = None, begun: BegunTurn | None = None) -> None:
-        """Execute a run here, unless it was started already.
+        """Execute a run in this process, unless it was started already.
 
         If `run` is passed, this process already owns the run. `begun` is its turn if the question is stored already.
 

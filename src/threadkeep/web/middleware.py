@@ -76,7 +76,7 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
         try:
-            # Platforms send their callbacks from any address and without a key; each bot verifies its own.
+            # Platforms send their callbacks from any address and without a key, so each bot verifies its own callbacks.
             if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not scope["path"].startswith(CALLBACKS):
                 caller = await self._caller(scope)
                 caller.check(self._routes, scope)

@@ -111,7 +111,7 @@ class Server(uvicorn.Server):
     """uvicorn with a shutdown that ends turns first, then connections.
 
     After the first SIGTERM or SIGINT the server accepts no connections. Running turns may finish within
-    `shutdown_seconds`; then their partial answers are stored and their clients get an error. A second SIGINT skips
+    `shutdown_seconds`; then their partial answers are stored and their clients receive an error. A second SIGINT skips
     the wait.
     """
 

@@ -63,7 +63,7 @@ class EventStream(StreamingResponse):
 class StreamParts(ABC):
     """An encoder of the events of a turn as the server-sent events of one protocol.
 
-    A message of the stream has the id of the stored answer. Several can be open at once; each ends with its last piece.
+    A message of the stream has the id of the stored answer. Several can be open at once; each ends at its last piece.
     """
 
     def __init__(self) -> None:

@@ -51,8 +51,8 @@ def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
 class Paths:
     """The paths through a workflow. `following` maps each node to its possible next nodes, which may include `end`.
 
-    `branches` contains the next nodes of each node after which several nodes run at once. `choosing` nodes select one
-    of their next nodes.
+    `branches` contains, for each node that starts parallel branches, the first nodes of these branches. `choosing`
+    nodes select one of their next nodes.
     """
 
     following: Mapping[str, tuple[str, ...]]
@@ -100,7 +100,7 @@ class Paths:
         return any(name in self.after(name) for name in self.following)
 
     def beside(self) -> dict[str, frozenset[str]]:
-        """Map each node to the nodes that may run in parallel with it: those on other branches but not on its own."""
+        """Map each node to the nodes that may run in parallel with it: nodes of other branches, but not of its own."""
         found: dict[str, frozenset[str]] = {}
         for ways in self._ways():
             for way in ways:

@@ -75,7 +75,7 @@ class KeyExplanation:
     """True if the agent's history is in the graph store under this key."""
     namespace: tuple[str, ...]
     key: str | None
-    """Null if no candidate gives a key: the agent would then keep its conversation in memory only."""
+    """Null if no candidate gives a key; the agent then reads and stores no turns."""
     conversation_key: str | None
     """The value of the winning candidate, before it is inserted into the key template."""
     winner: str | None

@@ -48,7 +48,7 @@ class RunOptions(BaseModel):
 type ChildStatus = Literal["done", "failed", "cancelled", "interrupted", "waiting", "deadline"]
 
 BY_HAND: tuple[RunTrigger, ...] = ("http", "cli")
-"""The triggers of runs that a person started; only in these runs `thread_id` is the caller's own."""
+"""The triggers of runs that a person started; only in these runs `thread_id` is the caller's thread."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class RunContext:
 
     @property
     def by_hand(self) -> bool:
-        """True if a person started the run. Then `thread_id` is the caller's own; in other runs it is new."""
+        """True if a person started the run. Then `thread_id` is the caller's thread; in other runs it is a new one."""
         return self.trigger in BY_HAND
 
 

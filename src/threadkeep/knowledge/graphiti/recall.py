@@ -171,7 +171,7 @@ class GraphRecaller:
         return _Groups(ids, reports, allowed_since(rows[: len(consent)]))
 
     async def _new_group_id(self, scope: Scope) -> str:
-        """Return the id that the group of a scope will get; the raw id may already belong to another owner."""
+        """Return the id for a new group of a scope: a hashed id if the raw id already belongs to another owner."""
         group_id = group_id_of(scope, self._options.group_id_strategy)
         if self._options.group_id_strategy == "raw" and await self._deliveries.is_taken(group_id):
             return group_id_of(scope)

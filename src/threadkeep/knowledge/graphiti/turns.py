@@ -81,7 +81,7 @@ def sendable(text: str, limit: int) -> str:
 
 
 def clamped(moment: datetime, now: datetime) -> datetime:
-    """Limit a time to the range from the year 2000 to now; the server fails on older times and hides future ones."""
+    """Limit a time to the range from the year 2000 to now; older ones fail on the server, future ones are hidden."""
     return min(max(moment, _EARLIEST), now).astimezone(UTC)
 
 

@@ -24,7 +24,7 @@ from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
 from threadkeep.records.graphiti import DataClass, GraphitiOptions
 
 _GROUPS_AT_ONCE = 8
-# A lease is longer than one call; it is renewed before each call.
+# A lease is longer than one call, and is renewed before each call.
 _LEASE_TIMEOUTS = 3
 _LONGEST_POLL_SECONDS = 15.0
 _DENIED_SECONDS = 300.0
@@ -283,7 +283,7 @@ class DeliveryWorker:
         return {_class_of(one) for one in batch} <= await self._consents.granted()
 
     async def _stopped_at(self, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
-        """Handle the failure of one message; the server has the earlier ones and did not get the later ones.
+        """Handle the failure of one message. The server has received the earlier messages, but not the later ones.
 
         A tool may refuse a message temporarily, so a refused message is given up only after several attempts.
 

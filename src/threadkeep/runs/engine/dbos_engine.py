@@ -158,12 +158,12 @@ class DbosEngine:
         return "left" if self._closed else await self._runs.execute(run_id)
 
     def _ended(self, task: asyncio.Task[Ending]) -> None:
-        """Forget a run that ended here, unless the engine stopped it: `close` enqueues such a run again."""
+        """Forget a run that ended in this process, unless the engine stopped it: `close` enqueues such a run again."""
         if task.cancelled() or task.exception() is not None or task.result() != "left":
             self._started.pop(task, None)
 
     async def _enqueue_left(self) -> None:
-        """Enqueue the runs that were stopped here, so that other processes resume them."""
+        """Enqueue the runs that were stopped in this process, so that other processes resume them."""
         left = [run_id for task, run_id in self._started.items() if task.done()]
         self._started.clear()
         if not left or self._lease is None:

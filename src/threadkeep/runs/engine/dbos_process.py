@@ -1,7 +1,7 @@
 """The single dbos instance of a process, in its own thread, and the queue of runs on top of it.
 
 dbos replaces the thread pool of every event loop in which it is called, and its calls block on the database. Therefore
-it gets a separate event loop.
+dbos runs in a separate event loop.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def run_of(attempt_id: str) -> str:
 _ACTIVE = ("PENDING", "ENQUEUED", "DELAYED")
 _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 
-# dbos gives an attempt only to processes of the same version. Change the version if the arguments of attempts change.
+# dbos dispatches attempts only to processes of the same version; change it if the arguments of attempts change.
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
 # The queue of runs that may have crashed their processes. They run one at a time, so that a crash has one suspect.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
-# dbos holds a second connection while it migrates its tables; nothing else needs two at once.
+# dbos needs a second connection only while it migrates its tables.
 _POOL = 2
 _STOP_SECONDS = 5.0
 _PAGE = 500
-# dbos gets connections, but requires a database address too; it never uses this address.
+# dbos receives connections, but also requires a database address, which it never uses.
 _UNUSED_ADDRESS = {"sqlite": "sqlite:///unused", "postgresql": "postgresql://unused@unused/unused"}
 
 # The handler of the attempts of the launched dbos; a process has at most one dbos and so at most one handler.
@@ -313,7 +313,7 @@ class RunQueue:
     async def _attempt(self, attempt: Attempt) -> None:
         """Execute a run in dbos's event loop.
 
-        If this process stops or loses the run, the attempt gets no outcome, so that another process takes it.
+        If this process stops or loses the run, record no outcome of the attempt, so that another process takes it.
         """
         if (task := asyncio.current_task()) is not None:
             # The current task belongs to dbos. It is done when the outcome is recorded.

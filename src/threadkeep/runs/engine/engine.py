@@ -192,7 +192,7 @@ class LocalEngine:
         self._closed = False
 
     async def ready(self) -> None:
-        """Do nothing; this engine is always ready."""
+        """Do nothing, because this engine is always ready."""
 
     async def start(self, run_id: str) -> None:
         """Execute a run now."""
@@ -203,11 +203,11 @@ class LocalEngine:
         self._take(self._queued(run_id))
 
     async def dead(self, names: Set[str]) -> Set[str]:
-        """Return the names that belong to no open engine of this process; other processes cannot use its database."""
+        """Return the names without an open engine in this process, because no other process can use the database."""
         return names - _names
 
     async def take_from_dead(self) -> Set[str]:
-        """Return nothing; the queue ends with its process."""
+        """Return an empty set, because the queue ends with its process."""
         return set()
 
     def stopping(self, run_id: str) -> Stop | None:
@@ -215,11 +215,11 @@ class LocalEngine:
         return self._runs.stopping(run_id)
 
     def holds(self, run_id: str) -> bool:
-        """Return whether a run is executed here."""
+        """Return whether this process executes a run."""
         return self._runs.has(run_id)
 
     async def close(self, seconds: float) -> None:
-        """Wait for the runs, then cancel the rest."""
+        """Wait up to `seconds` for the runs, then cancel the remaining ones."""
         self._closed = True
         await self._runs.stop_all("closing", after_seconds=seconds)
         for task in list(self._tasks):

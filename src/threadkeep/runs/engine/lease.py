@@ -42,7 +42,7 @@ class Presence(Protocol):
         """Return the dead processes among `names`; remove the leases of all dead processes."""
 
     def leave(self) -> None:
-        """Release the lease; other processes may take the runs that this process still has."""
+        """Release the lease, so that other processes may acquire the runs that this process still owns."""
 
     def abandon(self) -> None:
         """Close the connections without releasing the lease. The lease ends with the process or expires later."""
@@ -60,18 +60,18 @@ class LockedFiles:
         self._descriptor: int | None = None
 
     def enter(self) -> None:
-        """Create and lock this process's file, then give it its final name, so that no process sees it unlocked."""
+        """Create and lock this process's file, then rename it, so that no process sees it unlocked."""
         made = self._path(self._name).with_suffix(".new")
         self._descriptor = os.open(made, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         made.rename(self._path(self._name))
 
     def renew(self) -> bool:
-        """Return True; a lock needs no renewal."""
+        """Return True, because a lock needs no renewal."""
         return True
 
     def is_fresh(self) -> bool:
-        """Return True; a lock does not expire."""
+        """Return True, because a lock does not expire."""
         return True
 
     def dead(self, names: Set[str]) -> Set[str]:
@@ -184,7 +184,7 @@ class Heartbeats:
             self._pool.dispose()
 
     def abandon(self) -> None:
-        """Close the connections; the row expires."""
+        """Close the connections without deleting the row, which expires later."""
         self._pool.dispose()
 
     def _since(self, name: str, beats: int, now: float) -> float:
@@ -210,7 +210,7 @@ _RECORDS = "workflow_status"
 class Lease:
     """A lease of this process, under a name that is never used again.
 
-    `lost` is called from another thread when the lease is lost and other processes may take the runs. `troubled` is
+    `lost` is called from another thread when the lease is lost and other processes may acquire the runs. `troubled` is
     called with the name of each error that delays a renewal.
     """
 
@@ -229,7 +229,7 @@ class Lease:
         self._troubled = troubled
         self._path = address.path
         # A separate pool, so that heartbeats never wait for dbos. It also serves the short query for dbos's records.
-        # Autocommit saves two round trips every two seconds; each statement is a transaction anyway.
+        # Autocommit saves two round trips every two seconds; this is safe, as each statement is a whole transaction.
         self._pool = self._connections.pool(1).execution_options(isolation_level="AUTOCOMMIT")
         self._table = _RECORDS if address.path is not None else f"{SCHEMA}.{_RECORDS}"
         self._is_made = False
@@ -289,7 +289,7 @@ class Lease:
             return await asyncio.to_thread(self._dead, names)
 
     async def leave(self, *, is_idle: bool) -> None:
-        """Release the lease; a process that is not idle keeps it until it ends."""
+        """Release the lease if the process is idle; otherwise retain it until the process ends."""
         self._ended.set()
         if self._renewing is not None:
             await asyncio.to_thread(self._renewing.join, STOP_SECONDS)

@@ -1,6 +1,6 @@
 """Routes of the chat: answers (whole or streamed), the history, ChatKit, and callbacks of platforms.
 
-Each bot verifies its own callbacks; they need no API key.
+Each bot verifies its own callbacks, so callbacks need no API key.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ class RetentionBody(
 
 
 class SessionRetention(BaseModel):
-    """The retention of a session, and the positions up to which messages are archived or deleted."""
+    """The retention of a session, and the `seq` up to which messages are archived or deleted."""
 
     session_id: str
     own: RetentionBody | None = Field(description="The session's own limits; null if the rules apply.")

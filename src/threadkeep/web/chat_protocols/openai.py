@@ -221,7 +221,7 @@ async def complete(
 
 
 def _from_header(value: str) -> str:
-    """Return a session id from a header; servers decode headers as Latin-1, and clients send UTF-8."""
+    """Return a session id from a header, which clients send as UTF-8 and servers decode as Latin-1."""
     try:
         return value.encode("latin-1").decode()
     except UnicodeDecodeError:

@@ -68,7 +68,7 @@ class RunEvents:
         self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{run.run_id}")
 
     async def events_from(self, position: int) -> AsyncIterator[ProtocolEvent]:
-        """Yield the events from a position on, until the run ends, waits for a person, or cannot be read."""
+        """Yield the events from index `position` on, until the run ends, waits for a person, or cannot be read."""
         while True:
             change = self._changed
             while position < len(self.events):
@@ -85,7 +85,7 @@ class RunEvents:
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
 
     def number_after(self, seq: int) -> None:
-        """Number later events above `seq`; another process has used the numbers up to `seq` for this run."""
+        """Number later events above `seq`, because another process has used the numbers up to `seq` for this run."""
         self._seq = max(self._seq, seq)
 
     async def _follow(self) -> None:

@@ -251,7 +251,7 @@ def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
 
 
 def _final(loop: Sequence[BaseMessage]) -> AIMessage:
-    """Return an agent's answer: its last message, stripped of tool calls, or results of tools that return directly."""
+    """Return an agent's answer: its last message without tool calls, or the results of tools that return directly."""
     said = [message for message in loop if isinstance(message, AIMessage | ToolMessage)]
     if not said:
         return AIMessage("")

@@ -83,7 +83,7 @@ class CategorizerNode(AskingNode):
         return sent_to(target, found(step, name, {"category": name, "next": target}))
 
     def named_in(self, reply: str) -> Category | None:
-        """Return the category that a reply consists of, else the only category that its beginning mentions."""
+        """Return the category that a reply names, or else the only one that its beginning mentions; None otherwise."""
         text = reply[:_MOST_REPLY_CHARACTERS].casefold()
         alone = re.sub(r"^\W+|\W+$", "", text)
         by_name = {category.name.casefold(): category for category in self.categories}

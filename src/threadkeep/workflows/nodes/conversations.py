@@ -143,7 +143,7 @@ _LONGEST_LOOK_SECONDS: Final = 0.5
 
 @dataclass(frozen=True)
 class Conversation:
-    """A session in a memory, and the place to which model calls in the session are attributed.
+    """A session in a memory, and the run and node to which the session's model calls are attributed.
 
     A conversation of kind `run` exists only in memory, and ends with the node.
     """
@@ -197,8 +197,8 @@ def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) ->
 async def wait_for_turn(step: Step, name: str) -> None:
     """Wait for the earlier turns of a conversation.
 
-    If the key was known when the run was requested, the run already waited before its start. A run that would wait
-    for itself gives up its position and continues. If the order cannot be read, the run continues as well.
+    If the key was known when the run was requested, the run already waited before its start. A run that would wait for
+    itself leaves the order and continues. If the order cannot be read, the run continues as well.
     """
     memory, run_id, seconds = step.context.resources.memory, step.context.run_id, _FIRST_LOOK_SECONDS
     with contextlib.suppress(StoreError):

@@ -38,7 +38,7 @@ class KnowledgeNode(Node):
 
 
 class IdentifyUserNode(KnowledgeNode):
-    """A node that resolves the run's user to a person, and puts the known facts of the person into `user_context`.
+    """A node that resolves the run's user to a person, and stores the person's known facts in `user_context`.
 
     In a run without a user the node finds no person; there is no shared default person.
     """

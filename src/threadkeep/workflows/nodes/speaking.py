@@ -81,7 +81,7 @@ class AskingNode(Node):
         return _model_of(self.model, step)
 
     def window_in(self, given: TurnOptions) -> int | None:
-        """Return the context window that replaces the model's known one; None if none is set."""
+        """Return the context window that replaces the known one of the model; None to use the known one."""
         if self.context_window is not None or self.model is not None:
             return self.context_window
         return given.context_window
