@@ -229,7 +229,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether the file's process is alive, and the content. A dead process no longer completes its last line."""
+    """Return whether the file's process is alive, and the content. If it is dead, a partial last line is unreadable."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 

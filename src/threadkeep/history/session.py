@@ -140,7 +140,7 @@ class Session:
     async def record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
     ) -> Receipt | None:
-        """Store the messages, or keep them on disk until the database is available and return None.
+        """Store the messages; if the database is not available, store them on disk until it is, and return None.
 
         Use this if a broken database must not stop the caller; see `threadkeep.history.pending`. With `answers`, the
         messages are stored only if the session still has the message with that id. Pass `told` if a caller gets the

@@ -221,7 +221,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
         """Replace the stored index of a session by one that ends at `last_seq`, unless the session has changed."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
-        # One statement, so that the server has received all of the data when it locks the session.
+        # Use one statement, so that the server has received all of the data when it locks the session.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])
 
     async def remove(self, session_id: str) -> None:

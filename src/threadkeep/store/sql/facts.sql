@@ -1,7 +1,7 @@
 -- Facts: values of keys in scopes, each with its period of validity.
 
 -- name: owners
--- Included by other statements: an owner, and all ids of the person.
+-- Included by other statements: the given owner and, if it is a person, all other ids of the person.
 SELECT CAST(:owner AS TEXT)
 UNION
 SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id

@@ -180,9 +180,9 @@ WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = 
 -- Deletion of expired runs as whole trees: the runs below are deleted with the root.
 
 -- name: over_for_long
--- After the cursor (:created_at, :run_id): the root of each tree (or the oldest run below a deleted root), with the
--- numbers of runs and events. A tree stays while any of its runs is active, waits, or ended after :before; and while
--- any of them is set aside, unless it ended before :set_aside_before.
+-- Expired trees after the cursor (:created_at, :run_id): their roots (or the oldest run below a deleted root), with
+-- the numbers of runs and events. A tree is expired if all its runs have ended before :before; runs that are set aside
+-- must have ended before :set_aside_before.
 SELECT
     r.root_run_id, r.workflow, r.status, r.created_at, r.run_id, r.ended_at,
     CASE WHEN r.parent_run_id IS NULL THEN 1 ELSE 0 END

@@ -82,7 +82,7 @@ WHERE NOT EXISTS (
 )
 
 -- name: has_following
--- A row if another run may wait for this one: in its session, or by a position of either run in a conversation.
+-- Return a row if another run may wait for this one: in its session, or by a position of either run in a conversation.
 SELECT 1 FROM chat_runs n
 WHERE n.session_id = :session_id AND n.status IN ('queued', 'running') AND n.status = 'queued'
 UNION ALL

@@ -25,14 +25,14 @@ DELETE FROM chat_run_messages WHERE session_id = :session_id AND message_id = :m
 DELETE FROM chat_answered_messages WHERE session_id = :session_id AND message_id = :message_id
 
 -- name: users_other
--- A row if the session exists and belongs to another user.
+-- Return a row if the session exists and belongs to another user.
 SELECT 1 FROM chat_sessions WHERE session_id = :session_id AND (user_id IS NULL OR user_id <> :user_id)
 
 -- name: parent
 SELECT root_run_id, depth, status, cancel_requested_at FROM chat_runs WHERE run_id = :parent_run_id
 
 -- name: inside
--- A row if an ancestor is in the same conversation, so that the run is part of that turn.
+-- Return a row if an ancestor is in the same conversation, so that the run is part of that turn.
 WITH RECURSIVE above (run_id, parent_run_id, session_id) AS (
     SELECT run_id, parent_run_id, session_id FROM chat_runs WHERE run_id = :parent_run_id
     UNION
@@ -69,7 +69,7 @@ UPDATE chat_runs SET
 WHERE run_id = :run_id AND status = 'queued'
 
 -- name: open_beside
--- A row if another run is queued or running in the conversations of a run.
+-- Return a row if another run is queued or running in the conversations of a run.
 SELECT 1 FROM chat_runs r JOIN chat_runs o ON o.session_id = r.session_id
 WHERE r.run_id = :run_id AND o.run_id <> r.run_id AND o.arrival IS NOT NULL AND o.status IN ('queued', 'running')
 UNION ALL

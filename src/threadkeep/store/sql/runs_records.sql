@@ -90,7 +90,7 @@ gone (run_id) AS (
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: alone_at_work
--- A row if a run is queued or running in the trees of the given runs without a session.
+-- Return a row if a run is queued or running in the trees of the given runs without a session.
 WITH wanted (run_id) AS (
 VALUES (:run_id)
 )
