@@ -139,7 +139,7 @@ STRUCTURED: Final = "threadkeep:structured"
 
 
 ANSWERS: Final = "threadkeep:answers"
-"""The key in the `response_metadata` of a reply for the id of its question, if the state has later turns too."""
+"""The key in the `response_metadata` of a reply for the id of its question; set if the state also has later turns."""
 
 
 REPEATS: Final = "threadkeep:repeats"

@@ -199,9 +199,9 @@ class Participation:
         return turn
 
     async def _without_later_turns(self, question: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
-        """Return the question up to the message that the caller sent, if the next message is of another turn.
+        """Return the question up to the message that the caller sent if the messages after it belong to a later turn.
 
-        A checkpointer's state has the next question right after a repeated question that got no reply.
+        In a checkpointed state, the next question directly follows a repeated question that got no reply.
         """
         sent = [id(message) for message in self.root.sent]
         end = max([at for at, message in enumerate(question, start=1) if id(message) in sent], default=len(question))
@@ -252,8 +252,8 @@ class Participation:
 
         A human message after an interrupt is a further question. A human message that a tool added, such as an image,
         is not a question: it follows the tool's result, and the session does not have it. If an answer is in progress,
-        the question was stored before; if the session does not have it, it was deleted. If the state has only a
-        summary of the question, the question is read from the session. A reply to a repeated older question names it.
+        the question was stored before; if the session does not have it, it was deleted. If the state has only a summary
+        of the question, the question is read from the session. A reply to a repeated older question names it.
         """
         question = question_before(messages)
         for block in questions_back(messages):
@@ -339,7 +339,7 @@ _MOST_CALLS = 1_000
 
 
 class OpenTurns:
-    """The calls of one agent in this process that have begun and not ended, by their keys.
+    """The calls of one agent in this process that have begun and not ended, by key.
 
     The memory settles them before it closes. At most a thousand are stored. A call that is no longer stored, such as
     one of an interrupted run, continues from the transcript.

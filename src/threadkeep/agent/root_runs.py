@@ -203,7 +203,7 @@ class RootRun:
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
-        """Return the number of a call that continues after `release`; it is the same unless another call has it."""
+        """Return the number of a call that continues after `release`: the same number unless another call has it."""
         claims = self._claims.setdefault(author, {})
         if call not in claims and number not in claims.values():
             claims[call] = number

@@ -93,7 +93,7 @@ class TurnContext:
 
     @property
     def mark(self) -> Mapping[str, str | None]:
-        """The metadata for replies to a repeated question after which the state has later turns; otherwise empty."""
+        """The metadata that marks replies to a repeated question if later turns follow it in the state; else empty."""
         return {ANSWERS: self._question[-1].id} if self._later_ids else {}
 
     @property

@@ -223,7 +223,7 @@ class LearningFailed(SessionEvent):
 
 
 class LearningSkipped(SessionEvent):
-    """No facts are learned from some messages, up to `last_seq`: the model refused them again and again."""
+    """Learning skipped some messages, up to `last_seq`, because the model refused them in three turns."""
 
     error: str
     last_seq: int
