@@ -213,7 +213,7 @@ def is_answered_by_text(run: Run) -> bool:
 
 
 async def question_for(memory: Memory, runs: RunService, bot: Bot, message: IncomingMessage) -> Run | None:
-    """Return the run whose question a message answers, or None if the message starts a new run.
+    """Return the run whose question a message answers; None if the message starts a new run.
 
     This is the sender's newest run in the conversation, if its question was sent and a text can answer it.
     """

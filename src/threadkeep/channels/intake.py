@@ -384,8 +384,8 @@ class Intake:
         added = await self._outbox.add(
             *key, address=message.reply_to, remember=False, about=message.user_id, message=stored
         )
-        # A deletion also deletes its run, so a repeated message could start another one, which would delete what the
-        # person writes after the confirmation.
+        # A deletion also deletes its run, so a repeated message could start another deletion, which would delete
+        # messages that arrive after the confirmation.
         if key in self._forgetting or not (added or await self._outbox.waits(*key)):
             return False
         with contextlib.ExitStack() as on_failure:

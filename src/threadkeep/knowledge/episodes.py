@@ -47,7 +47,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
     """The episodes of a session or of a person with all ids, read from the transcripts of a database."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], messages_at: MessagesAt | None = None) -> None:
-        """Create a reader. `messages_at` reads the texts of sessions in a graph store, whose rows have none."""
+        """Create a reader; `messages_at` reads messages from a graph store, because their rows have no texts."""
         super().__init__(driver, clock=clock)
         self._messages_at = messages_at
 

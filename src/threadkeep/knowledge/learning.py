@@ -85,7 +85,7 @@ class Learning:
     def __init__(
         self, driver: Driver, proposals: Proposals, *, observer: Observer, messages_at: MessagesAt | None = None
     ) -> None:
-        """Create a queue. `messages_at` reads messages of sessions in a graph store, whose rows have no texts."""
+        """Create a queue; `messages_at` reads messages from a graph store, because their rows have no texts."""
         self._driver = driver
         self._messages_at = messages_at
         self._proposals = proposals
@@ -127,7 +127,7 @@ class Learning:
         is_more = len(messages) == _REACH + _CONTEXT_MESSAGES
         if not learnable and not is_more:
             return 0, False
-        # After a refusal the earlier messages are left out: they may be its cause.
+        # After a refusal, leave out the earlier messages, because they may have caused it.
         first_seq = before_seq if (request.session_id, learner.kind) in self._refused else -1
         lines = [quoted_message(message) for message in messages if (message.seq or 0) > first_seq]
         record = Record(lines, learnable, request.scopes, await self._known_keys(request.scopes))
@@ -144,9 +144,9 @@ class Learning:
     async def _ask(
         self, request: LearningRequest, record: Record, to_read: Reading
     ) -> tuple[Sequence[Proposed], Reading]:
-        """Return the facts of a record and what was read, which are no facts if the messages are skipped.
+        """Return the facts of a record and the messages that were read; no facts if refused messages are skipped.
 
-        An error that may pass is no refusal. It is raised, as any error is if the model refuses a harmless text too.
+        An error that may pass is no refusal. It is raised, as is any error if the model also refuses a harmless text.
         """
         key = request.session_id, to_read.kind
         with ErrorBoundary() as attempt:

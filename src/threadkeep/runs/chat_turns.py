@@ -120,7 +120,7 @@ class ChatStarted:
 
 @dataclass(frozen=True)
 class ChatToken:
-    """A piece of an answer. `message_id` is the id of the answer, or None while the id is unknown.
+    """A piece of an answer. `message_id` is the id of the answer; None while it is unknown.
 
     Several messages may stream at once. The `last` piece of a message may have an empty text.
     """

@@ -133,11 +133,11 @@ class RunService:
 
         Raises:
             RunNotFound: there is no such run that the user may see.
-            InvalidInput: the run does not wait for an answer, or it does not ask these questions.
+            InvalidInput: the run does not wait for an answer, or it does not ask the named questions.
         """
         run = await self._top_of_waiting(await self._following.run(run_id, user_id))
         if questions:
-            # Read after the run at the top, whose question must then be the same.
+            # Read this run after the run at the top, so that both show the same question.
             asking = await self._following.run(run_id, user_id)
             if not set(questions) <= {one.get("id") for one in RunResult.of(asking).interrupts}:
                 raise InvalidInput(f"Run {run_id!r} does not ask this any more; see the run for what it asks now.")

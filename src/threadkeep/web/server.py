@@ -148,7 +148,7 @@ class Server(uvicorn.Server):
         self._on_start()
 
     async def main_loop(self) -> None:
-        """Update the date header every second until `handle_exit` is called; uvicorn wakes ten times a second."""
+        """Update the date header once a second until `handle_exit` is called (uvicorn: ten times a second)."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._signalled.wait(), 1)

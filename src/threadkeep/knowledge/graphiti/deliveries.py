@@ -205,7 +205,7 @@ class Deliveries:
         return int(count), time_of(seen_at)
 
     async def newer_episodes(self, group_id: str, said_at: datetime) -> int:
-        """Return the number of messages sent to a group whose own time is `said_at` or later."""
+        """Return the number of messages with a time of `said_at` or later that were sent to a group."""
         [(count,)] = await self._fetch("newer_episodes", {"group_id": group_id, "said_at": time_text(said_at)})
         return int(count)
 

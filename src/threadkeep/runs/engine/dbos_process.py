@@ -52,7 +52,7 @@ def run_of(attempt_id: str) -> str:
 _ACTIVE = ("PENDING", "ENQUEUED", "DELAYED")
 _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 
-# dbos dispatches attempts only to processes of the same version; change it if the arguments of attempts change.
+# dbos dispatches attempts only to processes of the same version. Increase it if an attempt's arguments change.
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
