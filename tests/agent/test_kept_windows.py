@@ -8,9 +8,10 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from tests.agent.talking import ROOM, config_of, input_of, make_agent
+from tests.agent.talking import ROOM, add, adding, config_of, input_of, make_agent
 from threadkeep import ContextPlan, Memory, MemoryOptions, Message, SessionMemory, TurnOptions, open_memory, rebuild
 from threadkeep.agent.context_view import ContextLook, look_ahead
 from threadkeep.records import Role, Status
@@ -79,12 +80,15 @@ class Conversation:
             await self._session.take_back(self._random.choice((1, 2)))
 
 
-async def test_an_older_question_is_asked_without_later_turns(two: tuple[Memory, Memory]) -> None:
+@pytest.mark.parametrize("newest", [["three"], [adding(), ConnectionError()]], ids=["answered", "failed"])
+async def test_an_older_question_is_asked_without_later_turns(
+    two: tuple[Memory, Memory], newest: list[str | AIMessage | BaseException]
+) -> None:
     """It failed and comes again, with a checkpointer, whose state has later turns, as the kept window has."""
     calls = []
     for memory, thread in zip(two, ("kept", "fresh"), strict=True):
-        model = ScriptedModel(["zero", ConnectionError(), "two", "three", "one"])
-        agent = make_agent(model, [SessionMemory(memory)], checkpointer=InMemorySaver())
+        model = ScriptedModel(["zero", ConnectionError(), "two", *newest, "one"])
+        agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=InMemorySaver())
         for message_id in ("m0", "m1", "m2", "m3", "m1"):
             with contextlib.suppress(ConnectionError):
                 await agent.ainvoke(input_of(message_id, message_id), config_of(thread))

@@ -177,6 +177,7 @@ async def test_it_works_with_the_checkpointer_of_the_same_database(
 LATER: dict[str, list[AIMessage | str | BaseException]] = {
     "answered": ["two"],
     "failed": [ConnectionError()],
+    "failed after tools": [adding(), ConnectionError()],
 }
 
 

@@ -76,6 +76,19 @@ async def test_an_unanswered_message_directly_before_the_newest_one_is_answered(
     assert (await memory.session(ROOM).tail(1))[0].answers == "m1"
 
 
+async def test_a_newer_message_comes_again_after_an_older_one(memory: Memory) -> None:
+    """On every database: a checkpointer's state has the older one's steps and answer after the newer one."""
+    model = ScriptedModel([ConnectionError(), ConnectionError(), adding(), "one", adding("call-2", 2, 2), "two"])
+    agent = make_agent(model, [SessionMemory(memory, tool_memory=0)], [add], checkpointer=InMemorySaver())
+    for message_id in ("m1", "m2", "m1"):
+        with contextlib.suppress(ConnectionError):
+            await ask(agent, message_id, message_id=message_id)
+    assert await ask(agent, "m2", message_id="m2") == "two"
+    asked = [("human", "m1"), ("ai", "[This message has no answer.]"), ("human", "m2")]
+    assert [seen(call) for call in model.calls[-2:]] == [asked, [*asked, ("ai", ""), ("tool", "4")]]
+    assert [(row.content, row.answers) for row in await memory.session(ROOM).tail(2)] == [("one", "m1"), ("two", "m2")]
+
+
 async def test_a_message_that_was_deleted_and_comes_again_is_answered_and_not_kept(memory: Memory) -> None:
     """On every database: who asks gets an answer; what was deleted does not come back, and neither does half of it."""
     agent = make_agent(ScriptedModel(["hello", "what else?", "hello again"]), [SessionMemory(memory)])

@@ -12,7 +12,7 @@ from langgraph.types import Command
 
 from threadkeep.agent.assembly import Assembler
 from threadkeep.agent.call_measure import CallMeasure, Measuring, ModelUse, usage_of
-from threadkeep.agent.conversion import ANSWERS, id_of
+from threadkeep.agent.conversion import ANSWERS, id_of, is_utterance
 from threadkeep.agent.earlier_steps import TurnSteps
 from threadkeep.agent.extras import Extra, ExtraRequest, find_all
 from threadkeep.agent.holding import run_hold
@@ -310,19 +310,29 @@ class TurnContext:
     async def _of_later_turns(self, messages: Sequence[BaseMessage], run_id: str) -> set[str | None]:
         """Return the ids of messages of later turns, which follow a repeated question in a checkpointed state.
 
-        The messages after the last message that another run stored belong to this run.
+        The messages after the last message that another run stored belong to this run, except the steps of a later
+        question.
         """
-        after = messages[self._end(messages) :] if self.question_seq else []
+        begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
-            while after and not (is_question(after[0]) and await self._is_later(after[0], run_id)):
-                after = after[1:]
-            while after and not await self._is_later(after[-1], run_id):
-                after = after[:-1]
-            return {one.id for one in after} - {None}
+            while begin < end and not await self._begins_later(messages[begin], run_id):
+                begin += 1
+            while begin < end and not await self._is_later(messages[end - 1], run_id):
+                end -= 1
+            while begin < end < len(messages) and _is_step(messages[end - 1], messages[end]):
+                end += 1
+            return {one.id for one in messages[begin:end]} - {None}
         return set()
 
+    async def _begins_later(self, message: BaseMessage, run_id: str) -> bool:
+        """Return True if a later turn begins with this message: its question, or a reply to an older question."""
+        begins = is_question(message) or ANSWERS in message.response_metadata
+        return begins and await self._is_later(message, run_id)
+
     async def _is_later(self, message: BaseMessage, run_id: str) -> bool:
-        """Return True if another run stored this message after the question."""
+        """Return True if another run stored this message after the question, or if it replies to another question."""
+        if (answers := message.response_metadata.get(ANSWERS)) is not None:
+            return bool(answers != self._question[-1].id)
         async with self._session.timeout():
             stored = await self._session.find(id_of(message) or "")
         return stored is not None and (stored.seq or 0) > (self.question_seq or 0) and stored.run_id != run_id
@@ -442,6 +452,12 @@ class TurnContext:
             observers.notify(
                 HistoryTruncated(channel=channel_of(session_id), dropped=sent.dropped, session_id=session_id)
             )
+
+
+def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
+    """Return True if a message continues the steps of the question before it, and not of an older question."""
+    follows = is_question(before) or not is_utterance(before)
+    return follows and not is_utterance(message) and ANSWERS not in message.response_metadata
 
 
 def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
