@@ -33,6 +33,7 @@ from threadkeep import Memory, Message, open_memory, open_memory_sync
 from threadkeep.adapters.google_adk import MemoryService, SessionService
 from threadkeep.adapters.llama_index import ChatMemory
 from threadkeep.history import keys
+from threadkeep.records.sessions import Retention, RetentionLimits
 
 URL = os.environ["THREADKEEP_TEST_DATABASE"]
 
@@ -229,6 +230,24 @@ async def test_of_two_writers_of_one_revision_the_second_is_refused(memory: Memo
     await service.append_event(dumped, said("user", "From a dump."))
     with pytest.raises(StaleSessionError):
         await service.append_event(type(first).model_validate(first.model_dump()), said("user", "Too late."))
+
+
+async def test_a_session_is_created_again_after_retention_and_read_with_ids_of_others(memory: Memory) -> None:
+    """Of several writers one creates it; the copies from before are refused; an id like a revision's is no revision."""
+    service, app = SessionService(memory), new_app()
+    old = await service.create_session(app_name=app, user_id="ann", session_id="s")
+    await service.append_event(old, said("user", "Old."))
+    key = f"adk:{app}:ann:s"
+    await memory.retention.prune(Retention(delete=RetentionLimits(max_age_days=1e-9)), session_ids=[key])
+    assert await read(service, app) is None
+    creations = [service.create_session(app_name=app, user_id="ann", session_id="s") for _ in range(3)]
+    results = await asyncio.gather(*creations, return_exceptions=True)
+    assert sorted(type(one).__name__ for one in results) == ["AlreadyExistsError", "AlreadyExistsError", "Session"]
+    with pytest.raises(SessionNotFoundError):
+        await service.append_event(old, said("user", "Too late."))
+    await memory.session(key, user_id="ann").append([Message("user", "From a bot.", id="adk:update-1")])
+    await service.append_event(await read(service, app), said("bot", "New."))
+    assert [one.content.parts[0].text for one in (await read(service, app)).events] == ["From a bot.", "New."]
 
 
 async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(

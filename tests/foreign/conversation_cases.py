@@ -18,6 +18,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from threadkeep import Memory, open_memory
 from threadkeep.adapters.pydantic_ai import Conversations
+from threadkeep.records.sessions import Retention, RetentionLimits
 
 URL = os.environ["THREADKEEP_TEST_DATABASE"]
 
@@ -200,3 +201,30 @@ async def test_conversations_are_listed_by_scope_newest_first(memory: Memory) ->
     assert (await memory.erase(user_id=user)).complete
     assert await store.list_conversations() == []
     assert await memory.channels.state.values_of(f"pydantic-ai:{user}", "") == {}
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [(RetentionLimits(max_messages=5), ["Two.", "Three."]), (RetentionLimits(max_age_days=1e-9), ["Three."])],
+)
+async def test_a_conversation_continues_after_retention(
+    memory: Memory, limits: RetentionLimits, left: list[str]
+) -> None:
+    """It begins with the oldest entry that is left; without one, the next save is its first again, of one writer."""
+    store, name = Conversations(memory), new_name()
+    for text in ("One.", "Two."):
+        await ask(store, name, text)
+    await memory.retention.prune(Retention(delete=limits), session_ids=[name])
+    copies = [await store.load(name) or Conversation(conversation_id=name) for _ in range(2)]
+    await store.save(await counting().run("Three.", conversation=copies[0]))
+    with pytest.raises(ConversationConflict):
+        await store.save(await counting().run("Late.", conversation=copies[1]))
+    asked = [
+        part.content
+        for one in (await store.load(name)).messages
+        for part in one.parts
+        if part.part_kind == "user-prompt"
+    ]
+    assert asked == left
+    await ask(store, name, "Four.")
+    assert [text for role, text in await texts(memory, name) if role == "user"] == [*left, "Four."]

@@ -24,7 +24,7 @@ from google.genai.types import Content, Part
 from langchain_core.utils.uuid import uuid7
 from pydantic_core import to_jsonable_python
 
-from threadkeep.adapters.items import append_once, item_message, messages_after, stored_item
+from threadkeep.adapters.items import append_once, first_revision, item_message, messages_after, stored_item
 from threadkeep.errors import InvalidInput, InvalidKey, SessionNotFound
 from threadkeep.history import keys
 from threadkeep.history.session import Session as StoredSession
@@ -71,10 +71,12 @@ class SessionService(BaseSessionService):
             AlreadyExistsError: the session already exists.
         """
         session_id = (session_id or "").strip() or str(uuid7())
+        stored = self._session(app_name, user_id, session_id)
         item: Json = {"state": _state_of_session(state), "created": time.time()}
-        note = item_message(_NAME, item, role=None, text="[session]", message_id=f"{_REVISION}0")
+        first = f"{_REVISION}{await first_revision(stored)}"
+        note = item_message(_NAME, item, role=None, text="[session]", message_id=first)
         there = await self._read(app_name, user_id, session_id) is not None
-        if there or not await self._append(self._session(app_name, user_id, session_id), app_name, state, note):
+        if there or not await self._append(stored, app_name, state, note):
             raise AlreadyExistsError(f"Session with id {session_id} already exists.")
         return cast("Session", await self.get_session(app_name=app_name, user_id=user_id, session_id=session_id))
 
@@ -188,11 +190,11 @@ class SessionService(BaseSessionService):
         except SessionNotFound:
             return None
         for message in await messages_after(stored, 0, view="history"):
-            if (message.id or "").startswith(_REVISION):
+            item = stored_item(_NAME, message)
+            if item is not None and (message.id or "").startswith(_REVISION):
                 revision = int(str(message.id).removeprefix(_REVISION))
             if message.superseded_at is not None:
                 continue
-            item = stored_item(_NAME, message)
             if isinstance(item, Mapping) and "state" in item:
                 session.state |= cast("dict[str, object]", item["state"])
                 session.last_update_time = cast("float", item["created"])

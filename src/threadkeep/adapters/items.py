@@ -109,6 +109,17 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
     return None
 
 
+async def first_revision(session: Session) -> int:
+    """Return the number of the first revision: the `seq` up to which retention has deleted messages, else 0.
+
+    Earlier revisions may be among the deleted messages, and ids of deleted messages cannot be stored again.
+    """
+    try:
+        return (await session.info()).deleted_seq
+    except SessionNotFound:
+        return 0
+
+
 async def append_once(session: Session, messages: Sequence[Message], joined: Joined) -> bool:
     """Store messages and statements in one transaction.
 

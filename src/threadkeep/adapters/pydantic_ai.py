@@ -16,7 +16,7 @@ from pydantic_ai.conversation_store import (
 )
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, TextPart, UserPromptPart
 
-from threadkeep.adapters.items import append_once, item_message, messages_after, stored_item
+from threadkeep.adapters.items import append_once, first_revision, item_message, messages_after, stored_item
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory
@@ -95,10 +95,10 @@ class Conversations(ConversationStore):
         state = self._memory.channels.state
         names = [f"conversation:{record.conversation_id}", *(f"entry:{entry.id}" for entry in new_entries)]
         statements = [state.keep_statement(self._scope, name, record.conversation_id) for name in names]
-        note = _note(record.conversation_id, expected_revision, dumped)
-        messages = [note, *(_message(entry) for entry in new_entries)]
-        joined = Joined(after=statements, supersedes_after=left)
-        if not await append_once(self._session(record.conversation_id), messages, joined):
+        session = self._session(record.conversation_id)
+        previous = expected_revision or str(await first_revision(session) or "")
+        messages = [_note(record.conversation_id, previous, dumped), *(_message(entry) for entry in new_entries)]
+        if not await append_once(session, messages, Joined(after=statements, supersedes_after=left)):
             raise ConversationConflict(record.conversation_id)
 
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
@@ -126,7 +126,10 @@ class Conversations(ConversationStore):
         return cast("ConversationEntry", _entry(message))
 
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
-        """Return the entries up to `head_id`, oldest first, or only the last `limit`; the session is read once."""
+        """Return the entries up to `head_id`, oldest first, or only the last `limit`; the session is read once.
+
+        The history begins after the entries that retention has deleted.
+        """
         if head_id is None or limit == 0:
             return []
         session, _ = await self._find(head_id)
@@ -135,8 +138,12 @@ class Conversations(ConversationStore):
         history: list[ConversationEntry] = []
         next_id: str | None = head_id
         while next_id is not None and (limit is None or len(history) < limit):
-            history.append(entries.get(next_id) or await self.read_entry(next_id))
-            next_id = history[-1].parent_id
+            try:
+                entry = entries.get(next_id) or await self.read_entry(next_id)
+            except LookupError:
+                break
+            history.append(entry)
+            next_id = entry.parent_id
         return history[::-1]
 
     async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
@@ -182,10 +189,9 @@ class Conversations(ConversationStore):
         return self._memory.session(conversation_id, user_id=self._user_id)
 
 
-def _note(conversation_id: str, revision: str | None, item: Json) -> Message:
+def _note(conversation_id: str, revision: str, item: Json) -> Message:
     """Return the note of a write. Its id contains the previous revision, so only one write can follow a revision."""
-    name = f"{conversation_id}:{revision or ''}"
-    return item_message(_NAME, item, role=None, text="[conversation]", message_id=name)
+    return item_message(_NAME, item, role=None, text="[conversation]", message_id=f"{conversation_id}:{revision}")
 
 
 def _message(entry: ConversationEntry) -> Message:
