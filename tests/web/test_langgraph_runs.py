@@ -289,6 +289,35 @@ async def test_the_first_question_is_answered_again_from_the_beginning(tmp_path:
     assert texts(edited["values"]) == [("human", "third"), ("ai", "d")]
 
 
+async def test_a_long_thread_continues_from_a_checkpoint_that_is_no_longer_shown(tmp_path: Path) -> None:
+    """Its state has the messages before it; a run replaces the next question; the shown ones begin at a checkpoint."""
+    turns = [asks(f"q{number}")["messages"] + [{"role": "assistant", "content": "a"}] for number in range(502)]
+    async with sdk(tmp_path, ScriptedModel(["b"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        await langgraph.threads.update_state("t1", {"messages": [message for turn in turns for message in turn]})
+        states = await langgraph.threads.get_history("t1", limit=1000)
+        earlier = await langgraph.threads.get_history("t1", before=states[-1]["checkpoint"])
+        old = await langgraph.threads.get_state("t1", checkpoint_id="2")
+        edited = await langgraph.runs.wait("t1", "chat", input=asks("other"), checkpoint_id="2")
+    assert len(texts(states[0]["values"])) == 1000
+    assert states[-1]["checkpoint"]["checkpoint_id"] == "4"
+    assert [state["checkpoint"]["checkpoint_id"] for state in earlier] == ["2", "0"]
+    assert (texts(old["values"]), old["checkpoint"]["checkpoint_id"]) == ([("human", "q0"), ("ai", "a")], "2")
+    assert texts(edited) == [("human", "q0"), ("ai", "a"), ("human", "other"), ("ai", "b")]
+
+
+async def test_a_checkpoint_of_another_server_is_refused(tmp_path: Path) -> None:
+    """It is not ignored: the run would be added at the end, and the newest state be shown."""
+    strange: Any = {"checkpoint_id": "1f0f7c1e-62a0-6d4e-8001-2b1f5d3c9a7b"}
+    async with sdk(tmp_path, ScriptedModel(["one"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        await langgraph.runs.wait("t1", "chat", input=asks("first"))
+        for named in ({"checkpoint": strange}, {"config": {"configurable": strange}}):
+            with pytest.raises(UnprocessableEntityError, match="seq"):
+                await langgraph.runs.create("t1", "chat", input=asks("other"), **named)
+        with pytest.raises(UnprocessableEntityError, match="seq"):
+            await langgraph.threads.get_history("t1", before=strange)
+        assert len(texts((await langgraph.threads.get_state("t1"))["values"])) == 2
+
+
 async def test_what_is_not_supported_is_refused(tmp_path: Path) -> None:
     """Not ignored: a webhook that never comes would be waited for."""
     async with sdk(tmp_path, ScriptedModel([])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):

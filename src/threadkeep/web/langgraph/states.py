@@ -171,9 +171,10 @@ async def values_of(session: Session) -> dict[str, Json]:
     return _values(await messages_in(session))
 
 
-async def messages_in(session: Session) -> list[Message]:
-    """Return the newest messages of a thread, without the item that represents its creation."""
-    return [one for one in await session.tail(MOST_MESSAGES) if not is_creation(one)]
+async def messages_in(session: Session, upto: int | None = None) -> list[Message]:
+    """Return the newest messages of a thread up to a `seq`, without the item that represents its creation."""
+    page = await session.page(None if upto is None else upto + 1, MOST_MESSAGES)
+    return [one for one in page.messages if not is_creation(one)]
 
 
 def is_creation(message: Message) -> bool:
@@ -183,12 +184,10 @@ def is_creation(message: Message) -> bool:
 
 async def state_of(thread: Thread, *, at: int | None = None) -> ThreadStateBody:
     """Return the state of a thread at its end, or at a checkpoint."""
-    messages = await messages_in(thread.session)
-    if at is not None:
-        messages = [one for one in messages if (one.seq or 0) <= at]
+    messages = await messages_in(thread.session, at)
     ends = _turn_ends(messages)
-    last, before = ends[-1] if ends else BEGINNING, ends[-2] if len(ends) > 1 else BEGINNING
-    return _state(thread, messages, last, before if ends else None, step=len(ends), newest=at is None)
+    parent = ends[-2] if len(ends) > 1 else None
+    return _state(thread, messages, ends[-1], parent, step=len(ends) - 1, newest=at is None)
 
 
 def state_of_stateless(run: Run) -> ThreadStateBody:
@@ -218,8 +217,8 @@ async def values_of_run(app: App, run: Run) -> dict[str, Json]:
 
 async def history_of(thread: Thread, *, limit: int, before: int | None = None) -> list[ThreadStateBody]:
     """Return the states at the ends of a thread's turns, newest first. The last state has no messages."""
-    messages = await messages_in(thread.session)
-    ends = [BEGINNING, *_turn_ends(messages)]
+    messages = await messages_in(thread.session, before)
+    ends = _turn_ends(messages)
     states: list[ThreadStateBody] = []
     for step in range(len(ends) - 1, -1, -1):
         end = ends[step]
@@ -262,12 +261,20 @@ def checkpoint(thread_id: str, seq: int) -> CheckpointBody:
 
 
 def seq_of(named: object) -> int | None:
-    """Return the `seq` of a checkpoint, given as an id, an object or a config; None if it contains no `seq`."""
+    """Return the `seq` of a checkpoint, given as an id, an object or a config; None if it names no checkpoint.
+
+    Raises:
+        InvalidInput: the id of the checkpoint is not a `seq`.
+    """
     if isinstance(named, Mapping):
         inner = named.get("configurable")
         return seq_of(inner if isinstance(inner, Mapping) else named.get("checkpoint_id"))
-    text = str(named) if isinstance(named, str | int) and not isinstance(named, bool) else ""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+    if named is None:
+        return None
+    text = str(named)
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise InvalidInput("A checkpoint id must be the `seq` of a message; POST …/history lists checkpoints.")
+    return int(text)
 
 
 def _state(
@@ -293,8 +300,11 @@ def _values(messages: Sequence[Message]) -> dict[str, Json]:
 
 
 def _turn_ends(messages: Sequence[Message]) -> list[int]:
-    """Return the `seq` of the last message of each turn. A turn begins with a user's message."""
-    ends: list[int] = []
+    """Return the checkpoint before the messages, and the `seq` of the last message of each turn.
+
+    A turn begins with a user's message.
+    """
+    ends = [BEGINNING if len(messages) < MOST_MESSAGES else (messages[0].seq or 1) - 1]
     for position, message in enumerate(messages):
         following = messages[position + 1] if position + 1 < len(messages) else None
         if following is None or (following.role == "user" and message.role != "user"):

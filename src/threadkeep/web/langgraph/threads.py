@@ -244,10 +244,7 @@ async def get_state_at(
     user_id: UserId = None,
 ) -> ThreadStateBody:
     """Return the messages of a thread up to the end of a turn."""
-    at = seq_of(checkpoint_id)
-    if at is None:
-        raise InvalidInput("A checkpoint id must be the `seq` of a message; POST …/history lists checkpoints.")
-    return await state_of(await find_thread(app, thread_id, user_id=user_id), at=at)
+    return await state_of(await find_thread(app, thread_id, user_id=user_id), at=seq_of(checkpoint_id))
 
 
 @router.post(
