@@ -9,11 +9,13 @@ from typing import Any, cast
 
 import pytest
 from langgraph.pregel.remote import RemoteGraph
+from langgraph.store.base import PutOp
+from langgraph_sdk import get_client
 from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
 from langgraph_sdk.schema import MultitaskStrategy, StreamMode, StreamPart
 
 from tests.limits import HANG_SECONDS
-from tests.web.services import history, opened_app, said, served, settings_for
+from tests.web.services import history, listening, opened_app, said, served, settings_for
 from tests.web.test_langgraph_protocol import ASKING, asks, sdk, texts
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -390,6 +392,22 @@ async def test_the_store_has_items_but_no_histories(tmp_path: Path) -> None:
     assert item["value"] == {"dark": True}
     assert [one["key"] for one in found["items"]] == ["theme"]
     assert namespaces["namespaces"] == [["users", "u1"]]
+
+
+async def test_a_page_of_the_store_is_filled_although_histories_come_first(tmp_path: Path, shared_url: str) -> None:
+    """Histories are not counted: neither in the limit nor in the offset, of items and of namespaces."""
+    settings = settings_for(tmp_path, database_url=shared_url)
+    async with opened_app(ScriptedModel([]), settings) as app, listening(app) as client:
+        store, langgraph = await app.memory.graph_store(), get_client(url=str(client.base_url))
+        async with asyncio.timeout(HANG_SECONDS), langgraph:
+            for number in range(3):
+                await store.aput(("users", f"u{number}"), "theme", {"dark": True})
+            await store.abatch([PutOp(("agent_chat_history", f"c{number}"), "meta", {}) for number in range(1001)])
+            pages = [await langgraph.store.search_items([], limit=2, offset=offset) for offset in (0, 2)]
+            listed = [await langgraph.store.list_namespaces(limit=2, offset=offset) for offset in (0, 2)]
+    found = [item["namespace"][1] for page in pages for item in page["items"]]
+    assert sorted(found) == ["u0", "u1", "u2"]
+    assert [one for page in listed for one in page["namespaces"]] == [["users", f"u{number}"] for number in range(3)]
 
 
 async def test_a_remote_graph_is_a_graph(tmp_path: Path) -> None:

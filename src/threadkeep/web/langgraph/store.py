@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -24,7 +24,9 @@ router = APIRouter(prefix="/store", tags=["langgraph"])
 _FAILURES = documented(400, 404, 413, 422, 503)
 _RESERVED = "langgraph"
 _MAX_MINUTES = 60 * 24 * 36_500
+_PAGE = 100
 
+type _ReadPage[T] = Callable[[int, int], Awaitable[Sequence[T]]]
 Label = Annotated[CleanText, Field(min_length=1, max_length=256, pattern=r"^[^.]+$")]
 Namespace = Annotated[list[Label], Field(max_length=20)]
 Key = Annotated[CleanText, Field(min_length=1, max_length=512)]
@@ -132,6 +134,25 @@ async def _history_roots(app: App) -> frozenset[str]:
     return frozenset((*roots, *(f"{root}_ids" for root in roots)))
 
 
+async def _visible[T](
+    app: App,
+    asked: SearchItemsBody | NamespacesSearchBody,
+    read: _ReadPage[T],
+    namespace_of: Callable[[T], Sequence[str]],
+) -> Sequence[T]:
+    """Return a page of results without histories; `read` returns a page of all results by `limit` and `offset`."""
+    hidden, found, position = await _history_roots(app), list[T](), 0
+    if prefix := asked.namespace_prefix if isinstance(asked, SearchItemsBody) else asked.prefix:
+        return [] if prefix[0] in hidden else await read(asked.limit, asked.offset)
+    while len(found) < asked.offset + asked.limit:
+        page = await read(_PAGE, position)
+        found += [one for one in page if namespace_of(one)[0] not in hidden]
+        position += _PAGE
+        if len(page) < _PAGE:
+            break
+    return found[asked.offset : asked.offset + asked.limit]
+
+
 async def _checked(app: App, labels: Sequence[str]) -> tuple[str, ...]:
     """Return a namespace after checking that clients may use it.
 
@@ -185,27 +206,27 @@ async def search_items(body: SearchItemsBody, app: AppInUse) -> ItemsBody:
     store = await app.memory.graph_store()
     if body.query is not None and getattr(store, "index_config", None) is None:
         raise InvalidInput("The store of this service has no index to search by meaning; omit `query`.")
+
+    async def read(limit: int, offset: int) -> list[SearchItem]:
+        prefix = tuple(body.namespace_prefix)
+        return await store.asearch(prefix, query=body.query, filter=body.filter, limit=limit, offset=offset)
+
     try:
-        found = await store.asearch(
-            tuple(body.namespace_prefix), query=body.query, filter=body.filter, limit=body.limit, offset=body.offset
-        )
+        found = await _visible(app, body, read, lambda item: item.namespace)
     except (ValueError, TypeError):  # stores accept different filters, and their errors may quote values
         sentence = "`filter` maps fields to values, or to $eq, $ne, $gt, $gte, $lt or $lte with values of their kind."
         raise InvalidInput(sentence) from None
-    hidden = await _history_roots(app)
-    return ItemsBody(items=[ItemBody.of(item) for item in found if item.namespace[0] not in hidden])
+    return ItemsBody(items=[ItemBody.of(item) for item in found])
 
 
 @router.post("/namespaces", summary="List namespaces", responses=_FAILURES, openapi_extra=READS)
 async def list_namespaces(app: AppInUse, body: NamespacesSearchBody | None = None) -> NamespacesBody:
     """Return the namespaces that have items."""
-    asked = body or NamespacesSearchBody()
-    found = await (await app.memory.graph_store()).alist_namespaces(
-        prefix=None if asked.prefix is None else tuple(asked.prefix),
-        suffix=None if asked.suffix is None else tuple(asked.suffix),
-        max_depth=asked.max_depth,
-        limit=asked.limit,
-        offset=asked.offset,
-    )
-    hidden = await _history_roots(app)
-    return NamespacesBody(namespaces=[list(one) for one in found if one[0] not in hidden])
+    asked, store = body or NamespacesSearchBody(), await app.memory.graph_store()
+    ends = {name: tuple(labels) for name in ("prefix", "suffix") if (labels := getattr(asked, name)) is not None}
+
+    async def read(limit: int, offset: int) -> list[tuple[str, ...]]:
+        return await store.alist_namespaces(**ends, max_depth=asked.max_depth, limit=limit, offset=offset)
+
+    found = await _visible(app, asked, read, lambda namespace: namespace)
+    return NamespacesBody(namespaces=[list(one) for one in found])
