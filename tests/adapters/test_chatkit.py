@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -100,6 +101,33 @@ async def test_items_are_replaced_and_removed_at_their_place(memory: Memory) -> 
     assert [message.content for message in window.messages] == ["q1", "better", "q3"]
     history = (await memory.session("t1").page(view="history")).messages
     assert "a1" in [message.content for message in history]
+
+
+async def test_an_item_that_was_saved_with_the_same_text_can_be_changed_and_removed(memory: Memory) -> None:
+    """Its older versions go too; an answer that was empty at first is sent to a model like others."""
+    store, _ = await filled(memory)
+    await store.add_thread_item("t1", answered("m4", ""), "ann")
+    for item in (answered("m2", "a1"), answered("m2", "better"), asked("m3", "q2"), answered("m4", "late")):
+        await store.save_item("t1", item, "ann")
+    assert await store.load_item("t1", "m2", "ann") == answered("m2", "better")
+    await store.delete_thread_item("t1", "m3", "ann")
+    assert await items_in(store) == ["m1", "c1", "m2", "h1", "m4"]
+    window = await memory.session("t1").window()
+    assert [message.content for message in window.messages] == ["q1", "better", "late"]
+
+
+async def test_items_that_are_saved_at_once_stay_in_order(memory: Memory) -> None:
+    """No item is lost or stored twice, also if others are added meanwhile."""
+    store, _ = await filled(memory)
+    saved = (store.save_item("t1", answered("m2", f"version {number}"), "ann") for number in range(4))
+    added = (memory.session("t1").append([Message("user", f"new {number}", f"n{number}")]) for number in range(4))
+    await asyncio.gather(*(one for pair in zip(saved, added, strict=True) for one in pair))
+    found = await items_in(store, limit=20)
+    assert found[:5] == ["m1", "c1", "m2", "m3", "h1"]
+    assert len(found) == 9
+    window = await memory.session("t1").window()
+    assert [message.content for message in window.messages][2:3] == ["q2"]
+    assert sorted(message.content for message in window.messages[3:]) == [f"new {number}" for number in range(4)]
 
 
 async def test_what_others_said_is_an_item(memory: Memory) -> None:

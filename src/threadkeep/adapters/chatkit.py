@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -62,6 +63,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         """
         self.memory = memory
         self._user_id = user_id
+        self._rewriting = asyncio.Lock()
 
     def generate_thread_id(self, context: TContext) -> str:
         """Return a new id with a whole UUID; ChatKit's own ids have eight hexadecimal digits, so they could collide."""
@@ -141,13 +143,13 @@ class ThreadkeepStore[TContext](Store[TContext]):
         """Replace an item at its position in the thread; append it if it is new."""
         session = self.session(thread_id, context)
         messages = await self._messages(session)
-        position = _position(messages, item.id)
+        position, new = _position(messages, item.id), _message(item, item.id)
         if position is None:
-            await _append(session, _message(item, item.id))
-        elif messages[position].role == "system" or _message(item, item.id).content == messages[position].content:
+            await _append(session, new)
+        elif new.role == messages[position].role == "system" or new.content == messages[position].content:
             await _append(session, item_message(_NAME, _wrapped(item), role=None, text=f"[{item.type}]"))
         else:
-            await self._rewrite(session, messages[position:], item)
+            await self._rewrite(session, item.id, item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
         """Remove an item from the thread. It stays in the session's history but is no longer sent to a model."""
@@ -159,7 +161,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         if messages[position].role == "system" and position + 1 < len(messages):
             await _append(session, item_message(_NAME, {"deleted": item_id}, role=None, text="[deleted]"))
         else:
-            await self._rewrite(session, messages[position:], None)
+            await self._rewrite(session, item_id, None)
 
     async def add_feedback(self, thread_id: str, item_ids: list[str], feedback: str, context: TContext) -> None:
         """Store a person's feedback on items as a note."""
@@ -216,19 +218,29 @@ class ThreadkeepStore[TContext](Store[TContext]):
                 items[item.id] = item
         return items
 
-    async def _rewrite(self, session: Session, messages: Sequence[Message], item: ThreadItem | None) -> None:
-        """Supersede the messages; store `item`, if given, in place of the first, and copies of the others.
+    async def _rewrite(self, session: Session, item_id: str, item: ThreadItem | None) -> None:
+        """Supersede an item and all later messages; store `item`, if given, in its place, and copies of the others.
 
         If the call is interrupted, the messages stay superseded but remain in the session's history.
         """
-        taken = await session.take_back(len(messages))
-        new = [_message(item, None)] if item is not None else []
-        later = [
-            one.with_fields(id=str(uuid7()), seq=None, created_at=None, superseded_at=None, superseded_by=None)
-            for one in taken[1:]
-        ]
-        if new or later:
-            await _append(session, *new, *later)
+        async with self._rewriting:
+            messages = await self._messages(session)
+            position = _position(messages, item_id)
+            if position is None:
+                return
+            first = messages[position].seq or 0
+            taken = await session.take_back(len(messages) - position)
+            while taken and (taken[0].seq or 0) > first and (older := await session.take_back()):
+                taken = [*older, *taken]  # others stored messages in the meantime
+            again = [
+                one.with_fields(id=str(uuid7()), seq=None, created_at=None, superseded_at=None, superseded_by=None)
+                for one in taken
+                if _item_id(one) != item_id
+            ]
+            if item is not None:
+                again.insert(sum((one.seq or 0) < first for one in taken), _message(item, None))
+            if again:
+                await _append(session, *again)
 
 
 def _scope(user_id: str | None) -> str:
@@ -311,11 +323,13 @@ def _utterance(message: Message, thread_id: str) -> ThreadItem | None:
     return None
 
 
+def _item_id(message: Message) -> str | None:
+    """Return the id of the item of which a message contains a version."""
+    stored = stored_item(_NAME, message)
+    item = stored.get("item") if isinstance(stored, Mapping) else None
+    return str(item["id"]) if isinstance(item, Mapping) else message.id
+
+
 def _position(messages: Sequence[Message], item_id: str) -> int | None:
-    """Return the position of the message that contains an item; None if there is none."""
-    for position, message in enumerate(messages):
-        stored = stored_item(_NAME, message)
-        item = stored.get("item") if isinstance(stored, Mapping) else None
-        if (item["id"] if isinstance(item, Mapping) else message.id) == item_id:
-            return position
-    return None
+    """Return the position of the first message that contains an item; None if there is none."""
+    return next((position for position, message in enumerate(messages) if _item_id(message) == item_id), None)
