@@ -15,6 +15,7 @@ import pytest
 
 from tests.limits import HANG_SECONDS
 from tests.web.services import history, listening, opened_app, said, settings_for
+from tests.web.test_langgraph_protocol import ASKING
 from threadkeep.testing import Gate, ScriptedModel
 
 
@@ -26,9 +27,9 @@ async def service(folder: Path, model: ScriptedModel, **settings: object) -> Asy
 
 
 @asynccontextmanager
-async def openai_client(client: httpx2.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
+async def openai_client(client: httpx2.AsyncClient, *, max_retries: int = 0) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's own client, with the address of the service."""
-    async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as found:
+    async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=max_retries) as found:
         yield found
 
 
@@ -166,6 +167,27 @@ async def test_what_openais_client_cannot_have_is_refused(tmp_path: Path) -> Non
             await given.models.retrieve("gpt-9")
         with pytest.raises(openai.UnprocessableEntityError):
             await given.chat.completions.create(model="chat", messages=[{"role": "assistant", "content": "hi"}])
+
+
+async def test_openais_client_asks_once_if_the_turn_fails_or_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own retries would store the question again, because they have no message id."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = ScriptedModel([ValueError("secret words")] * 8)
+    async with service(tmp_path, model, workflows="asking=asking:graph") as client, asyncio.timeout(HANG_SECONDS):
+        async with openai_client(client, max_retries=2) as given:
+            for name, status in (("chat", 502), ("asking", 409)):
+                asked: Any = {
+                    "messages": [{"role": "user", "content": "Pay."}],
+                    "extra_headers": {"X-Session-Id": name},
+                }
+                with pytest.raises(openai.APIStatusError) as failed:
+                    await given.chat.completions.create(model=name, **asked)
+                assert failed.value.status_code == status
+        stored = [await history(client, name) for name in ("chat", "asking")]
+    assert [[text for _, text, _ in said(one)] for one in stored] == [["Pay."], ["Pay."]]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/v1/ai-sdk/chat", "/api/v1/ag-ui"])

@@ -50,6 +50,9 @@ SAFE_HEADERS = {
 """The headers of every response against caching, content sniffing and framing."""
 
 _OPENAI = "/v1/"
+_WITH_STORED_MESSAGE = frozenset(
+    f"urn:threadkeep:{kind}" for kind in ("model-failed", "run-failed", "run-waits", "interrupted")
+)
 
 _logger = logging.getLogger("threadkeep.web")
 
@@ -189,7 +192,11 @@ def problem_of(error: Exception) -> Problem:
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
-    """Return the response for a problem. Under `/v1/` it also has the `error` object that OpenAI's clients show."""
+    """Return the response for a problem.
+
+    Under `/v1/` it also has the `error` object that OpenAI's clients show. These clients repeat failed requests; a
+    header stops them if the message is stored already, because they send no id of it.
+    """
     more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:
         more["Retry-After"] = str(RETRY_SECONDS)
@@ -197,6 +204,8 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None,
     if path.startswith(_OPENAI):
         places = [f"{error.pointer or error.parameter or 'body'}: {error.detail}" for error in problem.errors or ()]
         message = "; ".join(places) or problem.detail
+        if problem.type in _WITH_STORED_MESSAGE:
+            more["X-Should-Retry"] = "false"
         body["error"] = {"message": message, "type": problem.type, "param": None, "code": problem.type}
     return JSONResponse(body, status_code=problem.status, headers=more, media_type=MEDIA_TYPE)
 
