@@ -24,6 +24,7 @@
     ├── ModelCallFailed                   the model did not answer; the question is stored
     ├── RunFailed                         a workflow gave no answer; its run says why
     ├── RunWaits                          a workflow asks a person before it answers
+    ├── RunBusy                           a run does not wait yet for the answer to its child
     ├── ChannelNotFound (LookupError)     no bot of that name is configured
     ├── ApiKeyNotFound (LookupError)      no valid key of the service has that name
     ├── CallbackRefused (PermissionError)  a callback did not come from the platform, or came too late
@@ -300,6 +301,14 @@ class RunWaits(ThreadkeepError):
             f"Run {run_id!r} waits for a person: answer it with POST /api/v1/runs/{run_id}/resume or "
             f"`threadkeep runs resume {run_id}`."
         )
+        self.run_id = run_id
+
+
+class RunBusy(ThreadkeepError):
+    """A run whose child waits for an answer, while the run itself has other work. Nothing was stored."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"Run {run_id!r} does not wait yet for the answer to its child; send the answer again later.")
         self.run_id = run_id
 
 

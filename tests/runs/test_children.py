@@ -15,9 +15,9 @@ from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
 
 from tests.limits import HANG_SECONDS
-from tests.runs.desk import LEAVING, QUICK, RunDesk, asking_twice, carried_out, kinds
+from tests.runs.desk import LEAVING, QUICK, RunDesk, asking_twice, carried_out, eventually, kinds
 from threadkeep import Memory
-from threadkeep.errors import InvalidInput
+from threadkeep.errors import InvalidInput, RunBusy
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
@@ -165,6 +165,37 @@ async def test_a_repeated_answer_to_a_child_changes_nothing(every_desk: RunDesk)
         assert (await service.result(above.run_id)).text == "Ann is 30"
         with pytest.raises(InvalidInput):
             await service.resume_once(child.run_id, 30, message_id="m4")
+
+
+async def test_an_answer_to_a_child_before_its_parent_waits_is_to_be_sent_again(every_desk: RunDesk) -> None:
+    """Its parent has other work; sent again with the same id it counts once."""
+    gate = Gate()
+    every_desk.model = ScriptedModel([["draft", gate]])
+    parent = """\
+schema: 1
+name: parent
+nodes:
+  begin: {kind: template, text: x, next: [help, think]}
+  help: {kind: subworkflow, workflow: form, next: end}
+  think: {kind: agent, next: end}
+"""
+    async with every_desk.open(asking_twice(), parent) as service:
+        top = (await service.submit(ASKED)).run_id
+        await gate.reached()
+
+        async def child_waits() -> bool:
+            return [run.status for run in await service.tree(top)] == ["running", "waiting"]
+
+        await eventually(child_waits)
+        _, child = await tree_of(service, top)
+        with pytest.raises(RunBusy, match="send the answer again"):
+            await service.resume_once(child.run_id, "Ann", message_id="m2")
+        gate.open()
+        assert (await service.result(top)).status == "waiting"
+        await asyncio.gather(*(service.resume_once(child.run_id, "Ann", message_id="m2") for _ in range(2)))
+        assert (await service.result(top)).status == "waiting"
+        await service.resume_once(child.run_id, 30, message_id="m3")
+        assert (await service.result(top)).status == "done"
 
 
 async def test_who_goes_on_with_the_parent_goes_on_with_the_child(every_desk: RunDesk) -> None:

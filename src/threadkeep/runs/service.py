@@ -12,9 +12,9 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import InvalidInput, StoreClosed
+from threadkeep.errors import InvalidInput, RunBusy, StoreClosed
 from threadkeep.history.memory import Memory
-from threadkeep.records import Json
+from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import Run, RunBudget, RunCursor, RunEvent, RunQuery, RunResult, TokenUsage
 from threadkeep.runs.checkpoints import ProgressSaver
 from threadkeep.runs.children import RunChildren
@@ -159,6 +159,7 @@ class RunService:
         Raises:
             RunNotFound: there is no such run that the user may see.
             InvalidInput: the run does not wait for an answer, or it has a `message_id` but no session.
+            RunBusy: the run at the top does not wait yet for this child; a retry is safe.
         """
         if message_id is None:
             return await self.resume(run_id, value, user_id=user_id, mode=mode)
@@ -167,9 +168,17 @@ class RunService:
         top = await self._following.run(run.root_run_id, None)
         try:
             await self._resume(top, value, mode, message_id, is_reply=False)
-        except InvalidInput:
-            if not await self._runs.is_resumed_by(message_id, top):
-                raise
+        except InvalidInput as refused:
+            if await self._runs.is_resumed_by(message_id, top):
+                return
+            asked = RunResult.of(run).interrupts
+            if (
+                asked
+                and top.status in ("queued", "running")
+                and str(asked[0].get("id")) not in dump_json(top.interrupt)
+            ):
+                raise RunBusy(top.run_id) from refused
+            raise
 
     async def _resume(
         self, run: Run, value: Json, mode: Mode, message_id: str | None, *, is_reply: bool = True

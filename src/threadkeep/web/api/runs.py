@@ -311,7 +311,11 @@ async def cancel_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> Ca
     return Cancelled(run_ids=await (await app.runs.service()).cancel(run_id, user_id=user_id))
 
 
-@router.post("/runs/{run_id}/resume", summary="Answer the question of a run", responses={**_LATER, **_CHANGES})
+@router.post(
+    "/runs/{run_id}/resume",
+    summary="Answer the question of a run",
+    responses={**_LATER, **documented(400, 404, 409, 413, 422, 503)},
+)
 async def resume_run(
     run_id: RunId, body: ResumeBody, app: AppInUse, response: Response, user_id: UserId = None
 ) -> RunBody:
