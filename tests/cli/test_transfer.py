@@ -112,6 +112,31 @@ def test_what_was_archived_and_deleted_moves_as_it_is(any_cli: CommandLine, post
         assert any_cli("sessions", "search", "1-0").err == "No message contains all these words.\n"
 
 
+def test_a_graph_store_says_what_it_does_not_keep(any_cli: CommandLine, postgres_url: str) -> None:
+    """Archived messages and limits of a session are counted, once however long the session is."""
+
+    async def prune(memory: Memory) -> None:
+        for _ in range(3):
+            for session_id in ("long", "kept"):
+                await memory.session(session_id).append([Message(role="user", content=f"{n}") for n in range(400)])
+        await memory.retention.change("kept", Retention(delete=RetentionLimits(max_age_days=1000)))
+        await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=100)))
+
+    any_cli.remember(prune)
+    exported = any_cli("sessions", "export", "--all").out
+    any_cli.set(THREADKEEP_TRANSCRIPTS="graph_store")
+    for url in (f"sqlite:///{any_cli.folder}/other.db", _other(postgres_url, any_cli)):
+        any_cli.set(THREADKEEP_DATABASE_URL=url)
+        told = any_cli("sessions", "import", "-", "--json", given=exported).json
+        assert (told["stored"], told["unarchived"], told["limits_left_out"]) == (2_400, 1_100, 1)
+        again = any_cli("sessions", "import", "-", "--json", given=exported).json
+        assert (again["known"], again["unarchived"], again["limits_left_out"]) == (2_400, 0, 0)
+    any_cli.set(THREADKEEP_DATABASE_URL=f"sqlite:///{any_cli.folder}/fourth.db")
+    words = any_cli("sessions", "import", "-", given=exported).out
+    assert "no archive: 1,100." in words
+    assert "does not keep: 1." in words
+
+
 def _other(postgres_url: str, cli: CommandLine) -> str:
     """A database that is not the one of the command line."""
     return f"sqlite:///{cli.folder}/third.db" if cli.url == postgres_url else postgres_url

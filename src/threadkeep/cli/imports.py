@@ -262,6 +262,10 @@ def _show_lines(done: Imported) -> None:
         terminal.say(
             f"Summaries skipped, because their messages are stored differently here: {done.summaries_left_out:,}."
         )
+    if done.unarchived:
+        terminal.say(f"Archived messages that are active here, as a graph store has no archive: {done.unarchived:,}.")
+    if done.limits_left_out:
+        terminal.say(f"Sessions without their limits, which a graph store does not keep: {done.limits_left_out:,}.")
     if done.skipped:
         terminal.say(f"Skipped because of their session: {done.skipped:,}.")
     if done.bad_lines:

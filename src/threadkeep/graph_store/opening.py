@@ -147,8 +147,8 @@ class ConversationArchive:
     """A restorer of exported sessions into conversations.
 
     It works like `threadkeep.store.archive.Archive`, but stores the parts one by one, each atomically; an interrupted
-    `restore` can be repeated. Archived messages are restored as active ones. Summaries are skipped, because there is no
-    table for them.
+    `restore` can be repeated. Archived messages are restored as active ones, without the limits of their session.
+    Summaries are skipped, because there is no table for them. The result counts all of these.
     """
 
     def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -203,7 +203,11 @@ class ConversationArchive:
             await self._writer.put(writing, conversation, grown, appended.items)
         fresh = {str(message.id): message for message in messages if str(message.id) not in known}
         moved = sum(1 for message_id, message in fresh.items() if message.seq not in (None, seqs[message_id]))
-        return Restored(len(fresh), len(messages) - len(fresh), moved, len(prepared.cleaned))
+        restored = Restored(len(fresh), len(messages) - len(fresh), moved, len(prepared.cleaned))
+        unarchived = sum(1 for message in fresh.values() if 0 < (message.seq or 0) <= info.archived_seq)
+        return replace(
+            restored, unarchived=unarchived, limits_left_out=int(found is None and info.retention is not None)
+        )
 
     def _new(self, info: SessionInfo) -> Conversation:
         return Conversation(

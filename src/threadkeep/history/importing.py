@@ -29,7 +29,7 @@ class Imported:
 
     `skipped` counts messages that were left out because the line of their session is invalid, or because the session
     belongs to another user. `summaries_left_out` counts summaries of messages that are different here or already have a
-    summary.
+    summary; `unarchived` messages and `limits_left_out`, in sessions, what a graph store does not keep.
     """
 
     sessions: int = 0
@@ -41,15 +41,13 @@ class Imported:
     skipped: int = 0
     summaries: int = 0
     summaries_left_out: int = 0
+    unarchived: int = 0
+    limits_left_out: int = 0
 
     def add(self, restored: Restored) -> None:
         """Add the counts of one part."""
-        self.stored += restored.stored
-        self.known += restored.known
-        self.moved += restored.moved
-        self.cleaned += restored.cleaned
-        self.summaries += restored.summaries
-        self.summaries_left_out += restored.summaries_left_out
+        for name, count in vars(restored).items():
+            setattr(self, name, getattr(self, name) + count)
 
 
 @dataclass

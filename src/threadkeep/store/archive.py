@@ -100,7 +100,8 @@ class Restored:
 
     `stored` messages are new, `known` ones existed already. Of the stored messages, `moved` have another `seq` than
     before, and `cleaned` had characters that databases reject. `summaries` were stored too; `summaries_left_out` were
-    not, because the messages that they cover have changed or another summary covers them.
+    not, because the messages that they cover have changed or another summary covers them. In a graph store,
+    `unarchived` messages were archived and are active now, and `limits_left_out` counts sessions with limits.
     """
 
     stored: int = 0
@@ -109,6 +110,8 @@ class Restored:
     cleaned: int = 0
     summaries: int = 0
     summaries_left_out: int = 0
+    unarchived: int = 0
+    limits_left_out: int = 0
 
 
 class Restoring(Protocol):
