@@ -172,11 +172,9 @@ class RunService:
             if await self._runs.is_resumed_by(message_id, top):
                 return
             asked = RunResult.of(run).interrupts
-            if (
-                asked
-                and top.status in ("queued", "running")
-                and str(asked[0].get("id")) not in dump_json(top.interrupt)
-            ):
+            # The question of a waiting child is part of what the runs above it ask, at any depth.
+            is_known = not asked or str(asked[0].get("id")) in dump_json(top.interrupt)
+            if top.status in ("queued", "running") and not is_known:
                 raise RunBusy(top.run_id) from refused
             raise
 
