@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -15,7 +16,7 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
 from tests.agent.talking import ROOM, config_of, input_of, kept_with_status
-from threadkeep import Memory, SessionMemory, open_memory_sync, recorded
+from threadkeep import Memory, Message, SessionMemory, open_memory_sync, recorded
 from threadkeep.testing import ScriptedModel
 
 with warnings.catch_warnings():
@@ -258,3 +259,27 @@ async def test_words_before_an_interrupt_are_not_the_end(memory: Memory, streame
     await graph.ainvoke(Command(resume="yes"), config_of())
     assert [text for _, text, _ in await kept_with_status(memory)] == ["2 + 2?", "approved: yes"]
     assert (await memory.session(ROOM).tail(1))[0].answers == "m1"
+
+
+async def test_an_agent_of_a_resumed_graph_takes_part_in_its_turn(memory: Memory) -> None:
+    """On every database: its call has the session, and its answer belongs to the question, also to an older one."""
+
+    @tool
+    def ask_person() -> str:
+        """Ask the person."""
+        return f"they said {interrupt('sure?')}"
+
+    call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {}, "id": "call-1"}])
+    model = ScriptedModel([ConnectionError(), "two", call, "one"])
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("agent", create_agent(model, [ask_person], middleware=[SessionMemory(memory)]))
+    builder.add_edge(START, "agent")
+    graph = recorded(builder.compile(checkpointer=InMemorySaver()), memory)
+    await memory.session(ROOM).append([Message("user", "hi"), Message("assistant", "hello")])
+    for message_id in ("m1", "m2", "m1"):
+        with contextlib.suppress(ConnectionError):
+            await graph.ainvoke(input_of(message_id, message_id), config_of())
+    await graph.ainvoke(Command(resume="yes"), config_of())
+    assert [message.text for message in model.calls[-1]] == ["hi", "hello", "m1", "", "they said yes"]
+    stored = await memory.session(ROOM).tail(2)
+    assert [(message.content, message.answers) for message in stored] == [("two", "m2"), ("one", "m1")]

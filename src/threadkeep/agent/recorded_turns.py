@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, cast
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import RunControl
-from langgraph.types import GraphOutput
+from langgraph.types import Command, GraphOutput
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -76,7 +76,8 @@ class GraphTurns:
         root.call_begins()
         with OnFailure(lambda: self.leave(turn)):
             stored = [self._without_redacted(message) for message in messages]
-            part.enter(stored)
+            if not (given is None or isinstance(given, Command)):
+                part.enter(stored)
             if messages and not part.silent:
                 await part.begin(stored, Caller(run_id_of(config), metadata_of(config)))
                 await turn.find_end()
