@@ -49,5 +49,6 @@ async def test_javascript_clients_are_answered(found: dict[str, Any]) -> None:
     assert found["runs"] == {"pieces": ANSWER, "texts": ["first", ANSWER], "joined": 2, "named": True}
     assert found["react"] == ["first", ANSWER]
     assert found["ai"] == ANSWER
+    assert found["edited"] == {"answer": ANSWER, "isNew": True, "once": True}
     assert found["resumed"] is None
     assert found["agUi"] == ["first", ANSWER, "second", "Noted. I see 3 messages."]

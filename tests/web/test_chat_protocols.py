@@ -229,6 +229,28 @@ async def test_a_chat_of_the_ai_sdk_is_answered_in_its_stream(tmp_path: Path) ->
     assert [text for _, text, _ in said(stored)] == ["Which?", "again"]
 
 
+async def test_an_edited_message_of_the_ai_sdk_gets_an_answer_of_its_own(tmp_path: Path) -> None:
+    """`sendMessage({text, messageId})` keeps the id of the message; each new text replaces the stored one once."""
+    path = "/api/v1/ai-sdk/chat"
+
+    def edit(text: str) -> dict[str, Any]:
+        return {"id": "room", "messages": [ui_message(text)], "trigger": "submit-message", "messageId": "m1"}
+
+    async with service(tmp_path, ScriptedModel(["teal", "later", "red", "redder", "teal again"])) as client:
+        await parts_of(client, path, {**edit("Which?"), "messageId": None})
+        await parts_of(client, path, {"id": "room", "messages": [ui_message("And?", "m2")]})
+        told = [text_of(await parts_of(client, path, edit(text))) for text in ("Which red?", "Which red?")]
+        again = {**edit("Which red?"), "trigger": "regenerate-message", "messageId": "a1"}
+        told.append(text_of(await parts_of(client, path, again)))
+        told.append(text_of(await parts_of(client, path, edit("Which?"))))
+        stored = await history(client, "room")
+        taken_back = {**edit("New?"), "messages": [ui_message("New?", "m2")], "messageId": "m2"}
+        gone = await client.post(path, json=taken_back)
+    assert told == ["red", "red", "redder", "teal again"]
+    assert [text for _, text, _ in said(stored)] == ["Which?", "teal again"]
+    assert gone.status_code == 409
+
+
 async def test_a_page_that_is_loaded_again_gets_the_answer_that_is_being_given(tmp_path: Path) -> None:
     """From its beginning; 204 if none is being given."""
     gate = Gate()

@@ -63,13 +63,19 @@ async function langgraphReact() {
 async function aiSdk() {
   const { DefaultChatTransport, readUIMessageStream } = await import("ai");
   const transport = new DefaultChatTransport({ api: `${url}/api/v1/ai-sdk/chat` });
-  const messages = [{ id: "m1", role: "user", parts: [{ type: "text", text: "first" }] }];
-  const stream = await transport.sendMessages({
-    chatId: "ai", messages, trigger: "submit-message", messageId: undefined, abortSignal: undefined,
-  });
-  let last;
-  for await (const message of readUIMessageStream({ stream })) last = message;
-  found.ai = last.parts.filter((part) => part.type === "text").map((part) => part.text).join("");
+  // As `sendMessage({text, messageId})` does it: an edited message keeps its id.
+  async function told(text, messageId) {
+    const messages = [{ id: "m1", role: "user", parts: [{ type: "text", text }] }];
+    const stream = await transport.sendMessages({
+      chatId: "ai", messages, trigger: "submit-message", messageId, abortSignal: undefined,
+    });
+    let last;
+    for await (const message of readUIMessageStream({ stream })) last = message;
+    return [last.id, last.parts.filter((part) => part.type === "text").map((part) => part.text).join("")];
+  }
+  const [first, edited, repeated] = [await told("first"), await told("second", "m1"), await told("second", "m1")];
+  found.ai = first[1];
+  found.edited = { answer: edited[1], isNew: edited[0] !== first[0], once: edited[0] === repeated[0] };
   found.resumed = await transport.reconnectToStream({ chatId: "ai" });
 }
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any, Literal
+from uuid import NAMESPACE_OID, uuid5
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.sse import format_sse_event
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pydantic import BaseModel, Field, JsonValue
 
+from threadkeep.agent.conversion import id_of
 from threadkeep.errors import InvalidInput
 from threadkeep.history.all_sessions import AllSessions
+from threadkeep.history.session import Session
 from threadkeep.records import Message
 from threadkeep.records.json_values import example
 from threadkeep.records.runs import RunQuery
@@ -81,6 +84,9 @@ class ChatBody(
     messages: Annotated[list[UIMessage], Field(max_length=2000)] = []
     message: UIMessage | None = None
     trigger: str | None = Field(None, description="`submit-message` or `regenerate-message`.")
+    message_id: str | None = Field(
+        None, alias="messageId", max_length=512, description="The id of the last message, if its text was edited."
+    )
     user_id: GivenId | None = Field(None, description="The user, for keys that may act for several users.")
     workflow: Annotated[str, Field(max_length=200)] | None = Field(None, description="The workflow; by default `chat`.")
 
@@ -133,17 +139,26 @@ class _Parts(StreamParts):
     responses={200: _STREAM, **_FAILURES},
 )
 async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
-    """Stream the answer to the new messages of a chat, or a new answer to its last question."""
+    """Stream the answer to the new messages of a chat or to an edited message, or a new answer to its last question.
+
+    If `messageId` is the id of a stored user message, which is the last one of the request with another text, the new
+    text replaces it and everything after it. The new version has an id of its own.
+    """
     user_id = caller.user(body.user_id)
     messages = _in_langchain([*body.messages, *([body.message] if body.message is not None else [])])
+    session = app.memory.session(body.id, user_id=user_id)
     if body.trigger == "regenerate-message":
         asked = next((one for one in reversed(messages) if one.type == "human"), None)
         if asked is None:
             raise InvalidInput("There is no question to answer again; send it in `messages`.")
         session, _ = await AllSessions(app.memory).find(body.id, user_id=user_id)
+        newest, _ = await _versions(session, id_of(asked))
+        question = asked.id if newest is None else newest.id
         again = Again(app.chat, app.memory, app.workflows)
-        turn = await again.begin(session, RegenerationRequest(message_id=asked.id, workflow=body.workflow))
+        turn = await again.begin(session, RegenerationRequest(message_id=question, workflow=body.workflow))
     else:
+        if messages and messages[-1].id == body.message_id:
+            messages[-1] = await _edited(session, messages[-1])
         turn = await Sent(messages, body.id, user_id, body.workflow or CHAT).begin(app, stream=True)
     stream = await open_stream(turn, _Parts(), heartbeat_seconds=request.app.state.heartbeat_seconds)
     stream.headers[PROTOCOL_HEADER] = "v1"
@@ -182,6 +197,31 @@ async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id:
     stream = await open_stream(turn, _Parts(), heartbeat_seconds=request.app.state.heartbeat_seconds)
     stream.headers[PROTOCOL_HEADER] = "v1"
     return stream
+
+
+async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
+    """Replace the stored message with this id if its text is another one; return the message with its stored id."""
+    newest, previous = await _versions(session, id_of(message))
+    if newest is None or newest.role != "user":
+        return message
+    text = str(message.text)
+    is_stored = newest.content == text or (previous is not None and newest.id == _version_id(previous, text))
+    if not is_stored:
+        newest = await session.edit(str(newest.id), text, new_id=_version_id(newest, text))
+    return HumanMessage(text, id=newest.id)
+
+
+async def _versions(session: Session, message_id: str | None) -> tuple[Message | None, Message | None]:
+    """Return the newest version of a stored message and the version before it."""
+    newest, previous = None, None
+    while message_id is not None and (version := await session.find(message_id)) is not None:
+        newest, previous, message_id = version, newest, version.superseded_by
+    return newest, previous
+
+
+def _version_id(replaced: Message, text: str) -> str:
+    """Return the id of the version that replaces a message; the same for each repetition of a request."""
+    return str(uuid5(NAMESPACE_OID, f"{replaced.id}\n{text}"))
 
 
 def _in_langchain(messages: Sequence[UIMessage]) -> list[BaseMessage]:
