@@ -46,12 +46,17 @@ _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 
 
 @dataclass
-class _Run:
+class RootCall:
     """The input and the LangGraph thread of a root run, and the functions to call at its end."""
 
     input: object
     thread: object = None
-    on_end: list[OnEnd] = field(default_factory=list)
+    at_end: list[OnEnd] = field(default_factory=list)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the root run continues from a checkpoint, without an input."""
+        return self.input is None or isinstance(self.input, Command)
 
 
 class RootCallbacks(BaseCallbackHandler):
@@ -64,7 +69,7 @@ class RootCallbacks(BaseCallbackHandler):
     run_inline = True
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[UUID, _Run] = OrderedDict()
+        self._calls: OrderedDict[UUID | None, RootCall] = OrderedDict()
         self._current: ContextVar[UUID | None] = ContextVar("threadkeep_root_run", default=None)
         self._sent: ContextVar[bool] = ContextVar("threadkeep_sent", default=False)
         self._attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
@@ -80,26 +85,17 @@ class RootCallbacks(BaseCallbackHandler):
         return {namespace: attempt.run_id for namespace, attempt in self._attempts.get().items()}
 
     @property
-    def input(self) -> object:
-        """The input of this task's root run; None if it is unknown."""
-        run = self._run_around()
-        return None if run is None else run.input
+    def call(self) -> RootCall | None:
+        """The root run that this task is part of; None outside of a run, or if the run is unknown.
 
-    @property
-    def goes_on(self) -> bool | None:
-        """True if this task's root run continues from a checkpoint, without an input; None if it is unknown."""
-        run = self._run_around()
-        return None if run is None else run.input is None or isinstance(run.input, Command)
+        A stream leaves its run set in the context of its reader, but other calls of the reader are not part of the run.
+        """
+        return None if var_child_runnable_config.get() is None else self._calls.get(self._current.get())
 
     @property
     def in_branch(self) -> bool:
         """True if this task is in a branch that a program started with `Send`."""
         return self._sent.get()
-
-    def at_end(self, on_end: OnEnd) -> None:
-        """Call a function when this task's root run ends; do nothing if the root run is unknown."""
-        if (run := self._run_around()) is not None:
-            run.on_end.append(on_end)
 
     def on_chain_start(
         self,
@@ -120,9 +116,9 @@ class RootCallbacks(BaseCallbackHandler):
             self._sent.set(False)
             self._attempts.set(_NO_ATTEMPTS)
             self._current.set(run_id)
-            self._runs[run_id] = _Run(inputs, known.get("thread_id"))
-            if len(self._runs) > _MOST_RUNS:
-                self._runs.popitem(last=False)
+            self._calls[run_id] = RootCall(inputs, known.get("thread_id"))
+            if len(self._calls) > _MOST_RUNS:
+                self._calls.popitem(last=False)
 
     def on_tool_start(
         self,
@@ -140,8 +136,8 @@ class RootCallbacks(BaseCallbackHandler):
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
         """Note the start of a branch. Tools, and runs of another LangGraph thread, are not in a branch."""
-        run = self._run()
-        if metadata.get("langgraph_node") == _TOOLS or (run is not None and run.thread != metadata.get("thread_id")):
+        call = self._calls.get(self._current.get())
+        if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
             self._sent.set(False)
         elif tuple(metadata.get("langgraph_path", ()))[:1] == (_PUSHED,):
             self._sent.set(True)
@@ -160,29 +156,18 @@ class RootCallbacks(BaseCallbackHandler):
 
     def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
         """Call the functions registered for the end of a run."""
-        if (run := self._runs.pop(run_id, None)) is not None:
-            for on_end in run.on_end:
+        if (call := self._calls.pop(run_id, None)) is not None:
+            for on_end in call.at_end:
                 on_end(outputs, None)
 
     async def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Call the functions registered for the end of a failed run, before its caller gets the error."""
-        run = self._runs.pop(run_id, None)
+        call = self._calls.pop(run_id, None)
         failure = None if isinstance(error, GraphBubbleUp) else error
-        for on_end in run.on_end if run is not None else ():
+        for on_end in call.at_end if call is not None else ():
             waiting = on_end(None, failure)
             if waiting is not None:
                 await waiting
-
-    def _run_around(self) -> _Run | None:
-        """Return the root run that this task is part of; None outside of a run.
-
-        A stream leaves its run set in the context of its reader, but other calls of the reader are not part of the run.
-        """
-        return None if var_child_runnable_config.get() is None else self._run()
-
-    def _run(self) -> _Run | None:
-        current = self._current.get()
-        return None if current is None else self._runs.get(current)
 
 
 root_callbacks: Final = RootCallbacks()

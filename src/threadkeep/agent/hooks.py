@@ -42,7 +42,7 @@ from threadkeep.agent.invocation import (
     run_id_of,
     session_for,
 )
-from threadkeep.agent.participation import Caller, OpenTurns, Participation
+from threadkeep.agent.participation import OpenCalls, Participation
 from threadkeep.agent.root_runs import RootRun, order_of, own_session, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, place_in
 from threadkeep.agent.turns import OpenTurn
@@ -60,25 +60,26 @@ class TurnHooks:
         self.memory = memory
         self._options = options
         self._others = others
-        self._open = OpenTurns()
+        self._open = OpenCalls()
         self._order = order_of(memory)
         memory.before_closing(self._open)
 
     @property
     def open_runs(self) -> int:
-        """The number of runs that have begun and not ended."""
-        return len(self._open)
+        """The number of calls that take part in a turn, and have begun and not ended."""
+        return sum(not call.silent for call in self._open.calls.values())
 
     def knows(self, key: CallKey) -> bool:
         """Return True if a call of an agent has begun and has not ended."""
-        return self._open.of(key) is not None
+        return key in self._open.calls
 
     async def before_agent(self, call: AgentCall) -> None:
         """Wait for the earlier turns of the session, then begin the agent's part in this turn."""
         part = self._new_part(call)
         if not part.silent:
             part.begun_by(call.runtime)
-            root_callbacks.at_end(partial(self._run_ended, part))
+            if (run := root_callbacks.call) is not None:
+                run.at_end.append(partial(self._run_ended, part))
             if self._options.ordered and self._may_wait(part):
                 await self._order.acquire(part.session.session_id, part.root, self.memory.observers)
 
@@ -111,7 +112,7 @@ class TurnHooks:
         state = part.root.with_answers(part.with_question(messages))
         sent = await turn.context(state, request.system_message, ModelUse(request.model, tuple(request.tools)))
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
-        part.root.call_begins()
+        part.root.open_calls += 1
         step = ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
         part.partial = step.partial
         return step
@@ -140,7 +141,7 @@ class TurnHooks:
         part.said_ids |= {message.id for message in response.result}
         if isinstance(final, AIMessage) and not final.tool_calls:
             said = storable(final, part.redacted, whole=True)
-            self._open.hold(part, said, "failed" if failed else "interrupted", step.call.runtime)
+            part.hold(said, "failed" if failed else "interrupted", step.call.runtime)
         else:
             part.discard()
 
@@ -159,7 +160,7 @@ class TurnHooks:
             part.model_failed = True
             part.root.release(part.author, part.key)
             self._notify_model_failure(step.turn, error)
-            self._open.hold(part, said, "failed", step.call.runtime)
+            part.hold(said, "failed", step.call.runtime)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
         """Count a tool call as open; return None if the agent has no part in the turn."""
@@ -167,7 +168,7 @@ class TurnHooks:
         if part.silent:
             return None
         part.stop_waiting()
-        part.root.call_begins()
+        part.root.open_calls += 1
         return ToolStep(part, call, request)
 
     async def end_tool_call(self, step: ToolStep, result: ToolMessage | Command[Any]) -> None:
@@ -200,7 +201,7 @@ class TurnHooks:
     async def _interrupt(self, part: Participation, said: BaseMessage | str) -> None:
         """Store the text of a cancelled call, then release the session for its next turn."""
         try:
-            await self._open.end(part, said, "interrupted")
+            await part.end(said, "interrupted")
         finally:
             self._order.release(part.session.session_id, part.root)
 
@@ -208,19 +209,19 @@ class TurnHooks:
         """Store the final answer. If another process stored one first, put that answer into the state instead."""
         part = self._part(call)
         if part.silent:
-            self._open.forget(part)
+            part.leave()
             return None
         try:
             turn = part.turn or await self._begun(part, part.root.with_question(call.messages))
             answer = final_answer(state, part.direct_calls)
             if answer is None or (turn.answered is not None and not part.said_ids):
-                self._open.forget(part)
+                part.leave()
                 if turn.answered is not None:
                     part.root.add_answer(turn.answered, part.author)
                 await turn.contexts.settle()
                 return None
             failed = part.model_failed or is_limit_notice(answer, part.said_ids)
-            winner = await self._open.end(part, answer, "failed" if failed else "complete")
+            winner = await part.end(answer, "failed" if failed else "complete")
         finally:
             self._order.release(part.session.session_id, part.root)
         if winner is None or winner.id == answer.id:
@@ -232,11 +233,11 @@ class TurnHooks:
         if part.turn is None:
             await self._open.settle_before(part)
             with OnFailure(lambda: self._undo_begin(part)):
-                return await part.begin(messages, part.caller)
+                return await part.begin(messages)
         return part.turn
 
     def _undo_begin(self, part: Participation) -> None:
-        self._open.forget(part)
+        part.leave()
         self._order.release(part.session.session_id, part.root)
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
@@ -260,10 +261,7 @@ class TurnHooks:
 
     async def _settle_ended(self, part: Participation, error: BaseException) -> None:
         try:
-            if isinstance(error, Exception):
-                await self._open.fail(part, error)
-            else:
-                await self._open.cut_off(part)
+            await part.fail(error)
         finally:
             self._order.release(part.session.session_id, part.root)
 
@@ -272,7 +270,11 @@ class TurnHooks:
 
         An unknown call continues after an interrupt, or other middleware ended the run before `before_agent`.
         """
-        return self._open.of(call.key) or self._new_part(call, resumed=root_callbacks.goes_on is not False)
+        part = self._open.calls.get(call.key)
+        if part is None:
+            run = root_callbacks.call
+            part = self._new_part(call, resumed=run is None or run.goes_on)
+        return part
 
     def _new_part(self, call: AgentCall, *, resumed: bool = False) -> Participation:
         session = session_for(self.memory, self._options, call.config, call.runtime)
@@ -285,10 +287,11 @@ class TurnHooks:
             root = RootRun(call.runtime.control)
         else:
             root = root_run(self.memory, call.runtime.control, session.session_id, place)
-        caller = Caller(run_id_of(call.config, call.runtime), metadata_of(call.config), place)
+        run_id, metadata = run_id_of(call.config, call.runtime), metadata_of(call.config)
         part = Participation(
-            self.memory, session, self._options, root, author, call.key, caller, resumed=resumed, parent=parent
+            self.memory, session, self._options, root, author, call.key, run_id, metadata, place, self._open
         )
+        part.resumed, part.parent = resumed, parent
         asked_by_tool = (self.memory.identity, session.session_id) in tool_of_sessions.get()
         if self._options.scope == "none" or asked_by_tool:
             part.silent = True
@@ -299,7 +302,7 @@ class TurnHooks:
             if part.silent and not root.outside_notified:
                 root.outside_notified = True
                 self.memory.observers.notify(AgentOutsideTurn(session_id=session.session_id))
-        self._open.enter(part)
+        self._open.add(part)
         return part
 
     def _notify_model_failure(self, turn: OpenTurn, error: Exception) -> None:

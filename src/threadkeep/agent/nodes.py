@@ -19,7 +19,7 @@ from threadkeep.agent.callbacks import PartialAnswer, with_callback
 from threadkeep.agent.conversion import identify
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import control_of, metadata_of, node_of, run_id_of, session_for
-from threadkeep.agent.participation import Caller, Participation
+from threadkeep.agent.participation import Participation
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.root_runs import RootRun, order_of, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, facts_of, place_in
@@ -47,9 +47,8 @@ class NodeTurns:
             await order_of(self._memory).acquire(part.session.session_id, part.root, self._memory.observers)
         with OnFailure(lambda: self.leave(part)):
             state = part.root.with_question(messages)
-            caller = Caller(run_id_of(config), metadata_of(config), place_in(self._options, config))
-            turn = await part.begin(state, caller)
-        part.root.call_begins()
+            turn = await part.begin(state)
+        part.root.open_calls += 1
         state = part.root.with_answers(part.root.with_question(state))
         return NodeTurn(self, part, turn, state, turn.answered)
 
@@ -89,8 +88,8 @@ class NodeTurns:
         session = session_for(memory, options, config)
         place = place_in(options, config)
         root = root_run(memory, control_of(), session.session_id, place)
-        author = node_of(config, place)
-        part = Participation(memory, session, options, root, author, (id(root.control), "", id(messages)))
+        key, run_id, metadata = (id(root.control), "", id(messages)), run_id_of(config), metadata_of(config)
+        part = Participation(memory, session, options, root, node_of(config, place), key, run_id, metadata, place)
         part.silent = options.scope == "none" or (memory.identity, session.session_id) in tool_of_sessions.get()
         if not part.silent:
             part.enter(messages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,22 +45,69 @@ ABANDONED_SECONDS = 60.0
 """Seconds between two checks whether the run of a held answer has ended."""
 
 _MOST_CHECKS = 10
+_MOST_CALLS = 1_000
 
 type _Writer = weakref.ref[Callable[[Any], None]]
 
 
-@dataclass(frozen=True)
-class Caller:
-    """The run in which an agent was called: its id, the caller's metadata, the owner of its model calls."""
+class OpenCalls:
+    """The calls of one middleware in this process that have begun and not ended, by key.
 
-    run_id: str | None = None
-    metadata: Mapping[str, Json] | None = None
-    place: CallPlace | None = None
+    The memory settles them before it closes. At most a thousand are stored. A call that is no longer stored, such as
+    one of an interrupted run, continues from the transcript.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[CallKey, Participation] = {}
+
+    def add(self, call: Participation) -> None:
+        """Add a call that begins; replace a call with the same key."""
+        self.calls.pop(call.key, None)
+        self.calls[call.key] = call
+        if len(self.calls) > _MOST_CALLS:
+            del self.calls[next(iter(self.calls))]
+
+    async def settle_before(self, new: Participation) -> None:
+        """Store the held answers of cut-off runs of a session before its next turn; leave live runs alone.
+
+        The held answer of a failed run to the same question is discarded, because this call is the next attempt.
+        """
+        for call in list(self.calls.values()):
+            if call is new or call.session.session_id != new.session.session_id or call.silent:
+                continue
+            if call.question_id is not None and call.question_id == new.question_id:
+                if call.status == "failed" or call.is_over:
+                    call.leave()
+            elif call.is_over:
+                await call.settle()
+
+    async def settle_all(self) -> None:
+        """Store the held answers of all runs and the text of open model calls, before the memory closes."""
+        errors: list[Exception] = []
+        for call in list(self.calls.values()):
+            # After a failure the other turns are stored as well; then the first error is raised.
+            with ErrorBoundary(errors.append):
+                begun = "" if call.partial is None else storable(call.partial.text, call.redacted, whole=False)
+                await call.end(call.text or begun, call.status)
+        for first in errors:
+            raise first
+
+    async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
+        """Store the held answers of a run that has ended; discard them if it continues in another process."""
+        for call in list(self.calls.values()):
+            if call.turn is not None and call.turn.run_id == run_id:
+                if elsewhere:
+                    call.leave()
+                else:
+                    await call.settle()
 
 
 @dataclass(eq=False)
 class Participation:
     """The call of one agent in a turn.
+
+    `run_id` and `metadata` are those of the caller, `place` is the owner of the model calls, and `registry` has the
+    calls of the same middleware that have not ended.
 
     A `silent` agent was called by the program and neither reads nor writes the session. `redacted` are the kinds of
     data that the agent's `PIIMiddleware` detects. `partial` is the answer of a model call that has not ended. A
@@ -77,7 +124,10 @@ class Participation:
     root: RootRun
     author: str | None
     key: CallKey
-    caller: Caller = field(default_factory=Caller)
+    run_id: str | None = None
+    metadata: Mapping[str, Json] | None = None
+    place: CallPlace | None = None
+    registry: OpenCalls = field(default_factory=OpenCalls, repr=False)
     silent: bool = False
     resumed: bool = False
     parent: Session | None = None
@@ -104,37 +154,61 @@ class Participation:
         An agent that gets the caller's question begins a turn even if an earlier agent of the run began one with a
         question that the program wrote.
         """
-        if not self.root.begun:
+        root = self.root
+        question: Sequence[BaseMessage] | None = root.question
+        if not root.begun:
             question = question_asked(messages) if self.parent is None else question_before(messages)
-            self._begin_root(question, messages)
-        elif not self.root.has_part(messages):
+        elif not root.has_part(messages):
             # The turn may have begun with a question that the program wrote.
-            asked = [] if callers_question(self.root.question) else callers_question(messages)
-            self._begin_root(asked or None, messages)
-        if not self.silent:
-            self._tried_before = self.root.begin_attempt(root_callbacks.attempts)
-            self._ordinal = self.root.claim(self.author, self.key)
-
-    def _begin_root(self, question: Sequence[BaseMessage] | None, messages: Sequence[BaseMessage]) -> None:
-        self.silent = question is None
-        if question is not None:
-            self.root.begin(question, sent_by_caller(messages))
+            question = None if callers_question(root.question) else callers_question(messages) or None
+        if question is None:
+            self.silent = True
+            return
+        if question is not root.question:
+            root.begin(question, sent_by_caller(messages))
+        self._tried_before = root.begin_attempt(root_callbacks.attempts)
+        self._ordinal = root.claim(self.author, self.key)
 
     @property
     def question_id(self) -> str | None:
         """The stored id of the question; None if it is unknown."""
         return self.turn.question_id if self.turn is not None else self.root.question_id
 
-    async def begin(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
+    async def begin(self, messages: Sequence[BaseMessage]) -> OpenTurn:
         """Store the question as changed by all `before_model` hooks, and read the stored answers of the turn.
 
         Raises:
             InvalidMessage, WrongUser: the question can never be stored in this session.
         """
-        async with self.root.storing.setdefault(self.memory, asyncio.Lock()):
-            if self.turn is None:
-                self.turn = await self._begin(messages, caller)
-            return self.turn
+        root = self.root
+        async with root.storing.setdefault(self.memory, asyncio.Lock()):
+            if self.turn is not None:
+                return self.turn
+            if root.turn is not None:
+                turn = await self._join(root.turn, messages)
+            else:
+                turn = await (self._go_on(messages) if self.resumed else self._ask(messages))
+                root.turn = turn
+                for answer in turn.earlier:
+                    root.add_answer(AIMessage(answer.content, id=answer.id), answer.author)
+                if self.parent is not None and turn.contexts.question_seq == 1:
+                    await self.session.belong_to(self.parent, self.author)
+                turn.answered = self._answered_at_end(turn)
+            if turn.answered is None or root.turn is not turn:
+                # If a caller repeats a question, a checkpointer's state has the answers of the first time.
+                seen = () if not root.answers else messages if self._goes_on else root.sent
+                turn.speak_as(Speaker(self.author, root.claim_after_seen(self.author, self.key, seen)))
+            self.turn = turn
+            return turn
+
+    async def _join(self, first: OpenTurn, messages: Sequence[BaseMessage]) -> OpenTurn:
+        """Take part in the turn of another agent of the run."""
+        turn = self._open(self._question_in(messages))
+        turn.join(first)
+        if self._tried_before:
+            # LangGraph repeats a failed node, and its agents may have answered in the failed attempt.
+            await turn.read_answers()
+        return turn
 
     def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
         """Return the agent's own stored answer to the question if the caller's messages end with it."""
@@ -147,7 +221,8 @@ class Participation:
     @property
     def _goes_on(self) -> bool:
         """True if the run continues from a checkpoint, after an interrupt or in another process."""
-        return self.resumed or root_callbacks.goes_on is True
+        call = root_callbacks.call
+        return self.resumed or (call is not None and call.goes_on)
 
     def go_on(self, turn: OpenTurn) -> None:
         """Claim the number of the answer again if it was released when a model or a tool failed."""
@@ -156,33 +231,7 @@ class Participation:
         if ordinal != speaker.ordinal:
             turn.speak_as(Speaker(self.author, ordinal))
 
-    async def _begin(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
-        first = self.root.turn
-        if first is not None:
-            turn = self._open(self._question_in(messages), caller)
-            turn.join(first)
-            if self._tried_before:
-                # LangGraph repeats a failed node, and its agents may have answered in the failed attempt.
-                await turn.read_answers()
-        elif self.resumed:
-            turn = await self._go_on(messages, caller)
-        else:
-            turn = await self._ask(messages, caller)
-        if first is None:
-            self.root.note_stored(turn)
-            if self.parent is not None and turn.contexts.question_seq == 1:
-                await self.session.belong_to(self.parent, self.author)
-        answered = self._answered_at_end(turn) if first is None else None
-        if answered is not None:
-            turn.answered = answered
-        else:
-            # If a caller repeats a question, a checkpointer's state has the answers of the first time.
-            seen = () if not self.root.answers else messages if self._goes_on else self.root.sent
-            ordinal = self.root.claim_after_seen(self.author, self.key, seen)
-            turn.speak_as(Speaker(self.author, ordinal))
-        return turn
-
-    async def _ask(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
+    async def _ask(self, messages: Sequence[BaseMessage]) -> OpenTurn:
         """Store the question without leading messages that are stored, because clients may send the whole chat."""
         self.root.question = await self._without_later_turns(self.root.question)
         history = SentHistory(self.root.question)
@@ -191,9 +240,9 @@ class Participation:
             self.root.question, self.root.sent = history.question, history.sent or self.root.sent
         received = self.root.question
         sent = self._question_in(messages)
-        turn = self._open(sent if self.options.question_text == "sent" else received, caller)
+        turn = self._open(sent if self.options.question_text == "sent" else received)
         turn.contexts.sent_rows = history.rows
-        await turn.begin(caller.run_id, caller.metadata, received=received, changed=history.changed)
+        await turn.begin(self.run_id, self.metadata, received=received, changed=history.changed)
         same = [*map(transcript_text, sent)] == [*map(transcript_text, turn.question)]
         turn.contexts.question_as_stored &= same
         return turn
@@ -222,11 +271,10 @@ class Participation:
         question = self.root.question[-1] if self.root.question else None
         if question is None or self.root.turn is not None or self.parent is not None:
             return
-        caller = self.caller
-        if not await self._open([question], caller).is_stored(question):
+        if not await self._open([question]).is_stored(question):
             digest = await self.memory.text_digests.digest()
             received = {} if digest is None else {RECEIVED: digest(transcript_text(question))}
-            refused = refused_message(question, caller.run_id, {**(caller.metadata or {}), **received})
+            refused = refused_message(question, self.run_id, {**(self.metadata or {}), **received})
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -247,7 +295,7 @@ class Participation:
         place = steps_begin(messages, self.said_ids) if missing else 0
         return [*messages[:place], *missing, *messages[place:]]
 
-    async def _go_on(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
+    async def _go_on(self, messages: Sequence[BaseMessage]) -> OpenTurn:
         """Continue the turn of a resumed agent; its question is the newest block of human messages.
 
         A human message after an interrupt is a further question. A human message that a tool added, such as an image,
@@ -259,26 +307,26 @@ class Participation:
         for block in questions_back(messages):
             place = next(place for place, message in enumerate(messages) if message is block[0])
             of_tool = place > 0 and isinstance(messages[place - 1], ToolMessage)
-            if not of_tool or await self._open(block, caller).is_stored(block[-1]):
+            if not of_tool or await self._open(block).is_stored(block[-1]):
                 question = block
                 break
         if not question and any(map(is_summary, messages)):
-            question = self._question = await unanswered_question(self.session, caller.run_id)
+            question = self._question = await unanswered_question(self.session, self.run_id)
         after = next((place for place, message in enumerate(messages) if message is question[-1]), 0) if question else 0
         said = [message for message in messages[after + 1 :] if isinstance(message, AIMessage)]
         if said and (marked := said[-1].response_metadata.get(ANSWERS)) is not None:
             question = [message for message in messages if message.id == marked] or question
         self.root.begin(question)
-        turn = self._open(question, caller)
+        turn = self._open(question)
         if said:
-            await turn.go_on(caller.run_id)
+            await turn.go_on(self.run_id)
         else:
-            await turn.begin(caller.run_id, caller.metadata)
+            await turn.begin(self.run_id, self.metadata)
         return turn
 
-    def _open(self, question: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
+    def _open(self, question: Sequence[BaseMessage]) -> OpenTurn:
         speaker = Speaker(self.author, self._ordinal)
-        return OpenTurn(self.memory, self.session, self.options, question, caller.place, speaker=speaker)
+        return OpenTurn(self.memory, self.session, self.options, question, self.place, speaker=speaker)
 
     @property
     def is_over(self) -> bool:
@@ -291,14 +339,8 @@ class Participation:
         self._begun = [begun for begun in self._begun if begun() is not None] + [writer]
         self.root.writers.append(writer)
 
-    def hold(
-        self,
-        said: BaseMessage | str,
-        status: Status,
-        runtime: Runtime[Any],
-        settle: Callable[[Participation], Coroutine[Any, Any, None]],
-    ) -> None:
-        """Hold an answer, and store it after a while with `settle`, unless `stop_waiting` is called.
+    def hold(self, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
+        """Hold an answer until the run ends; a timer stores it if the run makes no further call.
 
         A writer is known to live as long as the run only if a second node of the run has the same writer.
         """
@@ -308,7 +350,7 @@ class Participation:
         # References to the same object are equal.
         self._all_runs_known = self._all_runs_known and writer in self._begun
         self._runs = [run for run in self._runs if run() is not None] + [writer]
-        self._check_later(settle, _MOST_CHECKS)
+        self._check_later(_MOST_CHECKS)
 
     def stop_waiting(self) -> None:
         """Stop the timer, because the answer is stored or the run continues."""
@@ -322,138 +364,63 @@ class Participation:
         self.text, self.status = "", "interrupted"
         self._runs.clear()
 
-    def _check_later(self, settle: Callable[[Participation], Coroutine[Any, Any, None]], checks: int) -> None:
+    def _check_later(self, checks: int) -> None:
         def check() -> None:
             if checks > 1 and not self.is_over:
-                self._check_later(settle, checks - 1)
+                self._check_later(checks - 1)
             else:
                 self._timer = None
-                self._settling = loop.create_task(settle(self))
+                self._settling = loop.create_task(self._settle_abandoned())
 
         loop = asyncio.get_running_loop()
         # An empty context, because a copy of the current one would keep the run alive.
         self._timer = loop.call_later(ABANDONED_SECONDS, check, context=Context())
 
-
-_MOST_CALLS = 1_000
-
-
-class OpenTurns:
-    """The calls of one agent in this process that have begun and not ended, by key.
-
-    The memory settles them before it closes. At most a thousand are stored. A call that is no longer stored, such as
-    one of an interrupted run, continues from the transcript.
-    """
-
-    def __init__(self) -> None:
-        self._calls: dict[CallKey, Participation] = {}
-
-    def __len__(self) -> int:
-        """Return the number of calls that take part in a turn."""
-        return sum(not call.silent for call in self._calls.values())
-
-    def of(self, key: CallKey) -> Participation | None:
-        """Return the call with a key."""
-        return self._calls.get(key)
-
-    def enter(self, call: Participation) -> None:
-        """Add a call that begins; replace a call with the same key."""
-        self._calls.pop(call.key, None)
-        self._calls[call.key] = call
-        if len(self._calls) > _MOST_CALLS:
-            del self._calls[next(iter(self._calls))]
-
-    def hold(self, call: Participation, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
-        """Hold an answer until the run ends; a timer stores it if the run makes no further call."""
-        call.hold(said, status, runtime, self._settle_abandoned)
-
-    async def end(self, call: Participation, said: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of a call that has ended; return the answer of another process if that was stored first."""
-        self.forget(call)
-        if call.turn is None:
-            return None
-        winner = await call.turn.close(said, status)
-        if status == "complete":
-            final = winner if winner is not None else said
-            if isinstance(final, BaseMessage):
-                call.root.add_answer(final, call.author)
-        return winner
-
-    async def fail(self, call: Participation, error: Exception) -> None:
-        """Settle a call after its run failed.
-
-        A question that reached no model is stored without its text, because other middleware may have rejected the
-        text. A rejected answer is not stored. Any other text of the model is stored, and the tool calls too.
-        """
-        if self._calls.get(call.key) is not call:
-            return
-        if call.turn is None:
-            self.forget(call)
-            # The caller gets the error of the run.
-            with contextlib.suppress(ThreadkeepError):
-                await call.refuse()
-        elif isinstance(error, PIIDetectionError):
-            await self.end(call, "", "failed")
-        else:
-            await self.settle(call)
-
-    async def cut_off(self, call: Participation) -> None:
-        """Store the held answer of a run that was cancelled, or of a stream that is no longer read."""
-        if self._calls.get(call.key) is call:
-            await self.settle(call)
-
-    def forget(self, call: Participation) -> None:
-        """Forget a call and its held answer."""
-        call.stop_waiting()
-        if self._calls.get(call.key) is call:
-            del self._calls[call.key]
-
-    async def settle(self, call: Participation) -> None:
-        """Store the held answer as the answer of the call."""
-        await self.end(call, call.text, call.status)
-
-    async def settle_before(self, new: Participation) -> None:
-        """Store the held answers of cut-off runs of a session before its next turn; leave live runs alone.
-
-        The held answer of a failed run to the same question is discarded, because this call is the next attempt.
-        """
-        for call in list(self._calls.values()):
-            if call is new or call.session.session_id != new.session.session_id or call.silent:
-                continue
-            if call.question_id is not None and call.question_id == new.question_id:
-                if call.status == "failed" or call.is_over:
-                    self.forget(call)
-            elif call.is_over:
-                await self.settle(call)
-
-    async def settle_all(self) -> None:
-        """Store the held answers of all runs and the text of open model calls, before the memory closes."""
-        errors: list[Exception] = []
-        for call in list(self._calls.values()):
-            # After a failure the other turns are stored as well; then the first error is raised.
-            with ErrorBoundary(errors.append):
-                begun = "" if call.partial is None else storable(call.partial.text, call.redacted, whole=False)
-                await self.end(call, call.text or begun, call.status)
-        for first in errors:
-            raise first
-
-    async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the held answers of a run that has ended; discard them if it continues in another process."""
-        for call in list(self._calls.values()):
-            if call.turn is None or call.turn.run_id != run_id:
-                continue
-            if elsewhere:
-                self.forget(call)
-            else:
-                await self.settle(call)
-
-    async def _settle_abandoned(self, call: Participation) -> None:
+    async def _settle_abandoned(self) -> None:
         """Store the held answer of a run that makes no further call.
 
         Without the held answer, the question would look unanswered. The run may still end normally, so the held answer
         gets a new id: otherwise the final answer would count as a duplicate. The transcript then has both answers.
         """
-        said = call.text
-        if not call.is_over and isinstance(said, AIMessage):
-            said = text_of(said)
-        await self.end(call, said, call.status)
+        said = self.text
+        await self.end(text_of(said) if not self.is_over and isinstance(said, AIMessage) else said, self.status)
+
+    def leave(self) -> None:
+        """Forget the call and its held answer."""
+        self.stop_waiting()
+        if self.registry.calls.get(self.key) is self:
+            del self.registry.calls[self.key]
+
+    async def end(self, said: BaseMessage | str, status: Status) -> AIMessage | None:
+        """Store the answer of the call, which has ended; return the answer of another process if that was first."""
+        self.leave()
+        if self.turn is None:
+            return None
+        winner = await self.turn.close(said, status)
+        final = said if winner is None else winner
+        if status == "complete" and isinstance(final, BaseMessage):
+            self.root.add_answer(final, self.author)
+        return winner
+
+    async def settle(self) -> None:
+        """Store the held answer as the answer of the call."""
+        await self.end(self.text, self.status)
+
+    async def fail(self, error: BaseException) -> None:
+        """Settle the call after its run failed, was cancelled, or lost the reader of its stream.
+
+        If the run failed, a question that reached no model is stored without its text, because other middleware may
+        have rejected the text. A rejected answer is not stored. Any other text of the model is stored, and the tool
+        calls too.
+        """
+        if self.registry.calls.get(self.key) is not self:
+            return
+        if self.turn is None and isinstance(error, Exception):
+            self.leave()
+            # The caller gets the error of the run.
+            with contextlib.suppress(ThreadkeepError):
+                await self.refuse()
+        elif isinstance(error, PIIDetectionError):
+            await self.end("", "failed")
+        else:
+            await self.settle()

@@ -117,10 +117,10 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 
     A checkpointer keeps a repeated message at its old position, so messages are found by their ids if all have one.
     """
-    given = root_callbacks.input
-    if given is None:
+    call = root_callbacks.call
+    if call is None or call.input is None:
         return messages if var_child_runnable_config.get() is None else ()
-    sent = given.get("messages") if isinstance(given, Mapping) else None
+    sent = call.input.get("messages") if isinstance(call.input, Mapping) else None
     listed = sent if isinstance(sent, list | tuple) and not _is_pair(sent) else [] if sent is None else [sent]
     ids = {one.get("id") if isinstance(one, Mapping) else getattr(one, "id", None) for one in listed}
     if None not in ids:
@@ -149,8 +149,8 @@ def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 def _asked_by_caller() -> list[BaseMessage]:
     """Return the question in the input of the root run; empty if there is none."""
-    given = root_callbacks.input
-    sent = given.get("messages") if isinstance(given, Mapping) else None
+    call = root_callbacks.call
+    sent = call.input.get("messages") if call is not None and isinstance(call.input, Mapping) else None
     if not sent:
         return []
     try:

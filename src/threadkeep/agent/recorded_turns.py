@@ -19,7 +19,7 @@ from threadkeep.agent.answers import final_answer, storable
 from threadkeep.agent.callbacks import Ending, with_callback
 from threadkeep.agent.conversion import id_of, identify, text_of, to_langchain
 from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
-from threadkeep.agent.participation import Caller, Participation
+from threadkeep.agent.participation import Participation
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, first_since, superseded_places
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.quoted_sections import section_message
@@ -62,7 +62,8 @@ class GraphTurns:
         session = session_for(memory, options, config)
         outer = begun_turn(memory, control_of(), session.session_id)
         root = outer or root_run(memory, RunControl(), session.session_id)
-        part = Participation(memory, session, options, root, None, (id(root.control), "", id(given)))
+        key, run_id, metadata = (id(root.control), "", id(given)), run_id_of(config), metadata_of(config)
+        part = Participation(memory, session, options, root, None, key, run_id, metadata)
         messages = _messages_in(given)
         part.resumed = not messages
         turn = GraphTurn(self, part, GraphEnds(memory, session, self._name), given, messages, config)
@@ -73,13 +74,13 @@ class GraphTurns:
             await order_of(memory).acquire(session.session_id, root, memory.observers)
         turn.role = "guest" if root.recorded else "owner"
         root.recorded = True
-        root.call_begins()
+        root.open_calls += 1
         with OnFailure(lambda: self.leave(turn)):
             stored = [self._without_redacted(message) for message in messages]
             if not (given is None or isinstance(given, Command)):
                 part.enter(stored)
             if messages and not part.silent:
-                await part.begin(stored, Caller(run_id_of(config), metadata_of(config)))
+                await part.begin(stored)
                 await turn.find_end()
                 if turn.ended is None and turn.role == "owner" and not self._has_saver:
                     await turn.add_history()
@@ -125,7 +126,6 @@ class GraphTurn:
         self.ending = Ending()
         self.given = {**given, "messages": messages} if messages and isinstance(given, Mapping) else given
         self.config = with_callback(config, self.ending, inherit=False)
-        self._caller = Caller(run_id_of(config), metadata_of(config))
         self._history: set[str | None] = set()
 
     async def add_history(self) -> None:
@@ -204,7 +204,7 @@ class GraphTurn:
             await self._ends.keep(self.part.turn, str(id_of(stored)), kept_values(state))
             return None
         self.part.author = spoken.name
-        turn = await self.part.begin(messages, self._caller)
+        turn = await self.part.begin(messages)
         turn.speak_as(type(turn.speaker)(self.part.author, root.claim_after_seen(self.part.author, self, root.sent)))
         winner = turn.answered or await turn.close(answer)
         await self._ends.keep(turn, str(id_of(winner or answer)), kept_values(state))

@@ -102,10 +102,6 @@ class RootRun:
                 return True
         return now - asked > _IDLE_SECONDS
 
-    def call_begins(self) -> None:
-        """Count a model or tool call of the run as open."""
-        self.open_calls += 1
-
     def call_ends(self) -> None:
         """Count a model or tool call of the run as ended."""
         self.open_calls -= 1
@@ -220,12 +216,6 @@ class RootRun:
         claims[call] = max(self.claim(author, call), seen + 1)
         return claims[call]
 
-    def note_stored(self, turn: OpenTurn) -> None:
-        """Set the turn that stored the question, and add its stored answers."""
-        self.turn = turn
-        for message in turn.earlier:
-            self.add_answer(AIMessage(message.content, id=message.id), message.author)
-
     def add_answer(self, message: BaseMessage, author: str | None) -> None:
         """Add a complete answer of the turn, once."""
         if id_of(message) not in [one.id for one in self.answers]:
@@ -260,7 +250,8 @@ def root_run(memory: Memory, control: object, session_id: str, place: CallPlace 
     if found is None or found.control is not control:
         # `found` keeps the control object alive, so that its id stays unique.
         found = runs[key] = RootRun(control)
-        root_callbacks.at_end(partial(_forget, runs, key))
+        if (call := root_callbacks.call) is not None:
+            call.at_end.append(partial(_forget, runs, key))
         if len(runs) > _MOST_ROOT_RUNS:
             runs.popitem(last=False)
     return found
