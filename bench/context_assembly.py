@@ -138,7 +138,7 @@ def _calling(engine: Engine, memory: Memory, plan: AssemblyPlan) -> list[tuple[C
             await turn.begin()
             started = time.perf_counter()
             await turn.context([question], _SYSTEM, ModelUse(model))
-            turn.contexts.report(None)
+            turn.report(None)
             spent = time.perf_counter() - started
             await turn.close("You can wait for it until Friday, then we send it again.")
             await memory.manifests.flush()

@@ -51,9 +51,9 @@ async def measure_parts(folder: Path, stored: int) -> dict[str, float]:
         async def call() -> None:
             question = HumanMessage("And now?", id=str(uuid4()))
             turn = OpenTurn(memory, session, TurnOptions(), [question])
-            turn.contexts.question_seq = stored + 1
+            turn.question_seq = stored + 1
             await turn.context([question], _SYSTEM, ModelUse(model))
-            turn.contexts.keep()
+            turn.keep()
 
         async def store() -> None:
             await memory.manifests.flush()

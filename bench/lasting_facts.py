@@ -29,7 +29,6 @@ from bench import recall_hard
 from bench.recall_chats import Asked, ChatTurn
 from bench.recall_hard_facts import FITTED, HELD_OUT
 from threadkeep import Compression, Memory, Message, RecalledTurns, Retention, RetentionLimits, Session, open_memory
-from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.turn_context import TurnContext
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.context.compression import WindowRoom
@@ -148,7 +147,7 @@ async def ask(memory: Memory, session: Session, made: Planted, *, recall: bool) 
         asked, words = made.asked[place]
         question = [HumanMessage(asked.text, id="question")]
         options = TurnOptions(max_tokens=BUDGET, sources=(source,) if recall else ())
-        sent = await TurnContext(memory, session, options, question).build(question, None, ModelUse(), "run")
+        sent = await TurnContext(memory, session, options, question).context(question)
         text = "\n".join(str(message.content) for message in sent.messages)
         if place >= 0:
             found.setdefault(asked.category, []).append(all(word in text for word in words))

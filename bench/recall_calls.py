@@ -28,7 +28,6 @@ from bench import fit_recall
 from bench.recall import conversations, later
 from bench.recall_chats import Asked, Chat, ChatTurn
 from threadkeep import Memory, MemoryOptions, Message, RecalledTurns, Session, open_memory
-from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.turn_context import TurnContext
 from threadkeep.agent.turn_options import TurnOptions
@@ -91,7 +90,7 @@ async def measure(
         for budget in CALLS:
             options = TurnOptions(max_tokens=budget, sources=(source,), counter=counter)
             context = TurnContext(memory, session, options, [HumanMessage(asked.text, id="question")])
-            sent = await context.build([HumanMessage(asked.text, id="question")], None, ModelUse(), "run")
+            sent = await context.context([HumanMessage(asked.text, id="question")])
             quoted = {turn.seq for entry in sent.entries for turn in entry.turns}
             whole = {entry.seq for entry in sent.entries if entry.section == "window" and entry.seq}
             tokens = sum(entry.tokens for entry in sent.entries if entry.section == "selected")

@@ -139,10 +139,10 @@ async def look_ahead(memory: Memory, session: Session, look: ContextLook) -> Con
     await session.info()
     question = HumanMessage("…", id=str(uuid7()))
     # The preview leaves out sections that depend on the input: recalled turns, passages, tool calls.
-    contexts = TurnContext(memory, session, replace(look.options, sources=()), [question])
+    contexts = TurnContext(memory, session, replace(look.options, sources=()), [question], run_id="")
     system = SystemMessage(look.system_prompt) if look.system_prompt else None
     try:
-        sent = await contexts.build([question], system, ModelUse(look.model), run_id="")
+        sent = await contexts.context([question], system, ModelUse(look.model))
     except BudgetTooSmall as error:
         raise BudgetTooSmall(
             f"No message could be answered. {error} The settings are THREADKEEP_SYSTEM_PROMPT and "

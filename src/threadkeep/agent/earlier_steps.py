@@ -18,9 +18,9 @@ from threadkeep.agent.provider_messages import UNREAD_RESULT, repair
 from threadkeep.agent.shortening import trim
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.context.tokens import TokenCounter, estimate
-from threadkeep.errors import BudgetTooSmall, StoreClosed, StoreError
+from threadkeep.errors import BudgetTooSmall
 from threadkeep.history.memory import Memory
-from threadkeep.history.session import Session
+from threadkeep.history.session import Session, in_time
 from threadkeep.records import Message, dump_json
 from threadkeep.store.contexts import Steps
 
@@ -49,10 +49,12 @@ class EarlierSteps:
 class TurnSteps:
     """The steps (tool calls and results) of one agent in a turn, and the stored steps of its earlier turns."""
 
-    def __init__(self, memory: Memory, session: Session, options: TurnOptions) -> None:
+    def __init__(self, memory: Memory, session: Session, options: TurnOptions, turns: int) -> None:
+        """Create the steps of a turn; `turns` is the number of earlier turns whose steps are shown, 0 for none."""
         self._memory = memory
         self._session = session
         self._options = options
+        self._turns = turns
         self._others: int | None = None
         self._own: list[BaseMessage] = []
         self._author, self._ordinal = "", 1
@@ -96,7 +98,7 @@ class TurnSteps:
     @property
     def waiting(self) -> bool:
         """True if there are steps to store."""
-        return bool(self._own and self._options.tool_memory)
+        return bool(self._own and self._turns)
 
     async def keep(self, question_id: str, question_seq: int) -> None:
         """Store the steps of this turn. Raise `StoreError` if the database does not answer."""
@@ -109,7 +111,7 @@ class TurnSteps:
             question_id=question_id,
             author=self._author,
             ordinal=self._ordinal,
-            turns=_MOST_TURNS if self._has_room(body) else self._options.tool_memory,
+            turns=_MOST_TURNS if self._has_room(body) else self._turns,
         )
 
     def _has_room(self, body: str) -> bool:
@@ -129,15 +131,11 @@ class TurnSteps:
             measure: the token counter and the budget of the call.
         """
         sliding = self._options.plan.window == "sliding"
-        since = first_of_turns(messages, self._options.tool_memory if sliding else len(messages))
-        if not self._options.tool_memory or since is None or any(isinstance(one, ToolMessage) for one in before):
+        since = first_of_turns(messages, self._turns if sliding else len(messages))
+        if not self._turns or since is None or any(isinstance(one, ToolMessage) for one in before):
             return EarlierSteps()
-        try:
-            async with self._session.timeout():
-                rows = await self._memory.contexts.steps(self._session.session_id, self._author, since=since)
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError):
+        reading = self._memory.contexts.steps(self._session.session_id, self._author, since=since)
+        if (rows := await in_time(self._session, reading)) is None:
             return EarlierSteps()
         room = self._options.plan.most("earlier_steps", min(measure.budget, measure.shared or measure.budget))
         shown = shown_steps(rows, messages, room, measure.counter)

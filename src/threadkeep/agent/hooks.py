@@ -130,13 +130,13 @@ class TurnHooks:
             one.model_copy(update={"id": str(uuid7())}) if one.id in known and one.id else one
             for one in response.result
         ]
-        if mark := step.turn.contexts.mark:
+        if mark := step.turn.mark:
             response.result[:] = [
                 one.model_copy(update={"response_metadata": {**one.response_metadata, **mark}})
                 for one in response.result
             ]
         final = response.result[-1] if response.result else None
-        step.turn.contexts.report(final if isinstance(final, AIMessage) else None)
+        step.turn.report(final if isinstance(final, AIMessage) else None)
         part.model_failed = failed
         part.said_ids |= {message.id for message in response.result}
         if isinstance(final, AIMessage) and not final.tool_calls:
@@ -155,7 +155,7 @@ class TurnHooks:
             await self._interrupt(part, said)
             return
         self._order.release(part.session.session_id, part.root)
-        step.turn.contexts.keep()
+        step.turn.keep()
         if not isinstance(error, GraphBubbleUp):
             part.model_failed = True
             part.root.release(part.author, part.key)
@@ -178,7 +178,7 @@ class TurnHooks:
         if tool is not None and tool.return_direct:
             part.direct_calls.add(str(step.request.tool_call["id"]))
         elif part.turn is not None:
-            part.turn.contexts.add_step(step.call.messages, result)
+            part.turn.steps.add(step.call.messages, result)
 
     async def fail_tool_call(self, step: ToolStep, error: BaseException) -> None:
         """End a tool call that handed over, was interrupted or failed; if it was cancelled, store the model's text."""
@@ -218,7 +218,7 @@ class TurnHooks:
                 part.leave()
                 if turn.answered is not None:
                     part.root.add_answer(turn.answered, part.author)
-                await turn.contexts.settle()
+                await turn.settle()
                 return None
             failed = part.model_failed or is_limit_notice(answer, part.said_ids)
             winner = await part.end(answer, "failed" if failed else "complete")

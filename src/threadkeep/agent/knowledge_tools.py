@@ -24,7 +24,7 @@ from threadkeep.context.quotation import quoted_episode, quoted_fact, quoted_pro
 from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
 from threadkeep.history import memory as history
-from threadkeep.history.session import Session
+from threadkeep.history.session import Session, in_time
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.knowledge.promotion import Promotion, looks_like_secret
 from threadkeep.memory import Memory, SyncMemory
@@ -352,14 +352,8 @@ class _KnowledgeTools:
 
     async def _read[T](self, session: Session, work: Awaitable[T]) -> T | None:
         """Return the result of a read; report an error of the database and return None."""
-        try:
-            async with session.timeout():
-                return await work
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError) as error:
-            events_beside(self._memory, session).read_failed(error, "fallback")
-            return None
+        events = events_beside(self._memory, session)
+        return await in_time(session, work, lambda error: events.read_failed(error, "fallback"))
 
 
 _VERBS: Mapping[MemoryToolKind, tuple[Callable[[_KnowledgeTools], Callable[..., Coroutine[Any, Any, str]]], ...]] = {

@@ -66,7 +66,7 @@ class NodeTurns:
             if error is None:
                 await self._close(turn)
             elif isinstance(error, GraphBubbleUp):
-                turn.open.contexts.keep()
+                turn.open.keep()
             else:
                 await turn.open.close(turn.partial.text, "failed" if isinstance(error, Exception) else "interrupted")
         finally:
@@ -125,7 +125,7 @@ class NodeTurn:
         """Report the usage of the newest call, on the event loop of the memory."""
         if self._unreported:
             self._unreported = False
-            self.open.contexts.report(self.reply if isinstance(self.reply, AIMessage) else None)
+            self.open.report(self.reply if isinstance(self.reply, AIMessage) else None)
 
     def listen(self, config: RunnableConfig) -> None:
         """Start collecting the text of model calls in the caller's block."""

@@ -33,8 +33,9 @@ from threadkeep.agent.questions import (
     unanswered_question,
 )
 from threadkeep.agent.root_runs import RootRun
+from threadkeep.agent.turn_context import Speaker
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
-from threadkeep.agent.turns import OpenTurn, Speaker
+from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError, ThreadkeepError
 from threadkeep.history.memory import Memory
@@ -191,13 +192,13 @@ class Participation:
                 root.turn = turn
                 for answer in turn.earlier:
                     root.add_answer(AIMessage(answer.content, id=answer.id), answer.author)
-                if self.parent is not None and turn.contexts.question_seq == 1:
+                if self.parent is not None and turn.question_seq == 1:
                     await self.session.belong_to(self.parent, self.author)
                 turn.answered = self._answered_at_end(turn)
             if turn.answered is None or root.turn is not turn:
                 # If a caller repeats a question, a checkpointer's state has the answers of the first time.
                 seen = () if not root.answers else messages if self._goes_on else root.sent
-                turn.speak_as(Speaker(self.author, root.claim_after_seen(self.author, self.key, seen)))
+                turn.speak_as(self.author, root.claim_after_seen(self.author, self.key, seen))
             self.turn = turn
             return turn
 
@@ -229,7 +230,7 @@ class Participation:
         speaker = turn.speaker
         ordinal = self.root.reclaim(self.author, self.key, speaker.ordinal)
         if ordinal != speaker.ordinal:
-            turn.speak_as(Speaker(self.author, ordinal))
+            turn.speak_as(self.author, ordinal)
 
     async def _ask(self, messages: Sequence[BaseMessage]) -> OpenTurn:
         """Store the question without leading messages that are stored, because clients may send the whole chat."""
@@ -241,10 +242,10 @@ class Participation:
         received = self.root.question
         sent = self._question_in(messages)
         turn = self._open(sent if self.options.question_text == "sent" else received)
-        turn.contexts.sent_rows = history.rows
-        await turn.begin(self.run_id, self.metadata, received=received, changed=history.changed)
+        turn.sent_rows = history.rows
+        await turn.begin(self.metadata, received=received, changed=history.changed)
         same = [*map(transcript_text, sent)] == [*map(transcript_text, turn.question)]
-        turn.contexts.question_as_stored &= same
+        turn.question_as_stored &= same
         return turn
 
     async def _without_later_turns(self, question: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
@@ -319,14 +320,21 @@ class Participation:
         self.root.begin(question)
         turn = self._open(question)
         if said:
-            await turn.go_on(self.run_id)
+            await turn.go_on()
         else:
-            await turn.begin(self.run_id, self.metadata)
+            await turn.begin(self.metadata)
         return turn
 
     def _open(self, question: Sequence[BaseMessage]) -> OpenTurn:
-        speaker = Speaker(self.author, self._ordinal)
-        return OpenTurn(self.memory, self.session, self.options, question, self.place, speaker=speaker)
+        return OpenTurn(
+            self.memory,
+            self.session,
+            self.options,
+            question,
+            self.place,
+            speaker=Speaker(self.author, self._ordinal),
+            run_id=self.run_id,
+        )
 
     @property
     def is_over(self) -> bool:

@@ -19,9 +19,8 @@ from langchain_core.runnables.config import var_child_runnable_config
 
 from threadkeep.agent.callbacks import root_callbacks
 from threadkeep.agent.conversion import id_of, is_utterance, role_of, text_of, to_langchain, transcript_text
-from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.memory import Memory
-from threadkeep.history.session import LONGEST_PAGE, Session
+from threadkeep.history.session import LONGEST_PAGE, Session, in_time
 from threadkeep.records import Message, Role
 
 
@@ -86,13 +85,8 @@ async def unanswered_question(session: Session, run_id: str | None) -> list[Base
 
     If the database does not answer in time, return an empty list.
     """
-    try:
-        async with session.timeout():
-            rows = (await session.page(limit=LONGEST_PAGE)).messages
-    except StoreClosed:
-        raise
-    except (StoreError, TimeoutError):
-        return []
+    page = await in_time(session, session.page(limit=LONGEST_PAGE))
+    rows = () if page is None else page.messages
     answered = {row.run_id for row in rows if _is_answer(row)}
     asked = [row.run_id for row in rows if row.role == "user" and row.run_id is not None]
     found = run_id if run_id in asked else next((one for one in reversed(asked) if one not in answered), None)
@@ -172,14 +166,10 @@ async def compare_history(
     if utterances < 1:
         return SentHistory(tuple(question))
     limit = min(utterances + _MORE_ROWS, LONGEST_PAGE)
-    try:
-        async with session.timeout():
-            page = await session.page(limit=limit, view="history")
-            digest = await digest_for(memory, page.messages)
-    except StoreClosed:
-        raise
-    except (StoreError, TimeoutError):
+    page = await in_time(session, session.page(limit=limit, view="history"))
+    if page is None:
         return SentHistory(tuple(question))
+    digest = await digest_for(memory, page.messages)
     rows = [row for row in page.messages if row.role != "system"]
     if sent and id(sent[-1]) not in asked and (stored := _stored_turn(sent, question, rows, digest)) is not None:
         return stored

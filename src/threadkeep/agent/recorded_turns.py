@@ -29,10 +29,9 @@ from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
 from threadkeep.context.quotation import summary_message_text
 from threadkeep.context.window import Limits
-from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import Past
-from threadkeep.history.session import Session
+from threadkeep.history.session import Session, in_time
 from threadkeep.records import Json, Message, dump_json
 from threadkeep.store.contexts import Steps
 
@@ -137,11 +136,11 @@ class GraphTurn:
         past = Past(
             Limits(options.message_limit, tokens),
             before_id=turn.question_id,
-            before_seq=turn.contexts.question_seq,
-            questions=turn.contexts.questions,
+            before_seq=turn.question_seq,
+            questions=turn.questions,
         )
         found = (await self.part.session.recall(past)).without_failures()
-        given = await turn.contexts.as_stored(self.part.root.with_question(self.given["messages"]))
+        given = await turn.as_stored(self.part.root.with_question(self.given["messages"]))
         asked = {id_of(message) for message in given}
         earlier = _as_conversation([row for row in found.messages if row.id not in asked])
         if found.summaries:
@@ -156,7 +155,7 @@ class GraphTurn:
         if turn is None or not saved or not isinstance(self.given, Mapping):
             return
         ids = {known for message in saved if (known := id_of(message)) is not None}
-        past = Past(Limits(1), turn.question_id, turn.contexts.question_seq, turn.contexts.questions, ids)
+        past = Past(Limits(1), turn.question_id, turn.question_seq, turn.questions, ids)
         found = await self.part.session.recall(past)
         places = superseded_places(saved, found.superseded - {turn.question_id})
         places.update(range(first_since(found.forgotten, saved)))
@@ -205,7 +204,7 @@ class GraphTurn:
             return None
         self.part.author = spoken.name
         turn = await self.part.begin(messages)
-        turn.speak_as(type(turn.speaker)(self.part.author, root.claim_after_seen(self.part.author, self, root.sent)))
+        turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self, root.sent))
         winner = turn.answered or await turn.close(answer)
         await self._ends.keep(turn, str(id_of(winner or answer)), kept_values(state))
         return winner
@@ -275,36 +274,26 @@ class GraphEnds:
 
     async def keep(self, turn: OpenTurn, answer_id: str, values: Mapping[str, Json]) -> None:
         """Store the end of a turn; a database error is only reported."""
-        seq = turn.contexts.question_seq
+        seq = turn.question_seq
         if turn.question_id is None or seq is None:
             return
         body = dump_json({"answer": answer_id, "values": dict(values)})
-        try:
-            async with self._session.timeout():
-                await self._memory.contexts.keep_steps(
-                    self._session.session_id,
-                    Steps(seq, body),
-                    question_id=turn.question_id,
-                    author=self._author,
-                    turns=_MOST_TURNS,
-                )
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError) as error:
-            self._session.tell_write_failed(error)
+        keeping = self._memory.contexts.keep_steps(
+            self._session.session_id,
+            Steps(seq, body),
+            question_id=turn.question_id,
+            author=self._author,
+            turns=_MOST_TURNS,
+        )
+        await in_time(self._session, keeping, self._session.tell_write_failed)
 
     async def of(self, turn: OpenTurn) -> GraphEnd | None:
         """Return the stored end of a repeated turn; None if there is none."""
-        seq = turn.contexts.question_seq
+        seq = turn.question_seq
         if not turn.earlier or seq is None:
             return None
-        try:
-            async with self._session.timeout():
-                kept = await self._memory.contexts.steps(self._session.session_id, self._author, since=seq)
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError):
-            return None
+        reading = self._memory.contexts.steps(self._session.session_id, self._author, since=seq)
+        kept = await in_time(self._session, reading) or ()
         body = next((json.loads(steps.body) for steps in kept if steps.seq == seq), None)
         ids = [answer.id for answer in turn.earlier]
         if not isinstance(body, dict) or body.get("answer") not in ids:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
-from langgraph.types import Command
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.utils.uuid import uuid7
 
 from threadkeep.agent.assembly import Assembler
 from threadkeep.agent.call_measure import CallMeasure, Measuring, ModelUse, usage_of
@@ -22,25 +21,40 @@ from threadkeep.agent.questions import digest_for, in_order, is_question, known_
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.context.compression import WindowRoom
-from threadkeep.context.manifest import ContextManifest, Section
+from threadkeep.context.manifest import ContextManifest
 from threadkeep.context.tokens import name_of
 from threadkeep.context.window import Exclusion, Limits
-from threadkeep.errors import StoreClosed, StoreError
+from threadkeep.errors import StoreError
 from threadkeep.history.compression import Compression
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
-from threadkeep.history.recollection import PAGE_ROWS, Past, Recollection
-from threadkeep.history.session import BegunTurn, Session
+from threadkeep.history.recollection import Past, Recollection
+from threadkeep.history.session import BegunTurn, Session, in_time
 from threadkeep.observe import ContextBuilt, HistoryTruncated
-from threadkeep.records import Message, Receipt
+from threadkeep.records import Message
 from threadkeep.store.driver import Joined, Statement
 from threadkeep.store.manifests import NotedManifest
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """The author of an answer, and its number among the answers of the same author in the run, from 1."""
+
+    author: str | None = None
+    ordinal: int = 1
+
+    def said(self, message: Message) -> bool:
+        """Return True if a stored answer has this author and ordinal. Answers of early versions have neither."""
+        if message.answers is None:
+            return self.ordinal == 1
+        return message.author == self.author and (message.ordinal or 1) == self.ordinal
 
 
 class TurnContext:
     """The contexts of one turn. The last call's manifest is stored with the answer, the others in the background.
 
-    `question_seq` is the `seq` of the last message of the question, if it is known, and `questions` is the number of
+    `question_id` is the stored id of the newest message of the question; it identifies the turn. `question_seq` is the
+    `seq` of the last message of the question, if it is known, and `questions` is the number of
     its messages. `question_as_stored` is False if the text of a repeated question may differ from the stored text.
     `sent_rows` are the stored rows that were compared with the history that a client sent.
     """
@@ -52,9 +66,14 @@ class TurnContext:
         options: TurnOptions,
         question: Sequence[BaseMessage],
         place: CallPlace | None = None,
+        *,
+        speaker: Speaker | None = None,
+        run_id: str | None = None,
     ) -> None:
         self._memory = memory
-        self._session = session
+        self.session = session
+        self.speaker = speaker or Speaker()
+        self.run_id = str(uuid7()) if run_id is None else run_id
         self._place = place
         self._transcribed = place is None or place.transcript
         self._options = options
@@ -63,7 +82,8 @@ class TurnContext:
         self.question_as_stored = True
         self.sent_rows: tuple[Message, ...] = ()
         self._measuring = Measuring(memory, options)
-        self._question = question
+        self.question = tuple(question)
+        self.question_id = id_of(self.question[-1]) if self.question else None
         self._assembler: Assembler | None = None
         self._recollection = Recollection(())
         self._extras: list[Extra] | None = None
@@ -73,74 +93,41 @@ class TurnContext:
         self._room: WindowRoom | None = None
         self._open: tuple[ContextManifest, Mapping[str, str], CallMeasure] | None = None
         self._new_begin: int | None = None
-        self.anchored = False
-        self.adopted = False
+        self._anchored = False
+        self._adopted = False
         self._joins_record = False
         self._truncation_told = False
-        self._steps = TurnSteps(memory, session, options)
+        self.steps = TurnSteps(memory, session, options, options.tool_memory if self._transcribed else 0)
         self._hold = run_hold.get()
         self._begun: BegunTurn | None = None
         self._later_ids: set[str | None] = set()
 
-    async def store_question(self, messages: Sequence[Message]) -> Receipt | None:
-        """Store the question and read the history in one transaction; return None if that is not possible."""
-        options = self._options
-        if not self._transcribed or options.no_history:
-            return None
-        limit = min(options.message_limit or PAGE_ROWS, PAGE_ROWS)
-        self._begun = await self._session.begin_joined(messages, Joined(), profile=options.profile or "", limit=limit)
-        return None if self._begun is None else self._begun.receipt
-
     @property
     def mark(self) -> Mapping[str, str | None]:
         """The metadata that marks replies to a repeated question if later turns follow it in the state; else empty."""
-        return {ANSWERS: self._question[-1].id} if self._later_ids else {}
-
-    @property
-    def has_steps(self) -> bool:
-        """True if the turn has steps to store when it ends."""
-        return self._transcribed and self._steps.waiting
-
-    def add_step(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add a finished tool call to the steps of the turn; `messages` are the messages of the state."""
-        self._steps.add(messages, result)
-
-    @property
-    def left_out_upto(self) -> int:
-        """The `seq` of the newest message that is neither in the window nor in a summary; 0 if there is none."""
-        if self._options.no_history:
-            return 0
-        gaps = self._recollection.excluded
-        out = [gap.last_seq for gap in gaps if gap.reason in ("before_anchor", "over_budget", "over_limit")]
-        return max(*out, (self._new_begin or 1) - 1, 0)
+        return {ANSWERS: self.question[-1].id} if self._later_ids else {}
 
     @property
     def manifest(self) -> ContextManifest | None:
         """The manifest of the last call; None before the first call, and after it was queued or stored."""
         return self._open[0] if self._open is not None else None
 
-    async def build(
-        self,
-        messages: Sequence[BaseMessage],
-        system: SystemMessage | None,
-        use: ModelUse,
-        run_id: str,
-        *,
-        author: str | None = None,
-        ordinal: int = 1,
+    async def context(
+        self, messages: Sequence[BaseMessage], system: SystemMessage | None = None, use: ModelUse | None = None
     ) -> Assembled:
-        """Return the messages of one model call; `author` and `ordinal` identify the speaker's answer.
+        """Return the context of a model call: the system message, earlier turns, then the messages of the run.
 
         Raises:
-            BudgetTooSmall: the system message, the newest user message and the newest step do not fit.
+            BudgetTooSmall: the system message, the question and the newest step do not fit.
         """
         self.keep()
+        use = use or ModelUse()
         if self._assembler is None:
-            self._later_ids = await self._of_later_turns(messages, run_id)
+            self._later_ids = await self._of_later_turns(messages)
         messages = [message for message in messages if message.id not in self._later_ids]
         measure = await self._measuring.of(use)
         self._use, self._budget = use, self._budget or measure.budget
-        self._steps.gather(messages[self._end(messages) :], author, ordinal)
+        self.steps.gather(messages[self._end(messages) :], self.speaker.author, self.speaker.ordinal)
         if self._assembler is None:
             self._assembler = await self._first_assembler(messages, measure, use)
         messages, superseded = self._without_superseded(await self.as_stored(messages))
@@ -149,7 +136,7 @@ class TurnContext:
         systems = [message for message in messages[:first] if isinstance(message, SystemMessage)]
         call = Call(
             messages=[*systems, *messages[first:]],
-            question=self._question,
+            question=self.question,
             question_as_stored=self.question_as_stored and self._transcribed,
             provider=measure.provider,
             shared=measure.shared,
@@ -167,8 +154,8 @@ class TurnContext:
             self._room = _window_room(sent, draft, measure, self._options)
             self._budget = measure.as_stored(measure.budget, sent)
         measure = measure.learning_from(sent)
-        self._open = (self._manifest(sent, measure, run_id), sent.texts, measure)
-        self._tell(sent, run_id)
+        self._open = (self._manifest(sent, measure), sent.texts, measure)
+        self._tell(sent)
         return sent
 
     async def _first_assembler(self, messages: Sequence[BaseMessage], measure: CallMeasure, use: ModelUse) -> Assembler:
@@ -178,8 +165,8 @@ class TurnContext:
             found = found.with_folds(self._memory.counter)
         self._recollection = found
         steps = None
-        if use.tools and self._transcribed:
-            steps = await self._steps.earlier(found.messages, messages[: self._start(messages)], measure)
+        if use.tools:
+            steps = await self.steps.earlier(found.messages, messages[: self._start(messages)], measure)
         kept = f"window of {self._options.profile}"
         assembler = Assembler(found, self._options.plan, measure.counter, steps, found.derived.get(kept))
         found.derived[kept] = assembler.window
@@ -219,23 +206,12 @@ class TurnContext:
     def joined(self, _: Sequence[Message] = ()) -> Joined:
         """Return statements for the answer's transaction, which store the last call's manifest and the new anchor."""
         manifests, entry = self._memory.manifests, self._entry()
-        if entry is not None and (entry.session_id != self._session.session_id or manifests.has_earlier(entry)):
+        if entry is not None and (entry.session_id != self.session.session_id or manifests.has_earlier(entry)):
             entry = None
         self._joins_record = entry is not None
         records = [] if entry is None else manifests.joined(entry)
         anchor = self.anchor_statement()
         return Joined((), records if anchor is None else [*records, anchor])
-
-    def stored_with_answer(self) -> None:
-        """Note that the statements of `joined` were executed with the answer."""
-        self.anchored = True
-        if self._joins_record:
-            self._open = None
-
-    def forget(self) -> None:
-        """Discard all data that is waiting to be stored, because the session was deleted."""
-        self._open = self._new_begin = None
-        self._steps.forget()
 
     def anchor_statement(self) -> Statement | None:
         """Return the statement that moves the anchor, for the transaction of the answer; None if it does not move."""
@@ -243,7 +219,7 @@ class TurnContext:
             return None
         profile, revision = self._options.profile or "", self._recollection.revision
         return self._memory.contexts.anchor_statement(
-            self._session.session_id, profile, self._new_begin, revision=revision
+            self.session.session_id, profile, self._new_begin, revision=revision
         )
 
     async def settle(self, *, anchored: bool = False) -> None:
@@ -256,27 +232,18 @@ class TurnContext:
         if self._options.compression is not None:
             self._consider_compression(self._options.compression)
         if self._options.learning is not None and self._transcribed:
-            self._options.learning.consider(self._session, self._use.model)
-        begin, self._new_begin = None if anchored or self.anchored else self._new_begin, None
-        kept = self._transcribed and self._steps.waiting and not self.adopted
-        question_seq = self.question_seq if kept else None
-        if begin is None and question_seq is None:
-            return
-        try:
-            async with self._session.timeout():
-                if begin is not None:
-                    await self._memory.contexts.move_anchor(
-                        self._session.session_id,
-                        self._options.profile or "",
-                        begin,
-                        revision=self._recollection.revision,
-                    )
-                if question_seq is not None:
-                    await self._steps.keep(id_of(self._question[-1]) or "", question_seq)
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError) as error:
-            self._session.tell_write_failed(error)
+            self._options.learning.consider(self.session, self._use.model)
+        begin, self._new_begin = None if anchored or self._anchored else self._new_begin, None
+        question_seq = self.question_seq if self.steps.waiting and not self._adopted else None
+        if begin is not None or question_seq is not None:
+            await in_time(self.session, self._store_beside(begin, question_seq), self.session.tell_write_failed)
+
+    async def _store_beside(self, begin: int | None, question_seq: int | None) -> None:
+        if begin is not None:
+            profile, revision = self._options.profile or "", self._recollection.revision
+            await self._memory.contexts.move_anchor(self.session.session_id, profile, begin, revision=revision)
+        if question_seq is not None:
+            await self.steps.keep(self.question_id or "", question_seq)
 
     def _consider_compression(self, compression: Compression) -> None:
         model = self._use.model
@@ -286,12 +253,16 @@ class TurnContext:
         if summarizer is None and model is not None:
             summarizer = ModelSummarizer(model, context_window=self._options.context_window)
         if summarizer is not None:
+            gaps = self._recollection.excluded
+            # The newest message that is neither in the window nor in a summary.
+            out = [gap.last_seq for gap in gaps if gap.reason in ("before_anchor", "over_budget", "over_limit")]
+            left_out_upto = 0 if self._options.no_history else max(*out, (self._new_begin or 1) - 1, 0)
             self._memory.compressor.consider(
-                self._session.session_id,
+                self.session.session_id,
                 compression,
                 summarizer,
                 budget=self._budget,
-                left_out_upto_seq=self.left_out_upto,
+                left_out_upto_seq=left_out_upto,
                 window=self._room or WindowRoom(),
             )
 
@@ -307,7 +278,7 @@ class TurnContext:
         known = known_messages(messages[:start], rows, digest, by_place=bool(self.sent_rows))
         return [*in_order(messages[:start], known.rows), *messages[start:]]
 
-    async def _of_later_turns(self, messages: Sequence[BaseMessage], run_id: str) -> set[str | None]:
+    async def _of_later_turns(self, messages: Sequence[BaseMessage]) -> set[str | None]:
         """Return the ids of messages of later turns, which follow a repeated question in a checkpointed state.
 
         The messages after the last message that another run stored belong to this run, except the steps of a later
@@ -315,27 +286,27 @@ class TurnContext:
         """
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
-            while begin < end and not await self._begins_later(messages[begin], run_id):
+            while begin < end and not await self._begins_later(messages[begin]):
                 begin += 1
-            while begin < end and not await self._is_later(messages[end - 1], run_id):
+            while begin < end and not await self._is_later(messages[end - 1]):
                 end -= 1
             while begin < end < len(messages) and _is_step(messages[end - 1], messages[end]):
                 end += 1
             return {one.id for one in messages[begin:end]} - {None}
         return set()
 
-    async def _begins_later(self, message: BaseMessage, run_id: str) -> bool:
+    async def _begins_later(self, message: BaseMessage) -> bool:
         """Return True if a later turn begins with this message: its question, or a reply to an older question."""
         begins = is_question(message) or ANSWERS in message.response_metadata
-        return begins and await self._is_later(message, run_id)
+        return begins and await self._is_later(message)
 
-    async def _is_later(self, message: BaseMessage, run_id: str) -> bool:
+    async def _is_later(self, message: BaseMessage) -> bool:
         """Return True if another run stored this message after the question, or if it replies to another question."""
         if (answers := message.response_metadata.get(ANSWERS)) is not None:
-            return bool(answers != self._question[-1].id)
-        async with self._session.timeout():
-            stored = await self._session.find(id_of(message) or "")
-        return stored is not None and (stored.seq or 0) > (self.question_seq or 0) and stored.run_id != run_id
+            return bool(answers != self.question[-1].id)
+        async with self.session.timeout():
+            stored = await self.session.find(id_of(message) or "")
+        return stored is not None and (stored.seq or 0) > (self.question_seq or 0) and stored.run_id != self.run_id
 
     def _without_superseded(
         self, messages: Sequence[BaseMessage]
@@ -343,7 +314,7 @@ class TurnContext:
         """Return the valid messages of the run's state, and the superseded ones with their steps."""
         if not self._recollection.superseded:
             return messages, ()
-        asked = {id_of(message) for message in self._question}
+        asked = {id_of(message) for message in self.question}
         gone = superseded_places(messages, self._recollection.superseded - asked)
         if not gone:
             return messages, ()
@@ -359,53 +330,50 @@ class TurnContext:
         limits = Limits(options.message_limit, measure.budget, measure.counter)
         known_ids = {message_id for message in messages if (message_id := id_of(message)) is not None}
         known_ids.update([row.id for row in self.sent_rows if row.id is not None])
-        question_id = id_of(self._question[-1]) if self._question else None
         begun = self._begun
-        if begun is None and self._hold is not None and self._hold.joins == self._session.session_id:
+        if begun is None and self._hold is not None and self._hold.joins == self.session.session_id:
             begun = self._hold.begun
         # Use the history that was read when the question was stored.
         read = begun.past if begun is not None and self.question_seq == begun.receipt.last_seq else None
-        past = Past(limits, question_id, question_seq, self.questions, known_ids, options.profile, read)
-        return await self._session.recall(past)
+        past = Past(limits, self.question_id, question_seq, self.questions, known_ids, options.profile, read)
+        return await self.session.recall(past)
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
         """Return a draft with the window and the sections found for the input. The search runs once per turn."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
-        sources = [one for one in self._options.sources if self._question and self._wants(one.section)]
+        # Without history, quoted older turns are left out too.
+        unwanted = ("selected",) if self._options.no_history else ()
+        sources = [one for one in self._options.sources if self.question and one.section not in unwanted]
         if not sources:
             self._extras = []
             return assembler.draft(call)
         draft = assembler.draft(call, wanted=[source.section for source in sources])
         request = self._searched = ExtraRequest(
-            session=self._session,
-            question=self._question,
+            session=self.session,
+            question=self.question,
             earlier=self._recollection.messages,
             question_seq=self._recollection.end,
-            known_ids=assembler.included_ids(draft) | {found for one in self._question if (found := id_of(one))},
+            known_ids=assembler.included_ids(draft) | {found for one in self.question if (found := id_of(one))},
             counter=call.counter,
             now=self._memory.clock(),
         )
         self._extras = await find_all(sources, request, draft.rooms, self._memory.observers)
         return replace(draft, extras=tuple(self._extras))
 
-    def _wants(self, section: Section) -> bool:
-        """Return True if a section is used; without history, quoted older turns are left out."""
-        return section != "selected" or not self._options.no_history
-
     def _end(self, messages: Sequence[BaseMessage]) -> int:
         """Return the index after the question in the run's messages."""
-        asked = {message.id for message in self._question}
+        asked = {message.id for message in self.question}
         return max([place for place, message in enumerate(messages, start=1) if message.id in asked], default=0)
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
         """Return the index of the question in the run's messages."""
-        first = self._question[0].id if self._question else None
+        first = self.question[0].id if self.question else None
         ids = [message.id for message in messages]
         return ids.index(first) if first in ids else 0
 
-    def _manifest(self, sent: Assembled, measure: CallMeasure, run_id: str) -> ContextManifest:
-        place = self._place or CallPlace(run_id, "", self._session.session_id)
+    def _manifest(self, sent: Assembled, measure: CallMeasure) -> ContextManifest:
+        place = self._place or CallPlace(self.run_id, "", self.session.session_id)
         searched, failed = self._searched, self._recollection.failed
         sections = {entry.section for entry in sent.entries}
         dropped = [
@@ -436,11 +404,11 @@ class TurnContext:
             facts_left_out=tuple(searched.facts_left_out if searched else ()),
         )
 
-    def _tell(self, sent: Assembled, run_id: str) -> None:
-        observers, session_id = self._memory.observers, self._session.session_id
+    def _tell(self, sent: Assembled) -> None:
+        observers, session_id = self._memory.observers, self.session.session_id
         observers.notify(
             ContextBuilt(
-                run_id=run_id,
+                run_id=self.run_id,
                 session_id=session_id,
                 messages=len(sent.entries) - sent.marks,
                 tokens=sent.tokens,

@@ -9,52 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
 from typing import Final
 
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.conversion import EDITS, STRUCTURED, from_langchain, id_of, is_stored_as, transcript_text
-from threadkeep.agent.holding import HeldAnswer, run_hold
-from threadkeep.agent.model_call import Assembled
+from threadkeep.agent.holding import HeldAnswer
 from threadkeep.agent.questions import RECEIVED
-from threadkeep.agent.turn_context import TurnContext
+from threadkeep.agent.turn_context import Speaker, TurnContext
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.errors import (
     MessageNotFound,
     MessageSuperseded,
     QuestionGone,
-    StoreClosed,
-    StoreError,
     StoreUnavailable,
     TurnInMemoryOnly,
 )
 from threadkeep.history.memory import Memory
-from threadkeep.history.session import Session
+from threadkeep.history.recollection import PAGE_ROWS
+from threadkeep.history.session import Session, in_time
 from threadkeep.observe import HistoryDiffers
 from threadkeep.records import Json, Message, Receipt, Status
+from threadkeep.store.driver import Joined
 
 _READ_PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
 """Seconds before each attempt to read the answer that another process stored first."""
-
-
-@dataclass(frozen=True)
-class Speaker:
-    """The author of an answer, and its number among the answers of the same author in the run, from 1."""
-
-    author: str | None = None
-    ordinal: int = 1
-
-    def said(self, message: Message) -> bool:
-        """Return True if a stored answer has this author and ordinal. Answers of early versions have neither."""
-        if message.answers is None:
-            return self.ordinal == 1
-        return message.author == self.author and (message.ordinal or 1) == self.ordinal
 
 
 def as_answer(row: Message) -> AIMessage:
@@ -64,7 +47,7 @@ def as_answer(row: Message) -> AIMessage:
     return AIMessage(row.content, id=row.id, additional_kwargs=beside)
 
 
-class OpenTurn:
+class OpenTurn(TurnContext):
     """A turn that has begun.
 
     `answered` is the stored complete answer of the speaker, if the question is a repeat or another process stored an
@@ -80,27 +63,19 @@ class OpenTurn:
         place: CallPlace | None = None,
         *,
         speaker: Speaker | None = None,
+        run_id: str | None = None,
     ) -> None:
-        self.session = session
-        self.question = tuple(question)
-        self.speaker = speaker or Speaker()
-        self.run_id = str(uuid7())
-        self._run_is_known = False
+        """Create the turn; without a `run_id`, it has the run of the stored question, or else a new one."""
+        super().__init__(memory, session, options, question, place, speaker=speaker, run_id=run_id)
         self.answered: AIMessage | None = None
         self.earlier: tuple[Message, ...] = ()
-        self.contexts = TurnContext(memory, session, options, self.question, place)
-        self._memory = memory
-        self._options = options
+        self._run_is_known = run_id is not None
         self._repeated = False
         self._forgotten = False
-        self._hold = run_hold.get()
         self._known_question_id: str | None = None
-        self.question_id = id_of(self.question[-1]) if self.question else None
-        """The stored id of the newest message of the question; it identifies the turn."""
 
     async def begin(
         self,
-        run_id: str | None = None,
         metadata: Mapping[str, Json] | None = None,
         *,
         received: Sequence[BaseMessage] = (),
@@ -115,14 +90,13 @@ class OpenTurn:
             InvalidMessage, WrongUser: the question can never be stored in this session.
             TurnInMemoryOnly: the question is a repeat, and a crash would lose its answer.
         """
-        self._take_run_id(run_id)
         if not self.question:
             return
         question = await self._question_rows(metadata or {}, received)
         waiting = self._pending()
         if waiting:
             # Another process may have stored an answer; the database decides which one is valid.
-            await self._read(self.session.deliver())
+            await in_time(self.session, self.session.deliver())
             waiting = self._pending()
         self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])
         self._known_question_id = self.question_id
@@ -174,19 +148,22 @@ class OpenTurn:
             receipt = await self._memory.finish(self._record_question, [*changed, *question])
         self._repeated = receipt is not None and self.question_id in receipt.duplicates
         if receipt is not None and not self._repeated:
-            self.contexts.question_seq = receipt.last_seq
-            self.contexts.questions = 1 if receipt.duplicates else len(question)
-        self.contexts.question_as_stored = receipt is None or not receipt.duplicates
+            self.question_seq = receipt.last_seq
+            self.questions = 1 if receipt.duplicates else len(question)
+        self.question_as_stored = receipt is None or not receipt.duplicates
         self._forgotten = receipt is not None and self.question_id in receipt.deleted
         if changed and not self._repeated:
             first = None if receipt is None or receipt.duplicates else receipt.first_seq
             placed = [row.with_fields(seq=first and first + place) for place, row in enumerate(changed)]
-            self.contexts.sent_rows += tuple(placed)
+            self.sent_rows += tuple(placed)
             self._memory.observers.notify(HistoryDiffers(session_id=self.session.session_id, messages=len(changed)))
 
     async def _record_question(self, messages: Sequence[Message]) -> Receipt | None:
-        receipt = await self.contexts.store_question(messages)
-        return receipt if receipt is not None else await self._record(messages)
+        """Store the question, and read the history in the same transaction if that is possible."""
+        profile, limit = self._options.profile or "", min(self._options.message_limit or PAGE_ROWS, PAGE_ROWS)
+        if self._transcribed and not self._options.no_history:
+            self._begun = await self.session.begin_joined(messages, Joined(), profile=profile, limit=limit)
+        return await self._record(messages) if self._begun is None else self._begun.receipt
 
     async def _record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
@@ -205,14 +182,15 @@ class OpenTurn:
 
     def join(self, first: OpenTurn) -> None:
         """Take part in a turn after another agent of the run has stored the question."""
-        self.run_id, self.earlier, self._repeated = first.run_id, first.earlier, first._repeated
+        self.run_id, self._run_is_known = first.run_id, first._run_is_known
+        self.earlier, self._repeated = first.earlier, first._repeated
         self._known_question_id, self._forgotten = first._known_question_id, first._forgotten
-        self.contexts.question_seq, self.contexts.questions = first.contexts.question_seq, first.contexts.questions
-        self.contexts.sent_rows = first.contexts.sent_rows
+        self.question_seq, self.questions = first.question_seq, first.questions
+        self.sent_rows = first.sent_rows
         same = [transcript_text(message) for message in self.question] == [
             transcript_text(message) for message in first.question
         ]
-        self.contexts.question_as_stored = same and first.contexts.question_as_stored
+        self.question_as_stored = same and first.question_as_stored
         self._find_answer()
 
     async def read_answers(self) -> None:
@@ -223,38 +201,24 @@ class OpenTurn:
         mine = [one for one in given if one.answers == (self.question_id or self.run_id) and one.status == "complete"]
         self.earlier = (*self.earlier, *mine)
 
-    def speak_as(self, speaker: Speaker) -> None:
+    def speak_as(self, author: str | None, ordinal: int) -> None:
         """Set the author and the number of the answer."""
-        self.speaker = speaker
+        self.speaker = Speaker(author, ordinal)
         self._find_answer()
 
-    async def go_on(self, run_id: str | None = None) -> None:
+    async def go_on(self) -> None:
         """Continue a turn that began before, perhaps in another process; it may already be answered.
 
         Raises:
             WrongUser: the session belongs to another user.
         """
-        self._take_run_id(run_id)
-        await self._read(self.session.check_owner())
+        await in_time(self.session, self.session.check_owner())
         self._repeated = True
-        self.contexts.question_as_stored = False
+        self.question_as_stored = False
         await self._read_stored()
-        if self._known_question_id is None and await self._read(self.session.count()) == 0:
+        if self._known_question_id is None and await in_time(self.session, self.session.count()) == 0:
             # The session is empty, so the question was stored and then deleted with the session.
             self._known_question_id = self.question_id
-
-    async def context(
-        self, messages: Sequence[BaseMessage], system: SystemMessage | None = None, use: ModelUse | None = None
-    ) -> Assembled:
-        """Return the context of a model call: the system message, earlier turns, then the messages of the run.
-
-        Raises:
-            BudgetTooSmall: the system message, the question and the newest step do not fit.
-        """
-        speaker = self.speaker
-        return await self.contexts.build(
-            messages, system, use or ModelUse(), self.run_id, author=speaker.author, ordinal=speaker.ordinal
-        )
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
         """Store the speaker's answer unless it is empty. Cancelling the caller does not stop this.
@@ -275,14 +239,14 @@ class OpenTurn:
         if self._options.answers and transcript_text(message).strip() and not given_up:
             winner = await self._answer(message, status)
         if self._hold is None or self._hold.answer is None:
-            await self.contexts.settle()
+            await self.settle()
         return winner
 
     async def _answer(self, message: BaseMessage, status: Status) -> AIMessage | None:
         if status != "complete":
             await self._read_stored()
             if self.answered is not None:
-                self.contexts.adopted = True
+                self._adopted = True
                 return self.answered
         answer = self._stored(
             message,
@@ -293,10 +257,10 @@ class OpenTurn:
         )
         told = status == "complete" and (self._hold is None or self._hold.told)
         # The transaction that ends the run may store the answer.
-        waits = self._hold is not None and self._hold.takes(self.session) and not self.contexts.has_steps
+        waits = self._hold is not None and self._hold.takes(self.session) and not self.steps.waiting
         if self._hold is not None and waits and status == "complete":
-            store, settle = partial(self._store_answer, answer, told=told), self.contexts.settle
-            anchor, asked = self.contexts.anchor_statement, self._known_question_id
+            store, settle = partial(self._store_answer, answer, told=told), self.settle
+            anchor, asked = self.anchor_statement, self._known_question_id
             self._hold.answer = HeldAnswer(self.session, answer, asked, told, anchor, store, settle)
             return None
         return await self._store_answer(answer, told=told)
@@ -308,23 +272,25 @@ class OpenTurn:
         """
         question_id = self._known_question_id
         try:
-            joined = await self.session.record_joined([answer], self.contexts.joined, answers=question_id, told=told)
+            joined = await self.session.record_joined([answer], self.joined, answers=question_id, told=told)
             if joined is not None:
-                self.contexts.stored_with_answer()
                 receipt: Receipt | None = joined[0]
+                self._anchored = True
+                self._open = None if self._joins_record else self._open
             else:
                 receipt = await self._record([answer], answers=question_id, told=told)
         except QuestionGone:
             # The session was deleted in the meantime, so the answer is dropped.
             self._forgotten = True
-            self.contexts.forget()
+            self._open = self._new_begin = None
+            self.steps.forget()
             return None
         if receipt is None or receipt.adopted is None:
             stored_id = answer.id if receipt is None else receipt.ids[-1]
             if told and self._hold is not None:
                 self._hold.told_id = stored_id
             return None if stored_id == answer.id else as_answer(answer.with_fields(id=stored_id))
-        self.contexts.adopted = True
+        self._adopted = True
         if self._hold is not None:
             self._hold.replaced = True
         first = await self._first_answer(receipt.adopted, told=told)
@@ -347,11 +313,6 @@ class OpenTurn:
             "with the same id."
         )
 
-    def _take_run_id(self, run_id: str | None) -> None:
-        """Set the run of the turn; if the caller names none, use the run of the stored question."""
-        self._run_is_known = run_id is not None
-        self.run_id = run_id or self.run_id
-
     async def is_stored(self, message: BaseMessage) -> bool:
         """Return True if the session already has a message, and the message is not superseded."""
         stored = await self._find(id_of(message))
@@ -365,9 +326,9 @@ class OpenTurn:
         self._known_question_id = question.id
         if not self._run_is_known:
             self.run_id = question.run_id or self.run_id
-        self.contexts.question_seq = question.seq
-        self.contexts.question_as_stored = len(self.question) == 1 and is_stored_as(question, self.question[0])
-        self.earlier = tuple(await self._read(self.session.answers_to(question)) or ())
+        self.question_seq = question.seq
+        self.question_as_stored = len(self.question) == 1 and is_stored_as(question, self.question[0])
+        self.earlier = tuple(await in_time(self.session, self.session.answers_to(question)) or ())
         self._find_answer()
 
     def _find_answer(self) -> None:
@@ -375,17 +336,7 @@ class OpenTurn:
         self.answered = as_answer(found[-1]) if found else None
 
     async def _find(self, message_id: str | None) -> Message | None:
-        return await self._read(self.session.find(message_id)) if message_id else None
-
-    async def _read[T](self, reading: Awaitable[T | None]) -> T | None:
-        """Return the result of a read; None if the database does not answer in time."""
-        try:
-            async with self.session.timeout():
-                return await reading
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError):
-            return None
+        return await in_time(self.session, self.session.find(message_id)) if message_id else None
 
     def _stored(self, message: BaseMessage, status: Status, **fields: object) -> Message:
         others = {"run_id": self.run_id, "status": status, **fields}

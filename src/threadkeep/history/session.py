@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -65,6 +65,25 @@ class BegunTurn:
     receipt: Receipt
     rows: Sequence[list[Row]]
     past: ReadPast | None
+
+
+async def in_time[T](
+    session: Session, work: Awaitable[T], report: Callable[[Exception], object] | None = None
+) -> T | None:
+    """Return the result of a read or a write; report a failure of the database and return None.
+
+    Raises:
+        StoreClosed: the memory is closed.
+    """
+    try:
+        async with session.timeout():
+            return await work
+    except StoreClosed:
+        raise
+    except (StoreError, TimeoutError) as error:
+        if report is not None:
+            report(error)
+        return None
 
 
 class Session:

@@ -18,8 +18,9 @@ from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.callbacks import PartialAnswer, with_callback
 from threadkeep.agent.conversion import identify
 from threadkeep.agent.questions import question_before
+from threadkeep.agent.turn_context import Speaker
 from threadkeep.agent.turn_options import ChatOptions
-from threadkeep.agent.turns import OpenTurn, Speaker
+from threadkeep.agent.turns import OpenTurn
 from threadkeep.context.quotation import quoted_text
 from threadkeep.history.session import Session
 from threadkeep.records import Json
@@ -73,8 +74,16 @@ class ChatNode(AgentNode):
         session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
         options = self._options_for(conversation.kind, self.turn_options(step))
         question, speaker = question_before(messages), Speaker(step.name)
-        turn = OpenTurn(conversation.memory, session, options, question, conversation.call, speaker=speaker)
-        await turn.begin(step.context.run_id, metadata)
+        turn = OpenTurn(
+            conversation.memory,
+            session,
+            options,
+            question,
+            conversation.call,
+            speaker=speaker,
+            run_id=step.context.run_id,
+        )
+        await turn.begin(metadata)
         if turn.answered is not None:
             return turn.answered
         model, system = self.chat_model(step), self.system_message(state)
@@ -82,7 +91,7 @@ class ChatNode(AgentNode):
         reply = await self._asked_model(
             turn, step, ask, model, [*([sent.system] if sent.system else []), *sent.messages]
         )
-        turn.contexts.report(reply)
+        turn.report(reply)
         return await turn.close(reply) or reply
 
     async def _asked_model(

@@ -45,7 +45,7 @@ class RecordingNode(Node):
             return None
         given = step.context.resources.turn_options
         options = TurnOptions(keep_originals=given.keep_originals)
-        return OpenTurn(conversation.memory, session, options, question)
+        return OpenTurn(conversation.memory, session, options, question, run_id=step.context.run_id)
 
 
 class RecordQuestionNode(RecordingNode):
@@ -81,7 +81,7 @@ class RecordQuestionNode(RecordingNode):
         """
         turn = self.turn(step, question_before(messages), session)
         if turn is not None:
-            await turn.begin(step.context.run_id, metadata, received=received)
+            await turn.begin(metadata, received=received)
 
     async def refuse(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
         """If the question is not stored, store it as `failed` and without text: middleware may have rejected it."""
@@ -101,7 +101,7 @@ class RecordAnswerNode(RecordingNode):
         answer = answer_of(state)
         turn = self.turn(step, question_before(state.get("messages") or ()))
         if turn is not None:
-            await turn.begin(step.context.run_id, metadata_of(step.config))
+            await turn.begin(metadata_of(step.config))
             first = None if answer is None else turn.answered or await turn.close(answer)
             if answer is not None and first is not None and first.id != answer.id:
                 # Another process answered the question first. Its answer becomes the run's answer.
