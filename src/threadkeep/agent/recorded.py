@@ -78,17 +78,9 @@ class RecordedGraph(Runnable[Any, Any]):
             InvalidKey: the config names no session.
             WrongUser: the session belongs to another user.
         """
-        turn = self._begun(input, config)
-        try:
-            if turn.ended is not None:
-                graph, given = self._of_end(
-                    turn, self._graph.get_state(turn.config).values if self._has_saver else None
-                )
-                return graph.invoke(given, turn.config, **_of_results(kwargs))
-            result = self._graph.invoke(turn.given, turn.config, control=turn.control, **kwargs)
+        with self._begun(input, config, kwargs) as turn:
+            result = turn.graph.invoke(turn.given, turn.config, **turn.options)
             winner = self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
-        finally:
-            turn.turns.leave(turn)
         return turn.without_history(result, winner)
 
     def stream(
@@ -98,18 +90,9 @@ class RecordedGraph(Runnable[Any, Any]):
         **kwargs: Any,
     ) -> Iterator[Any]:
         """Run the graph; yield the parts of its stream as they arrive."""
-        turn = self._begun(input, config)
-        try:
-            if turn.ended is not None:
-                graph, given = self._of_end(
-                    turn, self._graph.get_state(turn.config).values if self._has_saver else None
-                )
-                yield from graph.stream(given, turn.config, **_of_results(kwargs))
-                return
-            yield from self._graph.stream(turn.given, turn.config, **{**kwargs, "control": turn.control})
+        with self._begun(input, config, kwargs) as turn:
+            yield from turn.graph.stream(turn.given, turn.config, **turn.options)
             self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
-        finally:
-            turn.turns.leave(turn)
 
     async def ainvoke(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
         """Run the graph; return its final state.
@@ -118,15 +101,9 @@ class RecordedGraph(Runnable[Any, Any]):
             InvalidKey: the config names no session.
             WrongUser: the session belongs to another user.
         """
-        turn = await self._abegun(input, config)
-        try:
-            if turn.ended is not None:
-                graph, given = self._of_end(turn, await self._saved(turn))
-                return await graph.ainvoke(given, turn.config, **_of_results(kwargs))
-            result = await self._graph.ainvoke(turn.given, turn.config, control=turn.control, **kwargs)
+        with await self._abegun(input, config, kwargs) as turn:
+            result = await turn.graph.ainvoke(turn.given, turn.config, **turn.options)
             winner = await self._turns.call(lambda _: turn.end(self._final(turn)))
-        finally:
-            turn.turns.leave(turn)
         return turn.without_history(result, winner)
 
     async def astream(
@@ -136,22 +113,12 @@ class RecordedGraph(Runnable[Any, Any]):
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
         """Run the graph; yield the parts of its stream as they arrive."""
-        turn = await self._abegun(input, config)
-        try:
-            if turn.ended is not None:
-                graph, given = self._of_end(turn, await self._saved(turn))
-                async with aclosing(graph.astream(given, turn.config, **_of_results(kwargs))) as replayed:
-                    async for part in replayed:
-                        yield part
-                return
-            parts = self._graph.astream(turn.given, turn.config, **{**kwargs, "control": turn.control})
+        with await self._abegun(input, config, kwargs) as turn:
             # If the reader leaves, the graph ends before the next turn begins.
-            async with aclosing(parts):
+            async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
                 async for part in parts:
                     yield part
             await self._turns.call(lambda _: turn.end(self._final(turn)))
-        finally:
-            turn.turns.leave(turn)
 
     def stream_events(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
         """Run the graph; return its events, in the versions that the graph supports."""
@@ -175,15 +142,6 @@ class RecordedGraph(Runnable[Any, Any]):
         graph.stream, graph.astream = self.stream, self.astream
         return graph
 
-    async def _saved(self, turn: GraphTurn) -> State | None:
-        """Return the state in the checkpointer; None without a checkpointer."""
-        return (await self._graph.aget_state(turn.config)).values if self._has_saver else None
-
-    def _of_end(self, turn: GraphTurn, saved: State | None) -> tuple[Any, State]:
-        """Return a graph that replays the end of a finished turn, and its input; `saved` is a checkpointer's state."""
-        state = turn.final_state(saved, getattr(self._graph, "output_channels", ()), self._classes)
-        return graph_of_end(self._graph, state, () if turn.ended is None else turn.ended.messages)
-
     def _final(self, turn: GraphTurn) -> object:
         """Return the output of the graph; store the classes of its values, to restore them in a repeated call."""
         state = turn.ending.output
@@ -191,28 +149,41 @@ class RecordedGraph(Runnable[Any, Any]):
             self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}
         return state
 
-    def _begun(self, given: GraphInput, config: RunnableConfig | None) -> GraphTurn:
+    def _begun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
         config = ensure_config(config)
         turn = self._turns.wait_for(lambda turns: turns.begin(given, config))
-        if self._saves_messages and turn.ended is None:
-            with OnFailure(lambda: turn.turns.leave(turn)):
-                saved = self._graph.get_state(turn.config).values.get("messages", ())
+        with OnFailure(turn.leave):
+            saved = self._graph.get_state(turn.config).values if self._needs_state(turn) else None
+            if saved is not None:
                 self._turns.wait_for(lambda _: turn.without_outdated(saved), turn.turns)
+            self._prepare(turn, saved, options)
         return turn
 
-    async def _abegun(self, given: GraphInput, config: RunnableConfig | None) -> GraphTurn:
+    async def _abegun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
         config = ensure_config(config)
         turn = await self._turns.call(lambda turns: turns.begin(given, config))
-        if self._saves_messages and turn.ended is None:
-            with OnFailure(lambda: turn.turns.leave(turn)):
-                saved = (await self._graph.aget_state(turn.config)).values.get("messages", ())
+        with OnFailure(turn.leave):
+            saved = (await self._graph.aget_state(turn.config)).values if self._needs_state(turn) else None
+            if saved is not None:
                 await self._turns.call(lambda _: turn.without_outdated(saved))
+            self._prepare(turn, saved, options)
         return turn
 
+    def _needs_state(self, turn: GraphTurn) -> bool:
+        """Return True if the state in the checkpointer is needed before the graph runs, or to replay its end."""
+        return self._saves_messages if turn.ended is None else self._has_saver
 
-def _of_results(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that affect what a call returns."""
-    return {name: value for name, value in options.items() if name in _OF_RESULTS}
+    def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
+        """Set the graph of a turn, its input and the options of the call; `saved` is a checkpointer's state.
+
+        A finished turn gets a graph that replays its end.
+        """
+        if turn.ended is None:
+            turn.graph, turn.options = self._graph, {**options, "control": turn.control}
+            return
+        state = turn.final_state(saved, getattr(self._graph, "output_channels", ()), self._classes)
+        turn.graph, turn.given = graph_of_end(self._graph, state, turn.ended.messages)
+        turn.options = {name: value for name, value in options.items() if name in _OF_RESULTS}
 
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, Self, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
@@ -31,7 +31,7 @@ from threadkeep.context.quotation import summary_message_text
 from threadkeep.context.window import Limits
 from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import Past
-from threadkeep.history.session import Session, in_time
+from threadkeep.history.session import in_time
 from threadkeep.records import Json, Message, dump_json
 from threadkeep.store.contexts import Steps
 
@@ -65,7 +65,7 @@ class GraphTurns:
         part = Participation(memory, session, options, root, None, key, run_id, metadata)
         messages = _messages_in(given)
         part.resumed = not messages
-        turn = GraphTurn(self, part, GraphEnds(memory, session, self._name), given, messages, config)
+        turn = GraphTurn(self, part, f"threadkeep:graph:{self._name}", given, messages, config)
         if (memory.identity, session.session_id) in tool_of_sessions.get():
             part.silent = True
             return turn
@@ -74,7 +74,7 @@ class GraphTurns:
         turn.role = "guest" if root.recorded else "owner"
         root.recorded = True
         root.open_calls += 1
-        with OnFailure(lambda: self.leave(turn)):
+        with OnFailure(turn.leave):
             stored = [self._without_redacted(message) for message in messages]
             if not (given is None or isinstance(given, Command)):
                 part.enter(stored)
@@ -84,16 +84,6 @@ class GraphTurns:
                 if turn.ended is None and turn.role == "owner" and not self._has_saver:
                     await turn.add_history()
         return turn
-
-    def leave(self, turn: GraphTurn) -> None:
-        """End the call; if it owns its turn, release the session for the next one. Callable from any OS thread."""
-        part = turn.part
-        if turn.role == "silent":
-            return
-        part.root.call_ends()
-        if turn.role == "owner":
-            part.root.recorded = False
-            order_of(self._memory).release(part.session.session_id, part.root)
 
     def _without_redacted(self, message: BaseMessage) -> BaseMessage:
         """Redact a message of a person as the agents of the graph will redact it later."""
@@ -110,7 +100,7 @@ class GraphTurn:
         self,
         turns: GraphTurns,
         part: Participation,
-        ends: GraphEnds,
+        author: str,
         given: GraphInput,
         messages: list[BaseMessage],
         config: RunnableConfig,
@@ -118,14 +108,34 @@ class GraphTurn:
         self.turns = turns
         self.part = part
         self.control: Any = part.root.control
+        self.graph: Any = None
+        self.options: Mapping[str, Any] = {}
         self.ended: GraphEnd | None = None
         self.role: Literal["owner", "guest", "silent"] = "silent"
-        self._ends = ends
+        self._author = author
         self._messages = messages
         self.ending = Ending()
         self.given = {**given, "messages": messages} if messages and isinstance(given, Mapping) else given
         self.config = with_callback(config, self.ending, inherit=False)
         self._history: set[str | None] = set()
+
+    def __enter__(self) -> Self:
+        """Return the turn, which is left at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the turn."""
+        self.leave()
+
+    def leave(self) -> None:
+        """End the call; if it owns its turn, release the session for the next one. Callable from any OS thread."""
+        root, session = self.part.root, self.part.session
+        if self.role == "silent":
+            return
+        root.call_ends()
+        if self.role == "owner":
+            root.recorded = False
+            order_of(self.part.memory).release(session.session_id, root)
 
     async def add_history(self) -> None:
         """Insert the earlier turns before the input."""
@@ -149,10 +159,10 @@ class GraphTurn:
         self._history = {message.id for message in earlier}
         self.given = {**self.given, "messages": [*earlier, *given]}
 
-    async def without_outdated(self, saved: Sequence[BaseMessage]) -> None:
+    async def without_outdated(self, state: State) -> None:
         """Make the graph remove superseded messages and messages before a reset from its checkpointer's state."""
-        turn = self.part.turn
-        if turn is None or not saved or not isinstance(self.given, Mapping):
+        turn, saved = self.part.turn, state.get("messages", ())
+        if turn is None or self.ended is not None or not saved or not isinstance(self.given, Mapping):
             return
         ids = {known for message in saved if (known := id_of(message)) is not None}
         past = Past(Limits(1), turn.question_id, turn.question_seq, turn.questions, ids)
@@ -171,7 +181,7 @@ class GraphTurn:
             return
         answers, sent = {answer.id for answer in turn.earlier}, [id_of(message) for message in self.part.root.sent]
         if answers.isdisjoint(sent) or sent[-1] in answers:
-            self.ended = await self._ends.of(turn)
+            self.ended = await self._stored_end(turn)
 
     def final_state(self, saved: State | None, names: Sequence[str], classes: Mapping[str, type]) -> State:
         """Return the state with which the finished turn ended.
@@ -191,7 +201,7 @@ class GraphTurn:
 
     async def end(self, state: object) -> AIMessage | None:
         """Store the final answer if no agent did; return the answer of another process if that was stored first."""
-        if self.part.silent or not isinstance(state, Mapping) or not state.get("messages"):
+        if self.ended is not None or self.part.silent or not isinstance(state, Mapping) or not state.get("messages"):
             return None
         answer = final_answer(cast("Any", state), ())
         if answer is None or answer.tool_calls or not text_of(answer).strip() or id_of(answer) in self._history:
@@ -200,14 +210,43 @@ class GraphTurn:
         spoken = next((one for one in reversed(messages) if isinstance(one, AIMessage)), answer)
         same = (one for one in root.answers if id_of(one) == id_of(answer) or text_of(one) == text_of(answer))
         if (stored := next(same, None)) is not None and self.part.turn is not None:
-            await self._ends.keep(self.part.turn, str(id_of(stored)), kept_values(state))
+            await self._keep_end(self.part.turn, str(id_of(stored)), state)
             return None
         self.part.author = spoken.name
         turn = await self.part.begin(messages)
         turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self, root.sent))
         winner = turn.answered or await turn.close(answer)
-        await self._ends.keep(turn, str(id_of(winner or answer)), kept_values(state))
+        await self._keep_end(turn, str(id_of(winner or answer)), state)
         return winner
+
+    async def _keep_end(self, turn: OpenTurn, answer_id: str, state: State) -> None:
+        """Store the end of a turn; a database error is only reported."""
+        memory, session, seq = self.part.memory, self.part.session, turn.question_seq
+        if turn.question_id is None or seq is None:
+            return
+        body = dump_json({"answer": answer_id, "values": kept_values(state)})
+        keeping = memory.contexts.keep_steps(
+            session.session_id,
+            Steps(seq, body),
+            question_id=turn.question_id,
+            author=self._author,
+            turns=_MOST_TURNS,
+        )
+        await in_time(session, keeping, session.tell_write_failed)
+
+    async def _stored_end(self, turn: OpenTurn) -> GraphEnd | None:
+        """Return the stored end of a repeated turn; None if there is none."""
+        memory, session, seq = self.part.memory, self.part.session, turn.question_seq
+        if not turn.earlier or seq is None:
+            return None
+        kept = await in_time(session, memory.contexts.steps(session.session_id, self._author, since=seq)) or ()
+        body = next((json.loads(steps.body) for steps in kept if steps.seq == seq), None)
+        ids = [answer.id for answer in turn.earlier]
+        if not isinstance(body, dict) or body.get("answer") not in ids:
+            return None
+        values = body.get("values")
+        answers = turn.earlier[: ids.index(str(body["answer"])) + 1]
+        return GraphEnd(tuple(answers), values if isinstance(values, dict) else {})
 
     def without_history(self, result: Any, winner: AIMessage | None) -> Any:
         """Remove the earlier turns from a result; replace the answer with `winner`, the one that was stored first."""
@@ -262,45 +301,6 @@ class GraphEnd:
     def messages(self) -> list[AIMessage]:
         """The answers as messages of a state, with the names of their authors."""
         return [AIMessage(answer.content, id=answer.id, name=answer.author) for answer in self.answers]
-
-
-class GraphEnds:
-    """The ends of one graph's turns in one session."""
-
-    def __init__(self, memory: Memory, session: Session, graph_name: str) -> None:
-        self._memory = memory
-        self._session = session
-        self._author = f"threadkeep:graph:{graph_name}"
-
-    async def keep(self, turn: OpenTurn, answer_id: str, values: Mapping[str, Json]) -> None:
-        """Store the end of a turn; a database error is only reported."""
-        seq = turn.question_seq
-        if turn.question_id is None or seq is None:
-            return
-        body = dump_json({"answer": answer_id, "values": dict(values)})
-        keeping = self._memory.contexts.keep_steps(
-            self._session.session_id,
-            Steps(seq, body),
-            question_id=turn.question_id,
-            author=self._author,
-            turns=_MOST_TURNS,
-        )
-        await in_time(self._session, keeping, self._session.tell_write_failed)
-
-    async def of(self, turn: OpenTurn) -> GraphEnd | None:
-        """Return the stored end of a repeated turn; None if there is none."""
-        seq = turn.question_seq
-        if not turn.earlier or seq is None:
-            return None
-        reading = self._memory.contexts.steps(self._session.session_id, self._author, since=seq)
-        kept = await in_time(self._session, reading) or ()
-        body = next((json.loads(steps.body) for steps in kept if steps.seq == seq), None)
-        ids = [answer.id for answer in turn.earlier]
-        if not isinstance(body, dict) or body.get("answer") not in ids:
-            return None
-        values = body.get("values")
-        answers = turn.earlier[: ids.index(str(body["answer"])) + 1]
-        return GraphEnd(tuple(answers), values if isinstance(values, dict) else {})
 
 
 def kept_values(state: State) -> dict[str, Json]:
