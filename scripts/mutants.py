@@ -9,6 +9,7 @@ shows a guarantee without a test. Run all mutants, or those whose numbers are gi
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -184,7 +185,12 @@ def is_killed(folder: Path, mutant: Mutant) -> bool:
 
 def main(numbers: Sequence[str]) -> int:
     """Run the mutants with these numbers, or all; return 1 if one survives."""
-    chosen = [int(number) for number in numbers] or range(1, len(MUTANTS) + 1)
+    every = range(1, len(MUTANTS) + 1)
+    parser = argparse.ArgumentParser(prog="scripts/mutants.py", description=str(__doc__).partition("\n")[0])
+    parser.add_argument("number", nargs="*", type=int, help=f"mutants to run, 1 to {len(MUTANTS)}; by default all")
+    chosen = parser.parse_args(numbers).number or every
+    if unknown := set(chosen).difference(every):
+        parser.error(f"there is no mutant {min(unknown)}; there are {len(MUTANTS)}")
     survivors = 0
     with tempfile.TemporaryDirectory(prefix="threadkeep-mutants-") as name:
         folder = Path(name)
