@@ -27,11 +27,11 @@ type _Cursor = tuple[datetime, str]
 async def runs_in(
     session: Session, *, page_size: int = LONGEST_PAGE, since: datetime | None = None
 ) -> AsyncIterator[list[str]]:
-    """Yield the ids of runs that stored messages in a session, in groups, newest message first, each run once.
+    """Yield lists of the ids of runs that stored messages in a session, newest message first, each id once.
 
     The first page has `page_size` messages, including superseded ones, and each further page twice as many. Messages
-    stored before `since` are not read. The first messages of a branch are skipped, because they belong to another
-    session.
+    stored before `since` are not read. The messages that a branch copied from its parent are skipped, because their
+    runs belong to the parent.
     """
     try:
         info = await session.info()
@@ -59,9 +59,10 @@ async def runs_in(
 async def calls_in(
     session: Session, conversation: ConversationPlace, manifests: Manifests, *, limit: int, before: Cursor | None = None
 ) -> list[StoredManifest]:
-    """Return the model calls in a conversation before a cursor: newest run first, newest call of each run first.
+    """Return the records of a conversation's model calls: newest run first, and the newest call of each run first.
 
-    Only as much of the conversation is read as the page needs.
+    With `before`, only calls after this cursor in that order. Pages of the conversation are read until `limit` is
+    reached.
     """
     if limit < 1:
         raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
@@ -85,7 +86,7 @@ async def calls_in(
 
 
 def _saw(call: StoredManifest, conversation: ConversationPlace) -> bool:
-    """Return True if a call was made in a conversation."""
+    """Return True if a model call was made in a conversation."""
     stored = call.manifest.get("conversation")
     if not isinstance(stored, dict) or stored.get("key") != conversation.key:
         return False
@@ -105,7 +106,7 @@ class AllSessions:
     async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], _Cursor | None]:
         """Return one page, newest activity first, and the cursor of the next page (None at the end).
 
-        This reads the metadata of all conversations; only sessions are found by an index.
+        Each call reads the metadata of all conversations; only the sessions in tables have an index for this order.
         """
         if query.limit < 1:
             raise InvalidInput("A page of sessions has at least one entry; use a limit from 1.")
@@ -116,7 +117,7 @@ class AllSessions:
             more = more or further
         found.sort(key=_cursor_of, reverse=True)
         cut = query.limit
-        # A cursor cannot separate two entries with the same id and time, so they stay on one page.
+        # Two entries with the same id and time have the same cursor, so they must be on one page.
         while 0 < cut < len(found) and _cursor_of(found[cut]) == _cursor_of(found[cut - 1]):
             cut += 1
         if len(found) <= cut and more is None:
@@ -124,7 +125,7 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return the memory of the sessions, with None, and then the memory of each layout of conversations."""
+        """Return pairs of a layout and its memory, first the memory of the sessions with None as its layout."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
@@ -137,9 +138,9 @@ class AllSessions:
         return await self._memory.namespace(layout, store)
 
     async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> SearchResult:
-        """Return messages that contain all words of a query, in turn from the sessions and from each layout.
+        """Return messages that contain all words of a query, alternately from the sessions and from each layout.
 
-        The results alternate, because the scores of different stores are not comparable.
+        The results alternate, because scores of different stores cannot be compared.
         """
         own = await self._memory.search_result(query, user_id=user_id, limit=limit)
         found, damaged = [own.hits], [*own.damaged]
@@ -151,14 +152,14 @@ class AllSessions:
         return SearchResult(hits[:limit], own.unindexed, tuple(dict.fromkeys(damaged)))
 
     async def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged sessions and conversations that this process has found, of one user or of all users."""
+        """Return the damaged items that this process has found in sessions and conversations, of one user or of all."""
         found = self._memory.damaged(user_id)
         async for _, memory in self._namespaces():
             found += memory.damaged(user_id)
         return found
 
     async def find(self, session_id: str, *, user_id: str | None = None) -> tuple[Session, SessionInfo]:
-        """Return the session with an id, and its info.
+        """Return the session, or else the conversation, with this id, and its metadata.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -169,9 +170,9 @@ class AllSessions:
     async def calls(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return the records of a session's model calls, newest first; `before` is the `cursor` of a record.
+        """Return the records of a session's model calls, newest first; `before` is the cursor of the last one read.
 
-        For a conversation, the run with the newest message comes first, because records are stored with runs.
+        The records of a conversation are stored with its runs, so the run with the newest message comes first.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -183,10 +184,10 @@ class AllSessions:
         return await calls_in(session, place_in(layout, session_id), manifests, limit=limit, before=before)
 
     async def erase(self, session_id: str, *, user_id: str | None = None) -> bool:
-        """Delete the session and the conversations with an id, and all derived data; return False if there was none.
+        """Delete the session and all conversations with an id, with their derived data; return False if there are none.
 
-        The runs of a session are deleted with it. Runs that stored messages in a conversation, and belong to no
-        session, are deleted with the conversation.
+        The runs of a session are deleted with it. With a conversation, the runs are deleted that stored messages in it
+        and belong to no session.
         """
         gone = await self._memory.session(session_id, user_id=user_id).delete()
         if gone:
@@ -194,12 +195,12 @@ class AllSessions:
         return await self.erase_conversations(session_id, user_id=user_id) or gone
 
     async def erase_conversations(self, session_id: str, *, user_id: str | None = None) -> bool:
-        """Delete only the conversations with an id; the session is deleted separately."""
+        """Delete the conversations with an id, but not the session; return False if there are none."""
         gone = False
         for _, layout, memory in await self._memory.namespaces():
             session = memory.session(session_id, user_id=user_id)
             runs: list[str] = []
-            with contextlib.suppress(SessionDamaged):  # retention deletes its other runs
+            with contextlib.suppress(SessionDamaged):  # the retention of runs deletes the runs that were not listed
                 async for some in runs_in(session):
                     runs += some
             await self._memory.runs.records.forget_runs(sorted(runs))
@@ -209,7 +210,7 @@ class AllSessions:
         return gone
 
     async def where(self, session_id: str, *, user_id: str | None = None) -> GraphLayout | None:
-        """Return the layout of the conversation with an id, damaged or not; None if the memory has such a session.
+        """Return the layout of the conversation with an id, even if it is damaged; None if the id is a session's.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -222,7 +223,7 @@ class AllSessions:
         raise SessionNotFound(session_id)
 
     async def _found(self, session_id: str, user_id: str | None) -> tuple[GraphLayout | None, Session, SessionInfo]:
-        """Return a session; if there is none, return a conversation with its layout."""
+        """Return the session with an id; if there is none, return the conversation with this id, and its layout."""
         session = self._memory.session(session_id, user_id=user_id)
         try:
             return None, session, await session.info()
@@ -234,7 +235,7 @@ class AllSessions:
             raise
 
     async def _namespaces(self) -> AsyncIterator[tuple[GraphLayout, Memory]]:
-        """Yield the memories of conversations with their layouts; layouts that differ only in chunk size count once."""
+        """Yield each layout with its memory; layouts of one store that differ only in chunk size are yielded once."""
         seen: set[object] = set()
         for store, layout, memory in await self._memory.namespaces():
             location = (store, replace(layout, chunk_size=1))
@@ -248,22 +249,19 @@ def _cursor_of(info: SessionInfo) -> _Cursor:
 
 
 class AllRetention:
-    """A pruner that runs the `Pruner` of the sessions and of each layout, for the interfaces and the schedule.
-
-    A session id means every session or conversation with that id.
-    """
+    """A pruner for the interfaces and the schedule: it runs the `Pruner` of the sessions and of each layout."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
     async def has_work(self) -> bool:
-        """Return True if there are rules, or sessions with limits of their own."""
+        """Return True if there are retention rules, or if any session has its own limits."""
         return await self._memory.retention.has_work()
 
     async def plan(
         self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
     ) -> AsyncIterator[PlannedRemoval]:
-        """Yield the removals that are due now, first of sessions, then of each layout; write nothing.
+        """Yield the removals that are due, those of sessions before those of each layout; nothing is written.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user.
@@ -281,7 +279,7 @@ class AllRetention:
         report: Callable[[Pruned], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete messages beyond the limits, with `Pruner.prune` of the sessions and of each layout.
+        """Archive and delete messages beyond the limits; this calls `Pruner.prune` for the sessions and each layout.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user; nothing was done.
@@ -300,7 +298,7 @@ class AllRetention:
         return done
 
     async def change(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> None:
-        """Set or remove a session's own limits.
+        """Set the limits of one session; None removes them.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -312,7 +310,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return each pruner with the ids of the sessions to prune; without `session_ids`, no id, which means all."""
+        """Return each pruner with its ids from `session_ids`; without any, each pruner with no ids, which means all."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

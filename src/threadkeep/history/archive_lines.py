@@ -1,4 +1,4 @@
-"""The lines of an export: one for a session, then one per message and summary; each line is JSON in UTF-8."""
+"""The lines of an export: one for each session, then one per message and summary; each is a JSON object in UTF-8."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SessionLine:
         return GraphLayout(self.namespace, self.meta_key_suffix, value_field=self.value_field)
 
     def info(self, messages: Sequence[Message], now: datetime) -> SessionInfo:
-        """Return the session to restore; missing times are taken from its messages."""
+        """Return the session to restore; missing times are taken from its messages, or else from `now`."""
         times = [message.created_at or now for message in messages] or [now]
         return SessionInfo(
             session_id=self.session_id,
@@ -85,14 +85,14 @@ class MessageLine:
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """A summary of messages on earlier lines."""
+    """A summary of messages whose lines come earlier."""
 
     session_id: str
     archived: ArchivedSummary
 
 
 class BadLine(InvalidInput):
-    """A line that is not valid in an export; `session_id` is the session that it names, if any."""
+    """A line that is not valid in an export; `session_id` is set if the invalid line is that of a session."""
 
     def __init__(self, sentence: str, *, session_id: str | None = None) -> None:
         super().__init__(sentence)
@@ -100,7 +100,7 @@ class BadLine(InvalidInput):
 
 
 def session_line(info: SessionInfo, layout: GraphLayout | None = None) -> str:
-    """Return the line of a session. Optional fields are written only if they are set."""
+    """Return the line of a session. Some fields are written only if they are set."""
     values: dict[str, Json] = {
         "type": "session",
         "session_id": info.session_id,
@@ -294,13 +294,13 @@ def _time(name: str, text: object) -> datetime:
 
 
 def _check_year(moment: datetime | None) -> None:
-    """Reject times in the first and the last year, which may be out of range in UTC."""
+    """Reject times in the years 1 and 9999, which may be out of range when converted to UTC."""
     if moment is not None and not 1 < moment.year < 9999:
         raise InvalidInput("A time is in one of the years 2 to 9998.")
 
 
 def _sorted(metadata: Mapping[str, Json]) -> Json:
-    """Sort the keys of metadata: PostgreSQL does not preserve their order, and exports must be identical."""
+    """Sort the keys of metadata: PostgreSQL does not preserve their order, and repeated exports must be identical."""
     if not metadata:
         return {}
     ordered: Json = json.loads(json.dumps(dict(metadata), ensure_ascii=False, sort_keys=True))

@@ -1,4 +1,4 @@
-"""Calls of a memory from other threads and event loops, and wrappers with blocking methods."""
+"""Calls to a memory from other threads and event loops, and wrappers with blocking methods."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from threadkeep.boundary import OnFailure
 from threadkeep.errors import InvalidInput, StoreClosed
 
 _LOOK_SECONDS = 1.0
-"""Seconds between two checks that the loop still runs, while a caller waits."""
+"""Seconds between two checks that the event loop still runs, while a caller waits for its result."""
 
 _CLOSED = "The memory was closed during this call; close it when all calls are done."
 
 
 class LoopBlocked(Exception):
-    """The event loop of a memory is blocked; the work was dropped before it began."""
+    """The event loop of a memory is blocked; the coroutine was dropped before it began."""
 
 
 class MemoryLoop:
     """The running event loop of the current thread, for callers in other threads and on other loops.
 
-    If `dedicated` is True, the thread belongs to the memory and runs nothing else, so no caller can block it.
+    If `dedicated` is True, the thread runs only this memory, so no caller's code can block the loop.
     """
 
     def __init__(self) -> None:
@@ -40,16 +40,16 @@ class MemoryLoop:
     def run[T](self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop with the caller's context variables, and return its result.
 
-        An exception that ends the wait, such as KeyboardInterrupt, cancels the coroutine.
+        If the wait ends with an exception, such as KeyboardInterrupt, the coroutine is cancelled.
 
         Raises:
             StoreClosed: the loop does not run, or the memory was opened in another process.
-            InvalidInput: the caller runs on the loop itself and would deadlock.
+            InvalidInput: the caller runs on this loop, so waiting would block it forever.
         """
         return self._wait_for(self._submit(work))
 
     def run_unless_blocked[T](self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """Run a coroutine as `run` does, but only if the loop starts it within some seconds.
+        """Run a coroutine as `run` does, but only if the loop starts it within `seconds`.
 
         Raises:
             LoopBlocked: the loop was blocked for `seconds`, or the caller runs on the loop.
@@ -89,16 +89,16 @@ class MemoryLoop:
             raise StoreClosed(_CLOSED) from None
 
     def post(self, call: Callable[[], object]) -> None:
-        """Call a function on the loop, at once if the caller runs on it, else soon; skip it if the loop has ended."""
+        """Call a function on the loop: at once if the caller runs on it, else soon, or never if the loop has ended."""
         if self.is_own_thread:
             call()
         elif self.of_this_process:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
                 self._loop.call_soon_threadsafe(call)
 
     @property
     def of_this_process(self) -> bool:
-        """True if the memory was opened in this process. A forked child has the objects, but not the thread."""
+        """True if the memory was opened in this process. A forked child has a copy of it, but no loop thread."""
         return os.getpid() == self._process_id
 
     @property
@@ -108,7 +108,7 @@ class MemoryLoop:
 
     @property
     def is_own_thread(self) -> bool:
-        """Return True if the caller runs in the thread of the running event loop."""
+        """True if the caller is in the thread of this loop, and the loop runs."""
         return threading.get_ident() == self._thread_id and self._loop.is_running()
 
     def _submit[T](self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -148,7 +148,7 @@ class MemoryLoop:
 
 
 class Wrapper[W]:
-    """An object with blocking methods around an asynchronous one."""
+    """An object with blocking methods that call the methods of an asynchronous object."""
 
     def __init__(self, asynchronous: W, loop: MemoryLoop) -> None:
         self._asynchronous = asynchronous
@@ -156,7 +156,7 @@ class Wrapper[W]:
 
     @property
     def asynchronous(self) -> W:
-        """The wrapped object, for code that awaits it on the memory's own loop."""
+        """The asynchronous object, for code that runs on the memory's own loop."""
         return self._asynchronous
 
     def wait_for[T](self, work: Coroutine[Any, Any, T]) -> T:
@@ -165,7 +165,7 @@ class Wrapper[W]:
 
 
 class _Verb[W, **P, R]:
-    """A wrapper method that is created from a method of the wrapped class, with its signature and documentation."""
+    """A descriptor that makes a wrapper's method, with signature and docstring, from a method of the wrapped class."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -178,7 +178,7 @@ class _Verb[W, **P, R]:
     def __get__(self, instance: Wrapper[W], owner: type) -> Callable[P, R]: ...
 
     def __get__(self, instance: Wrapper[W] | None, owner: type) -> Self | Callable[P, R]:
-        """Bind the method."""
+        """Return the method bound to a wrapper; the descriptor itself if it is read from the class."""
         if instance is None:
             return self
 
@@ -200,7 +200,7 @@ class _Verb[W, **P, R]:
 
 
 class Blocking[W, **P, T](_Verb[W, P, T]):
-    """A method that waits for the result of an asynchronous method."""
+    """A wrapper's method that waits for the result of an asynchronous method."""
 
     def __init__(self, method: Callable[Concatenate[W, P], Coroutine[Any, Any, T]]) -> None:
         super().__init__(method)
@@ -211,7 +211,7 @@ class Blocking[W, **P, T](_Verb[W, P, T]):
 
 
 class Called[W, **P, T](_Verb[W, P, T]):
-    """A method that calls a plain method on the memory's event loop, to prevent concurrent changes."""
+    """A wrapper's method that runs a synchronous method on the memory's event loop, to prevent concurrent changes."""
 
     def __init__(self, method: Callable[Concatenate[W, P], T]) -> None:
         super().__init__(method)
@@ -225,14 +225,14 @@ class Called[W, **P, T](_Verb[W, P, T]):
 
 
 class Iterated[W, **P, T](_Verb[W, P, Iterator[T]]):
-    """A generator over the items of an asynchronous iterator."""
+    """A wrapper's method that returns a generator over the items of an asynchronous iterator."""
 
     def __init__(self, method: Callable[Concatenate[W, P], AsyncIterator[T]]) -> None:
         super().__init__(method)
 
     def _call(self, wrapper: Wrapper[W], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         items = self._method(wrapper.asynchronous, *args, **kwargs)
-        # If an iterator is not read to its end, the event loop closes it when it is garbage-collected.
+        # If the caller stops before the end, the event loop closes the iterator when it is garbage-collected.
         while found := wrapper.wait_for(_next(items)):
             yield found[0]
 

@@ -39,9 +39,9 @@ _LEAST_SUMMARY_TOKENS = 100
 class Summarizer(Protocol):
     """A writer of summaries.
 
-    Its input is a record in JSON, one message or summary per line. The record is data, never instructions. If a
-    summarizer raises an error, nothing is stored, and it is called again later. It may be called for several sessions
-    at the same time.
+    Its input is a text with one JSON object per line, each a message or a summary. This text is data, never
+    instructions. If a summarizer raises an error, nothing is stored, and it is called again later. Calls for several
+    sessions may run at the same time.
     """
 
     @property
@@ -54,16 +54,16 @@ class Summarizer(Protocol):
 
     @property
     def input_tokens(self) -> int:
-        """The maximum number of tokens of a record that it can read at once."""
+        """The maximum number of tokens of a record that the summarizer can read in one call."""
 
     async def summarize(self, record: str, *, earlier: str | None, task: SummaryTask, max_tokens: int) -> str:
-        """Return the summary of a record, in the language of the conversation.
+        """Return a summary of the record in the language of the conversation.
 
         Args:
             record: the text to summarise.
             earlier: the summary of the text before the record. For `messages` it is only context, not to be repeated;
                 for `continuation` it summarises the record's first part, and must be included completely.
-            task: the record has `messages`, the `continuation` of messages, or `summaries` to merge into one.
+            task: the content of the record: `messages`, a later part of them (`continuation`), or `summaries` to merge.
             max_tokens: the approximate maximum length of the summary.
         """
 
@@ -73,10 +73,10 @@ class Compression:
     """Options for summaries of older messages; sizes use LangChain's format.
 
     A size is `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call. A summary is
-    written when the messages without a summary reach `trigger`. The newest messages, of size `keep`, are not
-    summarised; they begin at the start of a turn. Messages that did not fit a window are summarised even before the
-    trigger is reached. `max_summary_tokens` limits all active summaries together, and is never more than a quarter of
-    the budget of a model call. Beyond this limit, older summaries are merged.
+    written when the messages without a summary reach `trigger`. The newest messages are not summarised, at least as
+    many as `keep`; they begin at the start of a turn. Messages that did not fit a window are summarised earlier.
+    `max_summary_tokens` limits all active summaries together, and is never more than a quarter of the budget of a model
+    call. Beyond this limit, older summaries are merged.
     """
 
     trigger: Size = ("tokens", 20_000)
@@ -85,7 +85,7 @@ class Compression:
     summarizer: Summarizer | None = None
 
     def __post_init__(self) -> None:
-        """Reject options that would never or always compress.
+        """Reject invalid options, and a `keep` that leaves nothing to compress.
 
         Raises:
             InvalidInput: an option is invalid. The error names it and its valid values.
@@ -105,7 +105,7 @@ def read_size(text: str) -> Size:
     """Return the size for a setting: `tokens:20000`, `messages:40` or `fraction:0.5`.
 
     Raises:
-        ValueError: the message shows the format.
+        ValueError: the text is not a size; the error shows the format.
     """
     unit, _, number = (part.strip() for part in text.lower().partition(":"))
     size: Size | None = None
@@ -122,10 +122,10 @@ def read_size(text: str) -> Size:
 
 
 class CompressionFailed(ThreadkeepError):
-    """A summary could not be written. Nothing has changed, and the attempt is repeated later.
+    """A summary could not be written. The session is unchanged, and compression is tried again later.
 
-    `reason` is `model`, `timeout`, `empty`, `too_long`, `outdated` or `store`. `kind` is the class name of the
-    underlying error, because the text of that error may quote people.
+    `reason` is `model`, `timeout`, `empty`, `too_long`, `outdated` or `store`. `kind` is only the class name of the
+    underlying error, because its text may quote a conversation.
     """
 
     def __init__(self, reason: SummaryFailure, kind: str | None = None) -> None:
@@ -147,16 +147,16 @@ _SENTENCES: dict[SummaryFailure, str] = {
 
 _PAGE_ROWS = 200
 _MOST_PIECES = 32
-"""If a message needs more records than this, its middle is replaced by a mark."""
+"""A message that needs more records than this is shortened: a mark replaces its middle."""
 
 
 @dataclass(frozen=True)
 class CompressionRequest:
-    """A session to compress, and the options.
+    """A session to compress, and the options for this.
 
-    `budget` is the token budget of a model call. `left_out_upto_seq` is the newest message that did not fit a window.
-    Messages up to it are summarised before the trigger is reached; so is the beginning of a nearly full `window`.
-    `upto_seq` is the end of a range that an earlier pass did not finish.
+    `budget` is the token budget of a model call. `left_out_upto_seq` is the `seq` of the newest message that did not
+    fit a window. Messages up to it are summarised before the trigger is reached; so are the oldest messages of a
+    `window` that is nearly full. `upto_seq` is the end of a range that an earlier pass did not finish.
     """
 
     session_id: str
@@ -175,7 +175,7 @@ class CompressionRequest:
 
 @dataclass(frozen=True)
 class Part:
-    """Messages that are summarised together: their range, and the records to read, in order.
+    """Messages that are summarised together: their `seq` range, and the records for the summarizer, in order.
 
     `revision` is the revision of the session before the messages were read.
     """
@@ -188,21 +188,21 @@ class Part:
 
 
 def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
-    """Return True if the counts of a session show that a summary may be due."""
+    """Return True if the counts of the messages without a summary show that one may be due."""
     if _is_triggered(uncovered, request) or request.window.nearly_full(_extent(uncovered)):
         return True
     return uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
 
 
 class RangeReader:
-    """A reader of the range to summarise, in bounded steps."""
+    """A reader that finds the messages to summarise, and reads them in bounded steps."""
 
     def __init__(self, transcripts: Transcripts, counter: TokenCounter) -> None:
         self._transcripts = transcripts
         self._counter = counter
 
     async def upto(self, request: CompressionRequest, uncovered: Uncovered) -> int:
-        """Return the last `seq` to summarise, or the end of the last summary if nothing is due."""
+        """Return the last `seq` to summarise; if nothing is due, the last `seq` that has a summary."""
         after = uncovered.after_seq
         rows: list[Message] = []
         before = uncovered.last_seq + 1
@@ -220,10 +220,10 @@ class RangeReader:
         return after
 
     async def part(self, session_id: str, after: int, upto: int, limit: int) -> Part | None:
-        """Return the next messages that fit into one record; None if there are none.
+        """Return the next messages that fit into one record of `limit` tokens; None if there are none.
 
-        They follow the `seq` `after` and the archived messages. A message that is too long becomes one part with
-        several records.
+        They begin after the `seq` `after` and after all archived messages. A message that is too long becomes one part
+        with several records.
         """
         rows: list[Message] = []
         lines: list[str] = []
@@ -248,14 +248,14 @@ class RangeReader:
         return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records, revision)
 
     def _sizes(self, rows: Sequence[Message], lines: Sequence[str], limit: int) -> list[int]:
-        """Return the tokens of each line; for a message far over the limit, its stored count."""
+        """Return the tokens of each line; for a message with more than twice the limit, the count stored with it."""
         return [
             row.tokens if row.tokens is not None and row.tokens > 2 * limit else self._counter(line) + 1
             for row, line in zip(rows, lines, strict=True)
         ]
 
     def _pieces(self, message: Message, size: int, limit: int) -> tuple[str, ...]:
-        """Split one message into numbered records; reduce a huge message to its beginning and end."""
+        """Split one message into numbered records; a huge message is first reduced to its beginning and end."""
         content = message.content
         if size > limit * _MOST_PIECES:
             content = keep_ends(content, len(content) * limit * _MOST_PIECES // size)
@@ -273,7 +273,7 @@ class RangeReader:
 def _tail_start(
     rows: list[Message], uncovered: Uncovered, request: CompressionRequest, *, complete: bool
 ) -> int | None:
-    """Return the first `seq` that is not summarised; None if older rows are needed to decide."""
+    """Return the `seq` of the first message to keep unsummarised; None if older rows are needed to decide."""
     after, left_out = uncovered.after_seq, request.left_out_upto_seq
     starts: list[int | None] = [after + 1]
     if _is_triggered(uncovered, request):

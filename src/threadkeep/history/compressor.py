@@ -1,7 +1,8 @@
-"""Compression of sessions in the background: a bounded queue, from which several sessions are compressed at once.
+"""Compression of sessions in the background, several at once, from a bounded queue.
 
-`consider` is called after an answer is stored, and returns at once. A failure changes nothing. A later turn of the
-session retries after a growing pause, possibly in another process, because all state is in the database.
+`consider` is called after an answer is stored, and returns at once. A failed compression leaves the session unchanged.
+It is tried again after a later turn, when a growing pause is over; another process can do this, because the summaries
+and messages are in the database.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _MOST_AT_ONCE = 4
 class CompressorOptions:
     """Options of the compressor. Times are in seconds.
 
-    After a failure, a session is skipped for the first pause, in seconds or in turns, whichever ends first. The pause
-    doubles after each further failure, up to the longest. When the memory closes, queued work has `closing_seconds` to
-    finish. The rest is done after the next turn, in any process.
+    After a failure, a session is skipped for `first_pause_seconds` or `first_pause_turns`, whichever ends first. The
+    pause doubles after each further failure, up to the longest. When the memory closes, queued work has
+    `closing_seconds` to finish. Unfinished sessions are compressed after their next turn, in any process.
     """
 
     first_pause_seconds: float = 60.0
@@ -55,7 +56,7 @@ class CompressorOptions:
 
 @dataclass(frozen=True)
 class _Trouble:
-    """The consecutive failures of a session, and the end of its pause: a time, or a number of turns."""
+    """The consecutive failures of a session, and its pause: the time when it ends, and the turns until it ends."""
 
     failures: int
     until: datetime
@@ -63,7 +64,7 @@ class _Trouble:
 
 
 class Compressor:
-    """A service that writes the summaries of a memory's sessions; see the module's docstring."""
+    """A service that writes the summaries of a memory's sessions in the background; see the module's docstring."""
 
     def __init__(
         self,
@@ -98,15 +99,15 @@ class Compressor:
         left_out_upto_seq: int = 0,
         window: WindowRoom = UNLIMITED,
     ) -> None:
-        """Queue a session for compression if it is due; return at once.
+        """Queue a session for compression, and return at once; the session is compressed only if this is due.
 
         Args:
             session_id: the session; its newest answer is already stored.
             compression: when and how much to compress.
             summarizer: the writer of the summary.
-            budget: the token budget of a model call, for sizes that are fractions.
-            left_out_upto_seq: the newest message that did not fit the window, 0 for none; messages up to it are
-                summarised before the trigger is reached.
+            budget: the token budget of a model call, for sizes given as fractions.
+            left_out_upto_seq: the `seq` of the newest message that did not fit the window, 0 for none; messages up to
+                it are summarised before the trigger is reached.
             window: the capacity of the window; messages that would be left out next are summarised now.
         """
         if self._closed:
@@ -149,7 +150,7 @@ class Compressor:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Wait some seconds for queued work to finish, then stop."""
+        """Wait up to `closing_seconds` for queued work to finish, then cancel the rest."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.closing_seconds):
@@ -161,11 +162,12 @@ class Compressor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self) -> None:
-        """Start tasks for queued sessions while the limit allows; only one task at a time compresses a session."""
+        """Start tasks for queued sessions, up to the limit and at most one per session."""
         due = [session_id for session_id in self._waiting if session_id not in self._running]
         for session_id in due[: _MOST_AT_ONCE - len(self._running)]:
             work = self._attempt(self._waiting.pop(session_id))
-            # The task has its own context; otherwise it would keep the caller's run alive and stream into it.
+            # The task gets an empty context. The caller's context would keep its run alive, and output would go to its
+            # stream.
             task = asyncio.create_task(work, context=Context(), name="threadkeep-compression")
             self._running[session_id] = task
             task.add_done_callback(partial(self._ended, session_id))
@@ -190,11 +192,11 @@ class Compressor:
             await writer.compress()
             self._troubles.pop(session_id, None)
             if writer.rest is not None:
-                # Queue it after the others, so that they do not wait for a session with a long history.
+                # Queue the rest behind the other sessions, so that they do not wait for a session with a long history.
                 self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
 
     def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
-        """Queue a session at the end; if it is already queued, keep the larger range to summarise."""
+        """Queue a session at the end; if it is already queued, keep the larger of the two `left_out_upto_seq`."""
         before = self._waiting.pop(request.session_id, request)
         left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
         self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)

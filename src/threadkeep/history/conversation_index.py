@@ -1,6 +1,6 @@
 """The index of a conversation for recall: its words, and the vectors of its turns.
 
-An index is cached by this process and updated from the transcript. The index of a long session can be stored.
+Each process caches its indexes and updates them from the transcript. The index of a long session can be stored.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from threadkeep.store.transcripts import Transcripts
 type Vectors = dict[str, array[float]]
 """Vectors of turns, by turn id."""
 MOST_TURNS = 20_000
-"""The maximum number of indexed turns of a session; the newest turns are indexed."""
+"""The maximum number of turns of one session in an index; if there are more, the newest are indexed."""
 _MOST_SUMMARIES = 20_000
-"""The maximum number of summaries of archived messages in an index, for all of its sessions together."""
+"""The maximum number of summaries of archived messages in one index, which may have several sessions."""
 _PAGE = 200
 _AT_ONCE = 4_000
-"""The characters to index, in a few milliseconds, before other tasks run; each message counts `_AT_LEAST` more.
+"""The characters indexed (in a few milliseconds) before other tasks run; each message counts as `_AT_LEAST` more.
 
 A longer text is analysed in an OS thread.
 """
@@ -40,31 +40,31 @@ _AT_LEAST = 160
 _MOST_DOUBLINGS = 10
 _NO_DAY = 0
 _TURN_BYTES, _VECTOR_BYTES, _SUMMARY_BYTES = 600, 200, 2_000
-"""The estimated bytes of a turn without its terms, a vector without its numbers, and a summary with its text."""
+"""The estimated bytes of a turn without its terms, of a vector without its numbers, and of a summary with its text."""
 
 
 @cache
 def index_version() -> str:
-    """Return the version of the stored format, which changes with the analysis of texts and with this module."""
+    """Return the version of the stored format: a digest of the text analysis and of the source of this module."""
     own = (files("threadkeep.history") / "conversation_index.py").read_bytes()
     return sha256(analysis_version().encode() + own).hexdigest()[:16]
 
 
 @dataclass(eq=False)
 class Refusals:
-    """The turns that could not be embedded; after each failure, a turn is skipped for more rounds."""
+    """The turns that could not be embedded; the more often a turn failed, the more rounds skip it."""
 
     round: int = 0
     _tries: dict[str, int] = field(default_factory=dict)
     _due: dict[str, int] = field(default_factory=dict)
 
     def add(self, turn_id: str) -> None:
-        """Postpone a turn by a number of rounds, which doubles with each failure."""
+        """Postpone a turn by 2 rounds after its first failure, and twice as many after each further failure."""
         tries = self._tries[turn_id] = min(self._tries.get(turn_id, 0) + 1, _MOST_DOUBLINGS)
         self._due[turn_id] = self.round + 2**tries
 
     def is_due(self, turn_id: str) -> bool:
-        """Return whether a turn may be tried in this round."""
+        """Return True if a turn may be embedded in this round."""
         return self._due.get(turn_id, 0) <= self.round
 
 
@@ -72,13 +72,13 @@ class Refusals:
 class ConversationIndex:
     """The indexed turns of one session, or of all sessions of a user, with their tokens, days and vectors.
 
-    `first` and `read` are the first and the last indexed `seq` of each session. `embedded` has each model and session
-    whose stored vectors were read. Archived messages are not indexed, but their `summaries` are, each at the position
-    of its last message. `newest` is an index of only the newest messages, which is used until the others are indexed;
-    `has_newest` is set when it is complete. `superseded` are indexed turns that were superseded since. `taken_back` are
-    ids of messages that a person has taken back in a chat, according to a note in the transcript. `stored` has the last
-    `seq` of each session in its stored index, even while that index is still being written. `texts` has the indexed
-    messages of each session.
+    `first` and `read` are the first and the last indexed `seq` of each session. `embedded` has the pairs of a model and
+    a session whose stored vectors were read. Archived messages are not indexed, but their `summaries` are, each at the
+    position of its last message. `newest` is an index of only the newest messages, which is used until the others are
+    indexed; `has_newest` is set when it is complete. `superseded` are turns that were superseded after they were
+    indexed. `taken_back` are ids of messages that a person took back in a chat; a system message in the transcript
+    records this. `stored` has the last `seq` of each session in its stored index, even while that index is still being
+    written. `texts` has the indexed messages of each session.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -103,7 +103,7 @@ class ConversationIndex:
 
     @classmethod
     def of(cls, infos: Mapping[str, SessionInfo]) -> Self:
-        """Return an empty index for these sessions; if they change while it is built, it is outdated."""
+        """Return an empty index for sessions in this state; `is_outdated` compares later states with it."""
         return cls(_marks={session_id: IndexedState.of(info) for session_id, info in infos.items()})
 
     @property
@@ -113,13 +113,13 @@ class ConversationIndex:
         return _TURN_BYTES * len(self.tokens) + _SUMMARY_BYTES * len(self.summaries) + self.words.size + vectors
 
     def holds(self, session_id: str) -> bool:
-        """Return whether turns of a session are indexed, or will be."""
+        """Return True if turns of a session are indexed, or will be."""
         return session_id in self._marks
 
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
-        """Return True if indexed turns were reset, archived or deleted since, or if too many sessions are missing.
+        """Return True if indexed turns are now reset, archived or deleted, or if too many indexed sessions are missing.
 
-        If `infos` are not `complete`, a missing session may simply be older than the others.
+        If `infos` are not `complete`, an indexed session may be missing only because it is older.
         """
         missing = sum(session_id not in infos for session_id in self._marks)
         if missing > (0 if complete else len(infos)):
@@ -128,9 +128,9 @@ class ConversationIndex:
         return any(self._marks[session_id].begins != IndexedState.of(infos[session_id]).begins for session_id in known)
 
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
-        """Leave out turns that were superseded since; return False if the index must be built again.
+        """Note the turns superseded since they were indexed; return False if the index must be built again.
 
-        It must be built again if a text was erased or a summary may be invalid, because their words must not stay.
+        It must be built again if a text was erased or a summary may be invalid, so that their words do not stay in it.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -148,12 +148,12 @@ class ConversationIndex:
     async def new_summaries(
         self, infos: Iterable[SessionInfo], summaries: Summaries, most: int
     ) -> dict[str, list[Summary]]:
-        """Return the summaries of archived messages for `catch_up`, of sessions that are not indexed yet.
+        """Return, for each session not yet indexed, the summaries of its archived messages for `catch_up`.
 
         Args:
-            infos: The sessions, the most important one first. Of each, the newest summaries are returned.
+            infos: The sessions, the most important one first. The newest summaries of each are returned.
             summaries: The stored summaries.
-            most: The maximum number of summaries in this index.
+            most: The maximum number of summaries in this index, including those already in it.
         """
         found: dict[str, list[Summary]] = {}
         left = min(most, _MOST_SUMMARIES) - len(self.summaries)
@@ -185,7 +185,7 @@ class ConversationIndex:
             is_turn = message.role in SPEAKERS and message.content != ""
             analysis = await self._analysis_of(message.content) if is_turn else None
             if seq <= self.read.get(session_id, 0):
-                continue  # it was indexed meanwhile
+                continue  # it was indexed while the text was analysed
             self.read[session_id] = seq
             if message.role == "system" and (taken_back := message.metadata.get(TAKEN_BACK)):
                 self.taken_back.add(str(taken_back))
@@ -194,9 +194,9 @@ class ConversationIndex:
         self.read[session_id] = max(self.read.get(session_id, 0), info.last_seq)
 
     async def dump(self) -> Sequence[Packed]:
-        """Return a copy of the state for storage, without vectors, which are stored in separate rows.
+        """Return a copy of the index for storage, without its vectors, which are stored separately.
 
-        Other tasks run between the parts. If a turn is added in the meantime, all parts are copied again.
+        Other tasks run while it is copied part by part. If a turn is added in the meantime, all parts are copied again.
         """
         states: list[Packed] = []
         turns = -1
@@ -226,7 +226,7 @@ class ConversationIndex:
             yield Packed({}, {"days": array("I", [day.toordinal() if day else _NO_DAY for _, day in some])})
 
     async def load(self, state: Packed, info: SessionInfo, summaries: Sequence[Summary]) -> bool:
-        """Load the stored state of a session; return False if the session now has other messages or `summaries`."""
+        """Load the stored index of a session; return False if it does not fit the session or `summaries` any more."""
         about, session_id = state.values, info.session_id
         created_at, begin, revision = about["marks"][session_id]
         mark = IndexedState(datetime.fromisoformat(created_at), begin, revision)
@@ -246,7 +246,7 @@ class ConversationIndex:
         return True
 
     def take_over(self, other: ConversationIndex) -> None:
-        """Fill this empty index with the turns of another index, which is not used afterwards."""
+        """Fill this empty index with the contents of another index, which must not be used afterwards."""
         self.words, self.tokens, self.days, self.summaries = other.words, other.tokens, other.days, other.summaries
         self.first, self.read, self.stored = other.first, other.read, other.stored
         self.superseded, self.taken_back, self.texts = other.superseded, other.taken_back, other.texts
@@ -254,7 +254,7 @@ class ConversationIndex:
         self.newest = None
 
     def extend(self, other: ConversationIndex) -> None:
-        """Append the turns of another index, which has other sessions."""
+        """Append the turns of another index. The two indexes must have no session in common."""
         self.words.extend(other.words)
         self.tokens |= other.tokens
         self.days |= other.days
@@ -279,15 +279,15 @@ class ConversationIndex:
         return found
 
     def extent_of(self, session_id: str) -> tuple[int, IndexedState]:
-        """Return the last indexed `seq` of a session, and the state of the session when it was indexed."""
+        """Return the last indexed `seq` of a session, and the state of the session when its index was begun."""
         return self.read[session_id], self._marks[session_id]
 
     def texts_of(self, session_id: str) -> IndexedTexts:
-        """Return the messages of a session that are indexed now."""
+        """Return a copy of the record of a session's indexed messages."""
         return self.texts.get(session_id, IndexedTexts()).copy()
 
     async def _analysis_of(self, text: str) -> Analysis | None:
-        """Analyse a long text in an OS thread. For a short text, return None, and let other tasks run now and then."""
+        """Analyse a long text in an OS thread. For a short text, return None; now and then, other tasks run first."""
         self._unpaused += _AT_LEAST + len(text)
         if len(text) > _AT_ONCE:
             return await asyncio.to_thread(analysis_of, text)
@@ -315,13 +315,13 @@ class ConversationIndex:
 
 
 def _bytes_of(vectors: Vectors) -> int:
-    """Return the estimated bytes of vectors, which all have the length of the first one."""
+    """Return the estimated bytes of vectors, which must all have the length of the first one."""
     first = next(iter(vectors.values()), array("f"))
     return len(vectors) * (_VECTOR_BYTES + len(first) * first.itemsize)
 
 
 def _turns_of(state: Packed) -> tuple[RecallIndex, dict[str, int], dict[str, tuple[str, date | None]]]:
-    """Return the indexed turns of a stored state, with the tokens and the session and day of each."""
+    """Return the word index of a stored state, the tokens of each turn, and the session and day of each turn."""
     tokens = dict(state.values["tokens"])
     days = [None if day == _NO_DAY else date.fromordinal(day) for day in state.arrays["days"]]
     days_of = {turn_id: (position_of(turn_id)[0], day) for turn_id, day in zip(tokens, days, strict=True)}
@@ -333,12 +333,12 @@ def _seqs_of(turn_ids: Iterable[str]) -> array[int]:
 
 
 def id_at(session_id: str, seq: int) -> str:
-    """Return the id of a message in the index."""
+    """Return the id that a message has in the index."""
     return f"{session_id}#{seq}"
 
 
 def position_of(turn_id: str) -> tuple[str, int]:
-    """Return the session and the `seq` of an indexed message."""
+    """Return the session id and the `seq` of an indexed message."""
     session_id, _, seq = turn_id.rpartition("#")
     return session_id, int(seq)
 
@@ -349,11 +349,11 @@ def messages_of(info: SessionInfo) -> int:
 
 
 async def _messages(transcripts: Transcripts, session_id: str, first: int, last: int) -> AsyncIterator[Message]:
-    """Yield the messages of a range of `seq`, in order, page by page."""
+    """Yield the messages of a `seq` range in order, page by page."""
     for start in range(first, last + 1, _PAGE):
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
-            # If messages of the range were superseded, the page has older ones, also from before a reset.
+            # If messages of this range were superseded, the page has older ones instead, even from before a reset.
             if (message.seq or 0) >= start:
                 yield message

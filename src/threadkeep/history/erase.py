@@ -1,4 +1,4 @@
-"""Erase of a person or a session from every store of a memory, with a receipt."""
+"""Erasure of a person or a session from every store of a memory, with a receipt."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _LOG = "the WAL of PostgreSQL until it is recycled"
 
 
 class Eraser:
-    """The erase of persons and sessions. If a call is interrupted, repeat it; it continues where it stopped.
+    """Erases persons and sessions. An interrupted call can be repeated; it continues where it stopped.
 
-    `rows` reads and erases the rows of the tables.
+    `rows` is the part that reads and erases rows of the tables.
     """
 
     def __init__(self, memory: Memory, rows: TableErasing) -> None:
@@ -52,7 +52,7 @@ class Eraser:
         self.rows = rows
 
     async def wanted(self, session_id: str | None, user_id: str | None) -> Erasable:
-        """Return the target of an erase: a person with all merged ids, or one session.
+        """Return the target of an erasure: a person with all merged ids, or one session.
 
         Raises:
             InvalidInput: not exactly one of the arguments is given.
@@ -65,11 +65,11 @@ class Eraser:
         return Erasable(ids=await self.rows.same_person(user_id))
 
     async def groups(self, wanted: Erasable) -> int:
-        """Return the number of Graphiti groups of the person or the session."""
+        """Return the number of Graphiti groups that the person or the session has."""
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def begin(self, wanted: Erasable) -> Erasable:
-        """Record the start of an erase; return its target, with the ids and sessions of an interrupted call."""
+        """Record that an erasure has begun; return its target, extended with the ids of an interrupted call."""
         state, name = self._memory.channels.state, await self._subject(wanted)
         known = json.loads(await state.value(_SCOPE, name) or "{}")
         ids = tuple(dict.fromkeys([*wanted.ids, *known.get("ids", [])]))
@@ -82,14 +82,14 @@ class Eraser:
     async def erase(
         self, wanted: Erasable, *, dry_run: bool, vacuum: bool, groups: ErasedStore, remains: Sequence[str]
     ) -> EraseReceipt:
-        """Erase the target that `begin` has recorded, and return the receipt.
+        """Erase the target that `begin` has returned; return the receipt.
 
         Args:
             wanted: the person or the session.
-            dry_run: only count.
-            vacuum: rewrite the file or the tables.
-            groups: the groups in Graphiti that were already deleted.
-            remains: descriptions of data that could not be deleted there.
+            dry_run: count only, and erase nothing.
+            vacuum: rewrite the SQLite file or the PostgreSQL tables afterwards.
+            groups: the counts of the Graphiti groups, which are already deleted.
+            remains: descriptions of data that could not be deleted in Graphiti.
         """
         digest = await self._digest()
         subject = await self._subject(wanted)
@@ -99,7 +99,7 @@ class Eraser:
         not_reached = [*remains, *await self._elsewhere(wanted), *_ALWAYS]
         after = before
         if not dry_run:
-            # Use the counts of the first attempt, if this call continues it.
+            # If this call continues an interrupted one, the receipt has the counts of the first attempt.
             state = self._memory.channels.state
             known = json.loads(await state.value(_SCOPE, subject) or "{}").get("found", {})
             before = {name: max(count, known.get(name, 0)) for name, count in found.items()}
@@ -107,7 +107,8 @@ class Eraser:
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
             if done:
-                # Delete notes before the overwrite, so that their ids are overwritten too. Keep the counts for a retry.
+                # Delete the notes before the overwrite, so that the ids in them are overwritten too. Keep the counts
+                # for a retry.
                 await self.rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
             if not await self.rows.overwrite(vacuum=vacuum):
@@ -140,7 +141,7 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Describe data of the person or session that remains because it belongs to others or has another id."""
+        """Describe data of the person or session that stays, because it belongs to others or to a branch."""
         found: list[str] = []
         if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
@@ -149,7 +150,7 @@ class Eraser:
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
-        """Check that the receipt was signed by this database, and whether the person or session is still gone."""
+        """Check the receipt's signature, and whether the person or session is gone and no data was left."""
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())
         if not hmac.compare_digest(signature.encode(), str(receipt.signature).encode("utf-8", "replace")):
@@ -160,11 +161,11 @@ class Eraser:
             store = await self._memory.graph_store()
             labels = {label async for namespace in _namespaces(store) for label in namespace}
             known = tuple(label for label in labels if digest(f"user:{label}") in erased)
-            there = there or bool(await self.items(Erasable(ids=known)))  # a store may list empty namespaces
+            there = there or bool(await self.items(Erasable(ids=known)))  # a store may list namespaces that are empty
         return "there" if there or not receipt.complete else "gone"
 
     async def _names(self, kind: ErasedKind) -> set[str]:
-        """Return the ids of all persons or of all sessions in the tables, in pending turns and in conversations."""
+        """Return the ids of all persons, or of all sessions, in the tables, in pending turns and in conversations."""
         names = set(await self.rows.known(sessions=kind == "session"))
         for entry in await self.waiting():
             names |= {entry.turn.session_id} if kind == "session" else _people(entry.turn.user_id, entry.turn.messages)
@@ -178,7 +179,7 @@ class Eraser:
         return names
 
     async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
-        """Erase until nothing is found any more; messages that arrive during the erase may remain."""
+        """Erase until nothing is found, in at most three rounds; return the counts of what is left."""
         after: dict[str, int] = {}
         for _ in range(_ROUNDS):
             sessions = await self.rows.sessions(wanted)
@@ -203,7 +204,7 @@ class Eraser:
         return after
 
     async def _find(self, wanted: Erasable) -> dict[str, int]:
-        """Count the rows, pending turns and items of each store."""
+        """Count the rows, pending turns and graph store items to erase, by store."""
         sessions = await self.rows.sessions(wanted)
         counts = await self.rows.counts(wanted)
         counts[_PENDING] = sum(belongs(entry.turn, wanted, sessions) for entry in await self.waiting())
@@ -213,7 +214,7 @@ class Eraser:
         return counts
 
     async def waiting(self) -> list[PendingTurn]:
-        """Return the pending turns of this process and of all other processes, in the order of the entry ids."""
+        """Return the pending turns of all processes, in the order of their entry ids."""
         entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)
@@ -226,7 +227,7 @@ class Eraser:
             await asyncio.to_thread(discard_waiting, folder, lambda turn: belongs(turn, wanted, sessions))
 
     async def _unreadable(self, wanted: Erasable) -> list[str]:
-        """Describe the unreadable items, which may contain data of the person."""
+        """Describe unreadable data, which may belong to the person."""
         found: list[str] = []
         if lines := await self._memory.pending.damaged():
             found.append(f"{len(lines)} unreadable lines of pending files: threadkeep pending list")
@@ -235,7 +236,7 @@ class Eraser:
         return found
 
     async def conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
-        """Return conversations in graph stores that belong to the person or have the keys of the sessions."""
+        """Return the conversations in graph stores that belong to the person, or whose keys are ids of the sessions."""
         found: list[tuple[Memory, str]] = []
         for other in await self._others():
             keys = [info.session_id for id_ in wanted.ids async for info in other.sessions(user_id=id_)]
@@ -245,7 +246,7 @@ class Eraser:
         return found
 
     async def shared_conversations(self, wanted: Erasable) -> list[tuple[Memory, str, list[Message]]]:
-        """Return the person's messages in others' conversations in graph stores. This reads every conversation."""
+        """Return the person's messages in conversations of other users in graph stores. Every conversation is read."""
         found: list[tuple[Memory, str, list[Message]]] = []
         own = [self._memory] if self._memory.in_graph_store else []
         for memory in [*own, *await self._others()] if wanted.ids else []:
@@ -256,7 +257,7 @@ class Eraser:
         return found
 
     async def _others(self) -> list[Memory]:
-        """Return the memories of the conversations of agents; layouts that differ only in chunk size count once."""
+        """Return the memories of agents' conversations; layouts that differ only in chunk size count once."""
         places = {
             (store, replace(layout, chunk_size=1)): other for store, layout, other in await self._memory.namespaces()
         }
@@ -279,7 +280,7 @@ class Eraser:
             await store.adelete(namespace, key)
 
     async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
-        """Return the items of the graph store in namespaces that name the person and no other user."""
+        """Return the graph store items in namespaces whose names contain an id of the person and of no other user."""
         found: dict[tuple[tuple[str, ...], str], None] = {}
         for namespace in await self._named(wanted, others=False):
             items = await _all_items(await self._memory.graph_store(), namespace)
@@ -287,10 +288,10 @@ class Eraser:
         return [(await self._memory.graph_store(), namespace, key) for namespace, key in found]
 
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
-        """Return the graph store namespaces that name the person: with `others`, only those that also name other users.
+        """Return the graph store namespaces that name the person and, only with `others`, another user too.
 
-        A user's id may also be a common name (`memories`), so items that belong to other users are not deleted.
-        Conversations are erased by their owners and senders, whatever their namespaces are called.
+        An id may also be a common word (`memories`), so a namespace with another user's id is not erased. Conversations
+        are erased by their owners and senders, whatever their namespaces are called.
         """
         if not wanted.ids or not await self._memory.has_graph_store():
             return []
@@ -305,7 +306,7 @@ class Eraser:
         ]
 
     async def _subject(self, wanted: Erasable) -> str:
-        """Return the digest that identifies the person or the session in receipts."""
+        """Return the digest that stands for the person or the session in receipts."""
         return (await self._digest())(f"{_kind(wanted)}:{wanted.ids[0] if wanted.ids else wanted.session_id}")
 
     async def _digest(self) -> Callable[[str], str]:
@@ -339,7 +340,7 @@ async def _all_items(store: BaseStore, namespace: tuple[str, ...]) -> list[Searc
 
 
 async def _sent_to(session: Session) -> list[Message]:
-    """Return the user messages in a session; none if the session is damaged."""
+    """Return the user messages of a session; if the session is damaged, those read before the damaged item."""
     found: list[Message] = []
     before: int | None = None
     with contextlib.suppress(SessionDamaged):
@@ -351,19 +352,19 @@ async def _sent_to(session: Session) -> list[Message]:
 
 
 def belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
-    """Return True if a pending turn belongs to the person, or to a session that is deleted."""
+    """Return True if a pending turn belongs to the person or to a session to erase, or has a message of the person."""
     if turn.session_id in sessions or turn.session_id == wanted.session_id or turn.user_id in wanted.ids:
         return True
     return any(not _senders(message).isdisjoint(wanted.ids) for message in turn.messages)
 
 
 def _people(user_id: str | None, messages: Sequence[Message]) -> set[str]:
-    """Return the owner of a session and the senders of its messages."""
+    """Return the ids of a session's owner and of the senders of its messages."""
     return {name for name in (user_id, *(name for one in messages for name in _senders(one))) if name is not None}
 
 
 def _senders(message: Message) -> set[str]:
-    """Return the author of a message, and the sender id that a channel stored as a text or an integer."""
+    """Return the author of a message, and the sender id in its metadata if a channel stored one."""
     sender = message.metadata.get("sender_id")
     named = (message.author, str(sender) if type(sender) in (str, int) else None)
     return {name for name in named if name is not None}

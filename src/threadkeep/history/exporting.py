@@ -1,4 +1,4 @@
-"""Export of sessions as lines, a page at a time."""
+"""Export of sessions as lines, written page by page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE_MESSAGES = 500
 
 
 class Exportable(NamedTuple):
-    """A session with its memory, and with its layout if it is a conversation that an agent stores in a graph store."""
+    """A session and its memory, and a layout if it is a conversation that an agent stores in a graph store."""
 
     info: SessionInfo
     memory: Memory
@@ -31,7 +31,7 @@ class Exportable(NamedTuple):
 
 @dataclass
 class Exported:
-    """The progress of an export."""
+    """The counts of an export so far, and the damaged items."""
 
     sessions: int = 0
     messages: int = 0
@@ -39,11 +39,11 @@ class Exported:
     damaged: dict[tuple[str, str], SessionDamaged] = field(default_factory=dict)
 
     def note_damage(self, error: SessionDamaged) -> None:
-        """Record an item that could not be read."""
+        """Record an item of a session that could not be read."""
         self.damaged[error.session_id, error.item] = error
 
     def to_dict(self) -> dict[str, Json]:
-        """Return the counts as JSON values; include the damaged sessions if there are any."""
+        """Return the counts as JSON values, and the ids of damaged sessions if there are any."""
         numbers: dict[str, Json] = {name: getattr(self, name) for name in ("sessions", "messages", "summaries")}
         damaged = sorted({session_id for session_id, _ in self.damaged})
         return {**numbers, **({"damaged": damaged} if damaged else {})}
@@ -52,7 +52,7 @@ class Exported:
 class _Numbering:
     """The positions of messages in an export.
 
-    If superseded messages are left out, the others are numbered without gaps, as an import would number them.
+    If superseded messages are left out, the other messages are numbered without gaps, as an import numbers them.
     """
 
     def __init__(self, superseded: Sequence[tuple[int, int]]) -> None:
@@ -71,7 +71,7 @@ class _Numbering:
         return self.of_seq(seq) > self.of_seq(seq - 1)
 
     def of_seq(self, seq: int) -> int:
-        """Return the exported position of a message; for a message that is not exported, the position before it."""
+        """Return the exported position of a message; if it is not exported, that of the last one before it."""
         number = bisect_right(self._starts, seq)
         if number == 0:
             return seq
@@ -79,11 +79,11 @@ class _Numbering:
         return seq - self._earlier[number - 1] - (min(seq, last) - first + 1)
 
     def of_info(self, info: SessionInfo) -> SessionInfo:
-        """Return the exported metadata of the session."""
+        """Return the metadata of the session with exported positions."""
         return replace(info, reset_seq=self.of_seq(info.reset_seq), archived_seq=self.of_seq(info.archived_seq))
 
     def of_message(self, message: Message) -> Message:
-        """Return the exported form of a message; in the active view it is active, even if superseded since."""
+        """Return a message with its exported position; if superseded messages are left out, it is written as active."""
         if not self._superseded:
             return message
         return message.with_fields(seq=self.of_seq(message.seq or 0), superseded_at=None, superseded_by=None)
@@ -102,7 +102,7 @@ async def export(
     *,
     view: View = "active",
 ) -> Exported:
-    """Write sessions to a stream; leave out messages that arrive during the export."""
+    """Write sessions to a stream, and return the counts; messages that arrive during the export are left out."""
     done = Exported()
     async for info, memory, layout in sessions:
         done.sessions += 1
@@ -119,9 +119,9 @@ async def export(
             report(done)
         if not begun:
             stream.write(session_line(numbering.of_info(_as_read(info, ())), layout).encode())
-        # Conversations have no summaries; a summary with this key belongs to a session with the same id.
+        # Conversations have no summaries; summaries stored under this id belong to a session with the same id.
         for archived in await memory.summaries.for_export(info.session_id, view=view) if layout is None else ():
-            # A newer summary may cover messages that arrived during the export.
+            # A summary written since may cover messages that arrived during the export.
             if archived.summary.last_seq <= info.last_seq:
                 stream.write(summary_line(numbering.of_summary(archived)).encode())
                 done.summaries += 1
@@ -133,7 +133,7 @@ async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: st
     """Yield the sessions and the conversations with these ids.
 
     Raises:
-        SessionNotFound: nothing is stored with one of the ids; nothing is yielded.
+        SessionNotFound: one of the ids has neither; nothing is yielded.
     """
     locations = await AllSessions(memory).locations()
     found = [each for session_id in dict.fromkeys(session_ids) for each in await _named(locations, session_id, user_id)]
@@ -144,8 +144,8 @@ async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: st
 async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[Exportable]:
     """Yield all sessions, then all conversations of each layout, each once and newest activity first.
 
-    A session that gets a message during the listing moves to the front and may be missed. So the list is read again
-    until it contains no new session.
+    A session that gets a message while the list is read moves to the front and may be missed. So the list is read again
+    until it has no session that was not yielded.
     """
     started = memory.clock()
     for layout, home in await AllSessions(memory).locations():
@@ -189,9 +189,9 @@ async def _named(
 
 
 async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIterator[tuple[Message, ...]]:
-    """Yield all messages in order. `seq` has no gaps, so a page is missing only if it was deleted meanwhile.
+    """Yield a session's messages in pages, in order; pages that were deleted meanwhile are left out.
 
-    A page that cannot be read is recorded and left out, so that the others are exported.
+    A page that cannot be read is recorded in `done` and left out, so that the others are exported.
     """
     for first in range(info.deleted_seq + 1, info.last_seq + 1, PAGE_MESSAGES):
         after = min(first + PAGE_MESSAGES, info.last_seq + 1)
@@ -205,6 +205,6 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
 
 
 def _as_read(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
-    """Return the metadata with the limits of the messages that were read: retention may have deleted some meanwhile."""
+    """Return the metadata adjusted to the first message that was read: retention may have deleted older ones."""
     deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
     return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

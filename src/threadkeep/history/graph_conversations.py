@@ -1,4 +1,4 @@
-"""Conversations that agents store in a LangGraph store: opening the store, and reading and writing conversations."""
+"""Conversations that agents store in a LangGraph store: opens the store, and gives access to the conversations."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _STORE_ROWS = "dead rows of the graph store's PostgreSQL until VACUUM, and its W
 _STORE_LOG = "the WAL file of the graph store, which a reader keeps: stop other processes, and repeat"
 _OWN = "own"
 _NO_SESSION = "\x1f"
-"""The first character of names that are not session ids; session ids have no control characters."""
+"""The first character of order names that are not session ids; session ids have no control characters."""
 
 
 class Opening(NamedTuple):
-    """The exit stack that closes a store, and the options to open it."""
+    """The exit stack on which a store is opened, and the options to open it."""
 
     stack: AsyncExitStack
     options: StoreOptions
@@ -48,7 +48,7 @@ class Opening(NamedTuple):
 class GraphConversations:
     """The graph store of a memory, opened on first use, and the transcripts of conversations in any store.
 
-    `given` is the store or its database; `layouts` are the layouts of the conversations there.
+    `given` is an open store or the database of one; `layouts` has the registered layouts of conversations.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class GraphConversations:
         self._registered: set[GraphLayout] = set()
 
     async def store(self) -> BaseStore:
-        """Return the store, which closes with the memory. Raises `StoreUnavailable` if its database does not answer."""
+        """Return the memory's store, opened on first use. Raises `StoreUnavailable` if its database does not answer."""
         async with self._opening:
             if self._store is None:
                 self._store = await self._opened()
             return self._store
 
     async def exists(self) -> bool:
-        """Return True if the store is open, or its table exists in its database."""
+        """Return True if the store is open, or if its table exists in its database."""
         address = self.given
         if self._store is not None or not isinstance(address, DatabaseAddress):
             return True
@@ -91,10 +91,11 @@ class GraphConversations:
         return any(table == "store" for table, _ in rows)
 
     async def overwrite(self, own: DatabaseAddress, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in the graph store's own file; describe what remains, or return None.
+        """Overwrite deleted items in the file of the graph store; describe remaining data, None if there is none.
 
-        With `vacuum`, the file is rewritten. Deleted rows of PostgreSQL, and a store that the application opened, are
-        not overwritten, because this is the task of their owners.
+        With `vacuum`, the file is rewritten. Deleted rows in PostgreSQL, and in a store that the application opened,
+        are not overwritten; that is up to their operators. A file that is also the memory's own is overwritten
+        elsewhere.
         """
         address = self.given
         if not isinstance(address, DatabaseAddress):
@@ -113,14 +114,14 @@ class GraphConversations:
         address = self.given
         if not isinstance(address, DatabaseAddress):
             return address
-        # Import it here, because this loads LangGraph, which a memory on tables alone does not need.
+        # Import this here, because it loads LangGraph, which a memory that uses only tables does not need.
         from threadkeep.graph_store.langgraph_stores import open_own_store
 
         stack, options = self._to_open
         return await stack.enter_async_context(open_own_store(address, options))
 
     def name_of(self, store: BaseStore) -> object:
-        """Return the identity of a store; all objects for the memory's own store have the same identity."""
+        """Return a hashable identity of a store; all objects that open the memory's own store have the same one."""
         if store is self._store:
             return _OWN
         address = self.given if isinstance(self.given, DatabaseAddress) else None
@@ -128,7 +129,7 @@ class GraphConversations:
         return _OWN if same else store
 
     def is_own(self, store: BaseStore) -> bool:
-        """Return True if a store is the memory's own."""
+        """Return True if a store is the memory's own store."""
         return self.name_of(store) == _OWN
 
     def is_unregistered(self, store: BaseStore, layout: GraphLayout) -> bool:
@@ -136,7 +137,7 @@ class GraphConversations:
         return layout not in self._registered and self.is_own(store)
 
     async def register(self, layout: GraphLayout) -> None:
-        """Register a layout in the memory's own store for other processes; a failure is retried at the next call."""
+        """Register a layout of the memory's own store for other processes; the next call retries after a failure."""
         self._registered.add(layout)
         try:
             async with asyncio.timeout(_REGISTER_SECONDS):
@@ -158,18 +159,18 @@ class GraphConversations:
 
 
 def place_in(layout: GraphLayout, key: str) -> ConversationPlace:
-    """Return the key and the layout of a conversation in the form used in records of model calls."""
+    """Return the place of a conversation, as it is written in records of model calls."""
     return ConversationPlace(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
 
 
 def order_name(layout: GraphLayout, key: str) -> str:
-    """Return the name of a conversation in the order of turns. No session can have this name as its id."""
+    """Return the name under which a conversation's turns are ordered; no session id can be equal to it."""
     parts = [layout.namespace, layout.meta_key_suffix, layout.value_field, key]
     return _NO_SESSION + json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 
 
 def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
-    """Return the layout and the key of a conversation from its `order_name`; None if the name is a session id."""
+    """Return the layout and the key from an `order_name`; None if it is a session id or of an older version."""
     if not name.startswith(_NO_SESSION):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Import of lines into a memory, several hundred messages per transaction."""
+"""Import of the lines of an export into a memory, in transactions of several hundred messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from threadkeep.store.archive import ArchivedPart, Restored
 from threadkeep.store.summaries import ArchivedSummary
 
 type Position = int | str
-"""A line number, or the name of a conversation of another system."""
+"""A line number, or the name of a conversation in another system's export."""
 type _Location = tuple[str, GraphLayout | None]
 
 BATCH_MESSAGES = 500
@@ -25,11 +25,12 @@ BATCH_MESSAGES = 500
 
 @dataclass
 class Imported:
-    """The result of an import so far.
+    """The counts of an import so far.
 
     `skipped` counts messages that were left out because the line of their session is invalid, or because the session
-    belongs to another user. `summaries_left_out` counts summaries of messages that are different here or already have a
-    summary; `unarchived` messages and `limits_left_out`, in sessions, what a graph store does not keep.
+    belongs to another user. `summaries_left_out` counts summaries of messages that differ from the stored ones or
+    already have a summary. A graph store has no archive and no limits per session: `unarchived` counts archived
+    messages that became normal ones there, `limits_left_out` the sessions that lost their limits.
     """
 
     sessions: int = 0
@@ -45,14 +46,14 @@ class Imported:
     limits_left_out: int = 0
 
     def add(self, restored: Restored) -> None:
-        """Add the counts of one part."""
+        """Add the counts of one restored session part."""
         for name, count in vars(restored).items():
             setattr(self, name, getattr(self, name) + count)
 
 
 @dataclass
 class _Part:
-    """A sequence of messages in the source, with its position."""
+    """Consecutive messages and summaries of one session in the source, and their position."""
 
     line: SessionLine
     position: Position
@@ -61,7 +62,7 @@ class _Part:
 
 
 class Importer:
-    """An importer that stores lines in batches. It calls `on_refusal` for each rejected line, with its position.
+    """An importer that stores lines in batches. It calls `on_refusal` with position and reason of a rejected line.
 
     With `strict`, `take` returns False at the first invalid line; the lines before it are stored.
     """
@@ -79,7 +80,7 @@ class Importer:
         self._nameless: Counter[str] = Counter()
 
     async def take(self, number: int, line: bytes) -> bool:
-        """Process one line of a file; return False to stop."""
+        """Process one line of a file; return False if the import must stop."""
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if not line.strip():
@@ -93,7 +94,7 @@ class Importer:
         return not (self._strict and self.done.bad_lines)
 
     async def accept(self, position: Position, parsed: SessionLine | MessageLine | SummaryLine) -> None:
-        """Process a parsed line."""
+        """Process a parsed line; store the accepted lines if they fill a batch."""
         try:
             self._accept(position, parsed)
         except BadLine as error:
@@ -102,19 +103,19 @@ class Importer:
             await self.store()
 
     def refuse(self, position: Position, sentence: str) -> None:
-        """Count an invalid line and report it."""
+        """Count an invalid line, and report it to `on_refusal`."""
         self.done.bad_lines += 1
         self._on_refusal(position, sentence)
 
     async def store(self) -> None:
-        """Store the lines that were accepted since the last call."""
+        """Store the lines that were accepted since the last call of this method."""
         waiting, self._parts, self._waiting = self._parts, [], 0
         for layout in dict.fromkeys(part.line.layout for part in waiting):
             home = await self._everything.memory_of(layout)
             await self._store(home, [part for part in waiting if part.line.layout == layout])
 
     async def _store(self, home: Memory, parts: Sequence[_Part]) -> None:
-        """Store parts in the memory to which they belong."""
+        """Store parts of sessions in a memory; parts of other users' sessions are skipped and reported."""
         now = self._memory.clock()
         archived = [
             ArchivedPart(part.line.info(part.messages, now), tuple(part.messages), tuple(part.summaries))
@@ -167,7 +168,7 @@ class Importer:
         return line
 
     def _identified(self, parsed: MessageLine) -> Message:
-        """Return the message with an id. A missing id is derived from position and text, so it is stable."""
+        """Return the message with an id; a missing id is derived from position and text, so it is stable."""
         message = parsed.message
         if message.id is not None:
             return message

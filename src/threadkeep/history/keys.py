@@ -1,4 +1,4 @@
-"""Session ids, which may be any text, and keys that templates build from external values."""
+"""Session ids, which may be any text, and keys, which templates build from external values."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ KEY_CANDIDATES = (
     f"wecom_dm:{{{{{_DIRECT}.corp_id}}}}:{{{{{_DIRECT}.agent_id}}}}:{{{{{_DIRECT}.user}}}}",
     "{{thread_id}}",
 )
-"""The candidates for the key of a run's conversation; the first one with all values is used.
+"""Templates for the key of a run's conversation; the first one whose values all exist is used.
 
 In order: an explicit key, the key of the channel, the thread. A channel's key has the bot or tenant, the chat, and the
-topic if the chat has topics. For WeCom's bot, a group is identified by its chat and a single chat by its user.
+topic if the chat has topics. In WeCom bot chats, a group is identified by its chat and a private chat by its user.
 """
 
 _KEY = re.compile(r"[A-Za-z0-9:_-]+")
@@ -46,12 +46,12 @@ _ESCAPED = re.compile(r"(?:[A-Za-z0-9-]|_[0-9a-f]{2})*")
 _BYTE = re.compile(rb"_([0-9a-f]{2})")
 PLACEHOLDER = re.compile(r"\{\{([^{}]*)\}\}")
 WHOLE = "key:"
-"""The prefix of a placeholder whose value is a whole key: `{{key:inputs.history_key}}`."""
+"""The prefix of a placeholder for a complete key, as in `{{key:inputs.history_key}}`."""
 _PATH = re.compile(r"[\w-]+(?:\.[\w-]+|\[[0-9]+\])*")
 _STEP = re.compile(r"[\w-]+")
 _RUN_IDS = ("thread_id", "configurable.thread_id")
 
-# HTTP responses and commands show these texts too, so they name no Python function.
+# These texts are also shown in HTTP responses and by commands, so they name no Python function.
 _SESSION_ID_CURES: Mapping[Reason, str] = {
     "empty": "A session id needs at least one character that is not blank; give the id of the chat or the person.",
     "empty_part": "A session id that begins with a channel has no empty part; give each part a value: telegram:123.",
@@ -70,7 +70,7 @@ _KEY_CURES: Mapping[Reason, str] = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """A candidate in its original form, and the reason why it gave no key."""
+    """A candidate as given, and the reason why it gave no key."""
 
     candidate: str
     reason: Reason
@@ -78,7 +78,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class KeyResolution:
-    """The key, if there is one, and all rejected templates in the order of the attempts.
+    """The resolved key, if there is one, and all rejected templates in the order in which they were tried.
 
     `conversation_key` is the value of the first valid candidate; `key` is the rendered key template. If the key
     template was rejected, it is the last entry of `refused`, and `key` is None.
@@ -90,14 +90,14 @@ class KeyResolution:
 
     @property
     def reason(self) -> Reason | None:
-        """The reason of the last rejection if there is no key; None if there is one."""
+        """The reason of the last rejection if there is no key; None if there is a key."""
         if self.key is not None:
             return None
         return self.refused[-1].reason if self.refused else "empty"
 
 
 def check_session_id(session_id: str) -> None:
-    """Reject an id that cannot identify a conversation; every other text is a valid session id.
+    """Reject an invalid session id: empty, too long, with control characters, a placeholder or an empty channel part.
 
     Raises:
         InvalidKey: the id is not valid. The error has the reason; its message does not repeat the id.
@@ -113,7 +113,7 @@ def _session_id_refusal(value: object) -> Reason | None:
     if not value.strip():
         return "empty"
     if channel_of(value) != "other" and "" in value.split(":"):
-        return "empty_part"  # otherwise all chats of the channel without an id would share one history
+        return "empty_part"  # otherwise all chats of the channel whose id is missing would share one history
     if PLACEHOLDER.search(value):
         return "unresolved_template"
     if len(value) > MAX_KEY_CHARACTERS:
@@ -123,7 +123,7 @@ def _session_id_refusal(value: object) -> Reason | None:
 
 
 def refusal(value: object) -> Reason | None:
-    """Return the reason why a value is not a valid key, the first in the order of `Reason`; None if it is valid."""
+    """Return the first reason why a value is not a valid key, in the order of `Reason`; None if it is valid."""
     if not isinstance(value, str):
         return "invalid_chars"
     if not value.strip():
@@ -138,7 +138,7 @@ def refusal(value: object) -> Reason | None:
 
 
 def whole_refusal(value: str) -> Reason | None:
-    """Return the reason why an external key is rejected; None if it is a session id without empty parts."""
+    """Return the reason why an external key is rejected; None if it is a valid session id without empty parts."""
     reason = _session_id_refusal(value)
     return "empty_part" if reason is None and "" in value.split(":") else reason
 
@@ -157,8 +157,8 @@ def check_key(key: str) -> None:
 def escape_key(text: str) -> str:
     """Escape a text as one part of a key: `li@corp` becomes `li_40corp`.
 
-    Each UTF-8 byte of a character other than A-Z, a-z, 0-9 and minus becomes `_` and two hex digits. Different texts
-    never become the same part, and `unescape_key` restores the text.
+    Each UTF-8 byte of a character other than A-Z, a-z, 0-9 and minus becomes `_` and two hex digits. Two different
+    texts never give the same part, and `unescape_key` restores the text.
 
     Raises:
         InvalidKey: the text has a lone surrogate, which is not a character.
@@ -167,12 +167,12 @@ def escape_key(text: str) -> str:
         return _UNSAFE.sub(lambda found: "".join(f"_{byte:02x}" for byte in found[0].encode()), text)
     except UnicodeEncodeError:
         sentence = "An id with a lone surrogate is not valid text; correct the code that decodes it."
-        # Raise from None, because the encoding error contains the whole text.
+        # Suppress the cause, because the encoding error contains the whole text.
         raise InvalidKey(sentence, reason="invalid_chars") from None
 
 
 def unescape_key(part: str) -> str:
-    """Return the text that `escape_key` converted to this part.
+    """Return the text from which `escape_key` made this part.
 
     Raises:
         InvalidKey: `escape_key` never returns this part.
@@ -182,7 +182,7 @@ def unescape_key(part: str) -> str:
             text = _BYTE.sub(lambda found: bytes.fromhex(found[1].decode()), part.encode()).decode()
         except UnicodeDecodeError:
             text = ""
-        # `_41` would decode to A, which is escaped as A; only the canonical spelling of a text is accepted.
+        # `_41` would decode to A, but A is never escaped: only the exact result of `escape_key` is accepted.
         if escape_key(text) == part:
             return text
     sentence = "This is not an escaped part; pass what escape_key returned, which is one part and not a whole key."
@@ -205,15 +205,16 @@ def resolve_key(
 ) -> KeyResolution:
     """Return the key of the first valid candidate, rendered into the key template as `conversation_key`.
 
-    A candidate is a literal or has `{{dotted.path}}` placeholders: names, and indexes of lists (`items.0.id` or
-    `items[0].id`); there are no expressions. It is rendered from `scope`, which is not changed, and then checked.
-    Candidates that are not strings are skipped; a single string counts as one candidate.
+    A candidate is a literal text or a template with `{{dotted.path}}` placeholders. A path consists of names and of
+    list indexes (`items.0.id` or `items[0].id`); expressions are not supported. It is rendered from `scope`, which is
+    not changed, and then checked. Candidates that are not strings are skipped; a single string counts as one candidate.
 
     A text from the scope is escaped with `escape_key`. A whole number becomes its digits (12.0 is 12); any other number
-    is escaped as text. A missing path, null, true, false, a list or an object is `unresolved_template`. A blank value
-    is `empty`, or `empty_part` if the candidate has other parts. `{{thread_id}}` is missing unless the run is `manual`,
-    because otherwise each run has a new one. Separate placeholders with colons, the only character that no value can
-    contain: `{{a}}-{{b}}` could give two pairs of values the same key.
+    is escaped as text. For a missing path, null, true, false, a list or an object, the candidate is rejected as
+    `unresolved_template`. For a blank value, it is rejected as `empty`, or as `empty_part` if the candidate has other
+    parts. `{{thread_id}}` counts as missing unless the run is `manual`, because other runs get a new thread id each.
+    Separate placeholders with colons, the only character that no value can contain: `{{a}}-{{b}}` could give two pairs
+    of values the same key.
 
     `{{key:dotted.path}}` is a whole external key: any session id without empty parts, used unchanged. It must be the
     only content of its candidate.
@@ -252,7 +253,7 @@ class _Values:
         self._refusal = whole_refusal if whole else refusal
 
     def render(self, template: str) -> tuple[str, Reason | None]:
-        """Return the rendered template, and the reason if the result is not a key."""
+        """Return the rendered template, and a reason if it is not a valid key; None otherwise."""
         if len(template) > MAX_TEMPLATE_CHARACTERS:
             return "", "too_long"
         if (path := whole_path(template)) is not None:
@@ -262,9 +263,9 @@ class _Values:
         except InvalidKey:
             return "", "invalid_chars"
         texts = iter(values)
-        # A placeholder without a value stays unchanged, and is rejected as an unresolved template.
+        # A placeholder without a value stays unchanged, so the result is rejected as an unresolved template.
         rendered = PLACEHOLDER.sub(lambda found: found[0] if (text := next(texts)) is None else text, template)
-        # Without a user, `room-{{user}}` would be one key for everybody, although the key has no empty part.
+        # Without this check, `room-{{user}}` without a user would be one key for everybody.
         return rendered, self._refusal(rendered) or ("empty_part" if "" in values else None)
 
     def _whole(self, template: str, path: str) -> tuple[str, Reason | None]:
@@ -282,7 +283,7 @@ class _Values:
 
 
 def whole_path(template: str) -> str | None:
-    """Return the path in `{{key:path}}`; None for any other template."""
+    """Return the path of a template `{{key:path}}`; None for any other template."""
     found = PLACEHOLDER.fullmatch(template.strip())
     inner = found[1].strip() if found is not None else ""
     return inner.removeprefix(WHOLE).strip() if inner.startswith(WHOLE) else None
@@ -294,7 +295,7 @@ def is_path(text: str) -> bool:
 
 
 def look_up(scope: Mapping[str, object], path: str) -> object:
-    """Return the value at a dotted path, through mappings and sequences only; None if there is no value."""
+    """Return the value at a dotted path through mappings and sequences; None if the path is invalid or has no value."""
     if not is_path(path):
         return None
     here: object = scope
@@ -302,7 +303,7 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
         if isinstance(here, Mapping):
             here = here.get(step)
         elif isinstance(here, Sequence) and not isinstance(here, str | bytes | bytearray):
-            # At most nine digits: a longer number is not an index, and int() raises an error for thousands of digits.
+            # At most nine digits: a longer number is no list index, and int() fails for thousands of digits.
             index = int(step) if step.isascii() and step.isdigit() and len(step) < 10 else len(here)
             here = here[index] if index < len(here) else None
         else:
@@ -311,13 +312,13 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
 
 
 def _text_of(value: object) -> str | None:
-    """Return a value as part of a key; empty if it is blank, None if it is neither text nor a number."""
+    """Return a value as part of a key: an empty text if it is blank, None if it is neither a text nor a number."""
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        # A number beyond the range of floats is longer than a key anyway, and str() refuses to print the largest.
+        # A number beyond the range of floats is too long for a key anyway, and str() refuses to print the largest ones.
         return f"{int(value):d}" if value.bit_length() <= 1024 else "9" * (MAX_KEY_CHARACTERS + 1)
     if isinstance(value, str):
-        # Escaping never shortens a text, so the rest cannot make the key valid.
+        # Escaping never shortens a text, so this much is enough to exceed the limit.
         return escape_key(value[: MAX_KEY_CHARACTERS + 1]) if value.strip() else ""
     return None

@@ -1,7 +1,7 @@
 """Records of model calls, written in the background: they never delay an answer or make it fail.
 
-Records wait in memory and are written in groups. While the database is not available they wait longer. If too many
-wait, the oldest are dropped and counted. A conversation is complete without its manifests.
+Records wait in memory and are written in groups. While the database is not available, they wait longer. If too many
+wait, the oldest are dropped and counted. No conversation depends on these records, which are called manifests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FOR_GOOD_DAYS = 36_500  # a longer retention counts as forever
 class Manifests:
     """The manifests of a memory.
 
-    `retention_days` is the number of days to keep them: None keeps them forever, 0 stores none.
+    `retention_days` is the number of days for which manifests are kept: None means forever, 0 stores none.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Manifests:
         """Queue the record of one model call and return at once, even if the database is down.
 
         A record without a session is stored with its run. `texts` maps digests to texts that were sent in the call but
-        are in no transcript. They are written before their manifest becomes readable, and kept as long as a manifest of
-        the session (or the run) refers to them.
+        are in no transcript. These texts are written before their manifest can be read, and kept as long as a manifest
+        of the session (or of the run) refers to them.
         """
         if (entry := self.entry(session_id, run_id, dict(manifest).copy, texts)) is not None:
             self.queue(entry)
@@ -73,20 +73,20 @@ class Manifests:
         manifest: Callable[[], Mapping[str, Json]],
         texts: Mapping[str, str],
     ) -> NotedManifest | None:
-        """Create the record of one model call with the current time; return None if records are not kept.
+        """Create the record of one model call with the current time; return None if no records are kept.
 
-        `manifest` returns the values of the manifest. It is called when the record is written.
+        `manifest` returns the values of the manifest. It is called only when the record is written.
         """
         if self._retention_days == 0:
             return None
         return NotedManifest(session_id, run_id, self._clock(), manifest, dict(texts))
 
     def joined(self, entry: NotedManifest) -> list[Statement]:
-        """Return the statements that store a record in the transaction of its turn."""
+        """Return the statements that store a record in the transaction that stores its turn."""
         return self._rows.joined(entry)
 
     def has_earlier(self, entry: NotedManifest) -> bool:
-        """Return True if records of earlier calls of the run may still wait, because these must be stored first."""
+        """Return True if earlier records of the run may still wait; they must be stored before this record."""
         return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
 
     def queue(self, entry: NotedManifest) -> None:
@@ -97,20 +97,20 @@ class Manifests:
         self._wake.set()
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the calls of a run in order; with a `user_id`, only if the run or its session belongs to that user."""
+        """Return the records of a run's calls in order; with `user_id`, only if the run or session is that user's."""
         await self._flush_for_reader()
         found = await self._rows.of_run(run_id, user_id=user_id)
         return [replace(manifest, origin=self.origin) for manifest in found]
 
     async def of_runs(self, run_ids: Iterable[str]) -> list[StoredManifest]:
-        """Return the calls of several runs, in any order."""
+        """Return the records of the model calls of several runs, in any order."""
         await self._flush_for_reader()
         return [replace(manifest, origin=self.origin) for manifest in await self._rows.of_runs(run_ids)]
 
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return the calls of a session, newest first; `before` is the `cursor` of the previous page's last call."""
+        """Return the records of a session's model calls, newest first; `before` is the cursor of the last one read."""
         if limit < 1:
             raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
         await self._flush_for_reader()
@@ -120,12 +120,12 @@ class Manifests:
     async def texts(
         self, session_id: str | None, digests: Iterable[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """Return the texts with these digests, which were sent in calls but are in no transcript."""
+        """Return the texts with these digests that calls sent and no transcript has; unknown digests are left out."""
         await self._flush_for_reader()
         return await self._rows.texts(session_id, digests, run_id=run_id)
 
     async def flush(self) -> bool:
-        """Write the waiting records now; return False if some still wait, and report the failure to the observers."""
+        """Write the waiting records now; return False if some still wait. Observers are told of a failure."""
         async with self._writing:
             left = len(self._waiting)
             again: list[NotedManifest] = []
@@ -144,13 +144,13 @@ class Manifests:
         return not self._waiting
 
     def kept_since(self) -> datetime | None:
-        """Return the time of the oldest record that may exist; None if records are kept forever."""
+        """Return the earliest time that a stored record can have; None if records are kept forever."""
         if self._retention_days is None or self._retention_days > _FOR_GOOD_DAYS:
             return None
         return self._clock() - timedelta(days=self._retention_days)
 
     async def purge(self) -> int:
-        """Delete records that are older than the retention; return the number of deleted rows."""
+        """Delete records older than the retention time; return the number of deleted rows."""
         before = self.kept_since()
         if before is None:
             return 0
@@ -161,14 +161,15 @@ class Manifests:
         return gone
 
     async def keep_writing(self) -> None:
-        """Write queued records and delete old ones, until cancelled."""
+        """Write queued records as they come, and delete old ones every hour, until cancelled."""
         loop = asyncio.get_running_loop()
         next_purge = loop.time() + _PURGE_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(next_purge):
                     await self._wake.wait()
-                    # The records of one turn form one group, and writing them does not compete with the turn.
+                    # Wait, so that the records of one turn are written together, and not while the turn itself is
+                    # written.
                     await asyncio.sleep(_GATHERING_SECONDS)
             self._wake.clear()
             await self._write_until_done()
@@ -178,7 +179,7 @@ class Manifests:
                     await self.purge()
 
     async def close(self) -> None:
-        """Write the waiting records if the database accepts them in time; drop and count the rest."""
+        """Write the waiting records if the database accepts them within five seconds; drop and count the others."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
                 await self.flush()
@@ -192,12 +193,12 @@ class Manifests:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
-        """Write a group and remove the written records from the list; records of a locked session stay in it.
+        """Write a group and empty the list; only records whose session is locked stay in it.
 
         Raises:
             StoreError, TimeoutError: the database is not available; the records in the list must wait.
         """
-        # Catch any error, because one rejected row must not block the others, and each driver has its own errors.
+        # Catch every error: one rejected row must not block the others, and each database driver has its own errors.
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(_WRITE_SECONDS):
                 stored = await self._rows.add(group)
@@ -216,7 +217,7 @@ class Manifests:
         group.clear()
 
     async def _write_one_by_one(self, group: list[NotedManifest]) -> None:
-        """Write the records one by one after a failure of the group, so that one record does not block the others."""
+        """Write the records of a failed group one by one, so that one of them cannot block the others."""
         locked: set[tuple[bool, str]] = set()
         for entry in tuple(group):
             if entry.place in locked:
@@ -229,7 +230,7 @@ class Manifests:
                 group.remove(entry)
 
     async def _flush_for_reader(self) -> None:
-        """Write the queue before a read, so that the read returns all records unless the database is down."""
+        """Write the queue before a read, so that the read misses no record, but for at most two seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READER_SECONDS):
                 await self.flush()
@@ -240,7 +241,7 @@ class Manifests:
         return group
 
     def _put_back(self, group: Sequence[NotedManifest]) -> None:
-        """Queue records again, before the others. They may be stored already: a write can fail after its commit."""
+        """Queue records again, before the others. Some may be stored already: a write can fail after its commit."""
         self._waiting.extendleft(replace(entry, again=True) for entry in reversed(group))
         self._characters += sum(map(_weight, group))
         self._drop_the_oldest()
@@ -266,7 +267,7 @@ def _weight(entry: NotedManifest) -> int:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Return True if other writes would fail too. A locked row does not indicate an outage."""
+    """Return True if writing other records would fail too. A locked row is not such an outage."""
     return isinstance(error, TimeoutError | StoreClosed) or (
         isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
     )

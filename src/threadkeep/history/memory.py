@@ -1,4 +1,4 @@
-"""The sessions of a database: the base class of the object that `open_memory` yields."""
+"""The sessions of a database: the base class of the memory object that `open_memory` yields."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from threadkeep.store.transcripts import SessionQuery, sessions_page
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
-_ALL_AT_ONCE = 1_000_000  # a page with all sessions, because a search reads the metadata of each of them
+_ALL_AT_ONCE = 1_000_000  # one page with all sessions, because a search reads the metadata of each of them anyway
 
 
 class Identity:
-    """The identity of a database in this process, shared by all memories of the database."""
+    """An object that stands for a database in this process; all memories of the database share it."""
 
 
 _identities: WeakValueDictionary[tuple[int, str, str | None], Identity] = WeakValueDictionary()
@@ -54,16 +54,16 @@ _identifying = threading.Lock()
 
 
 def identity_of(address: DatabaseAddress) -> Identity:
-    """Return the identity of a database; a forked child has its own identities."""
+    """Return the identity of a database; a process forked later gets another one."""
     with _identifying:
         return _identities.setdefault((os.getpid(), address.fingerprint, address.memory_name), Identity())
 
 
 class LastWords(Protocol):
-    """An object that must store data before the memory closes or the session continues."""
+    """An object that must store its data before the memory closes or an interrupted session continues."""
 
     async def settle_all(self) -> None:
-        """Store all remaining data."""
+        """Store all data that this object has not stored yet."""
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
         """Store the partial answer of a run that has ended; discard it if the run continues in another process."""
@@ -107,17 +107,17 @@ class Memory:
 
     @property
     def contexts(self) -> Contexts:
-        """The anchors of windows and the steps of earlier turns."""
+        """The anchors of windows (where each profile's window begins), and the tool calls of earlier turns."""
         return self._backend.contexts
 
     @property
     def older_turns(self) -> OlderTurns:
-        """The recall of older turns."""
+        """The search for relevant older turns."""
         return self._backend.older_turns
 
     @property
     def pending(self) -> PendingTurns:
-        """The turns that wait for the database."""
+        """The turns that could not be written yet."""
         return self._backend.pending
 
     @property
@@ -129,13 +129,13 @@ class Memory:
         """Check that the database answers, and that a SQLite file is still the file that was opened.
 
         Raises:
-            StoreUnavailable: the check failed; the error says what to do.
+            StoreUnavailable: the database does not answer, or its file was replaced; the error says what to do.
         """
         await self._driver.check_file()
-        await self.runs.run("readyz")  # a lookup by key; no run has this id
+        await self.runs.run("readyz")  # a lookup by primary key; no run has this id
 
     async def graph_store(self) -> BaseStore:
-        """Return the LangGraph store of the options' database, opened on first use and closed with this memory.
+        """Return the LangGraph store that the options name; a database opens on first use and closes with this memory.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -143,19 +143,19 @@ class Memory:
         return await self._conversations.store()
 
     async def has_graph_store(self) -> bool:
-        """Return True if the LangGraph store is open, or exists in its database."""
+        """Return True if the LangGraph store is open, or if its table exists in its database."""
         return await self._conversations.exists()
 
     async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items of a graph store that has a separate file; describe what remains, or return None."""
+        """Overwrite deleted items of a graph store in a separate file; describe remaining data, None if none."""
         return await self._conversations.overwrite(self._address, vacuum=vacuum)
 
     async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
-        """Return the memory of conversations that agents store in a LangGraph store; by default in `graph_store()`.
+        """Return the memory of the conversations that agents store in a LangGraph store, by default in `graph_store()`.
 
         It is opened on first use and closes with this memory. The tables have no rows for these conversations: there
-        are no anchors and no summaries, and steps of earlier turns are in the store. Turns that cannot be written wait
-        in a separate folder below this memory's folder.
+        are no anchors and no summaries, and the tool calls of earlier turns are in the store. Turns that cannot be
+        written wait in a separate folder below this memory's folder.
         """
         given = store is not None
         store = await self.graph_store() if store is None else store
@@ -190,7 +190,7 @@ class Memory:
             return self._namespaces[key]
 
     async def namespaces(self) -> list[tuple[object, GraphLayout, Self]]:
-        """Return the memories of all known agent conversations, with their stores and layouts.
+        """Return each known layout of agents' conversations with its store and its memory, opened if necessary.
 
         Raises:
             StoreUnavailable: the database of the graph store or of this memory does not answer.
@@ -201,14 +201,14 @@ class Memory:
         return [(store, layout, memory) for (store, layout), memory in self._namespaces.items()]
 
     async def start(self) -> None:
-        """Take over pending turns of dead processes, also in agent conversations, and start delivery."""
+        """Take over turns that dead processes could not write, also of agents' conversations, and write them."""
         await self.pending.start()
         folder = self.pending.options.folder
         if folder is None or not folder.is_dir():
             return
         for layout in await self._conversations.layouts.all():
             if spool_files(folder / folder_of(layout)):
-                with contextlib.suppress(StoreError):  # the next start or the next turn retries it
+                with contextlib.suppress(StoreError):  # the next start or the next turn tries it again
                     await self.namespace(layout)
 
     @property
@@ -217,11 +217,11 @@ class Memory:
         return isinstance(self._backend.transcripts, GraphTranscripts)
 
     def has_namespace(self, store: BaseStore, layout: GraphLayout) -> bool:
-        """Return True if this memory's own sessions are the conversations of a layout in a store."""
+        """Return True if this memory's own sessions are the conversations with this layout in the store."""
         return self.in_graph_store and layout.lies_as(GraphLayout()) and self._conversations.is_own(store)
 
     async def empty_messages(self, session_id: str, seqs: Sequence[int]) -> None:
-        """Empty messages of a conversation in a graph store, for an erase."""
+        """Empty messages of a conversation in a graph store, for an erasure; do nothing for sessions in tables."""
         transcripts = self._backend.transcripts
         if isinstance(transcripts, GraphTranscripts):
             await transcripts.empty(session_id, seqs)
@@ -229,7 +229,7 @@ class Memory:
             self.session_cache.forget(session_id)
 
     async def memory_of(self, conversation: ConversationPlace) -> Self:
-        """Return the memory that has a conversation; if none has it, the memory of the conversation's layout.
+        """Return the open memory that has this conversation; if none has it, the memory of its layout in the own store.
 
         Raises:
             StoreUnavailable: the database of the graph store does not answer.
@@ -242,23 +242,23 @@ class Memory:
         return await self.namespace(wanted)
 
     def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged items of sessions that this process has found, of one user or of all users.
+        """Return the damaged items that this process has found in sessions, of one user or of all users.
 
-        Damaged metadata are found when sessions are listed, damaged messages when they are searched. Sessions in
-        tables are never damaged in this way.
+        Damaged metadata are found when sessions are listed, damaged messages when they are searched. Only sessions in a
+        graph store can be damaged in this way.
         """
         return self._backend.damages.of(user_id)
 
     def _at(self, backend: Backend) -> Self:
-        """Return a memory with the sessions of another backend, which uses the resources of this memory."""
+        """Return a copy of this memory that has the sessions of another backend and shares all other resources."""
         other = copy.copy(self)
-        other._backend = backend  # noqa: SLF001 - it is a copy
+        other._backend = backend  # noqa: SLF001 - it is a copy of this object
         other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()
         other.session_cache = SessionCache(0)
         return other
 
     def null_memory(self) -> Self:
-        """Return a memory that stores nothing, for runs that belong to no session."""
+        """Return a memory that stores no messages, for runs that belong to no session."""
         if self._null is None:
             nothing = NullTranscripts()
             self._null = self._at(
@@ -277,7 +277,7 @@ class Memory:
     async def finish[**P, T](
         self, work: Callable[P, Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run work that is safe to repeat; if the caller is cancelled, start it again in the background.
+        """Run work that must be safe to repeat; if the caller is cancelled, run it again in the background.
 
         Closing the memory waits for the background work.
         """
@@ -296,10 +296,10 @@ class Memory:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._unfinished.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieve it, because a cancelled caller does not
+            task.exception()  # retrieve the exception, because a cancelled caller does not
 
     def leave_work_for_all(self) -> None:
-        """Stop search indexing and retention in this memory; another memory of the database continues them.
+        """Stop search indexing and retention in this memory; another memory of the same database must run them.
 
         Otherwise, a blocking call on the event loop could wait for a row that a transaction of these tasks has locked.
         """
@@ -307,11 +307,11 @@ class Memory:
             task.cancel()
 
     def before_closing(self, speaker: LastWords) -> None:
-        """Register an object that stores its data when the memory closes. The reference to it is weak."""
+        """Register an object that must store its data before the memory closes; the reference to it is weak."""
         self._speakers.add(speaker)
 
     async def settle(self) -> None:
-        """Store all remaining data and wait for unfinished work; then raise the first error, if any."""
+        """Store all remaining data and wait for unfinished work; raise the first error afterwards, if there was one."""
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         while self._unfinished:
             await asyncio.wait(self._unfinished)
@@ -333,7 +333,7 @@ class Memory:
         for speaker in list(self._speakers):
             await speaker.settle_run(run_id, elsewhere=elsewhere)
         if self._unfinished:
-            # A cancelled caller did not wait for the write that it started.
+            # The write that a cancelled caller started may still run.
             await asyncio.wait(self._unfinished)
 
     def session(self, session_id: str, *, user_id: str | None = None, workspace: str | None = None) -> Session:
@@ -371,13 +371,13 @@ class Memory:
             wanted = replace(wanted, cursor=cursor)
 
     async def sessions_page(self, query: SessionQuery) -> tuple[list[SessionInfo], tuple[datetime, str] | None]:
-        """Return one page of sessions, and the cursor of the next page (None at the end)."""
+        """Return one page of sessions, newest activity first, and the cursor of the next page (None at the end)."""
         return await sessions_page(self._backend.transcripts, query)
 
     async def search(
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`.
+        """Return the messages with all words of a query, best first, of one user or after a `seq` of one session.
 
         Messages that were stored before the call are found. If indexing them takes longer than two seconds (after an
         import or an upgrade), it continues in the background; `search_result` reports this.
@@ -388,7 +388,7 @@ class Memory:
     async def search_result(
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Return the hits, the number of messages not yet indexed, and the damaged sessions that were skipped."""
+        """Search as `search` does; also return the number of messages not yet indexed, and the damaged sessions."""
         found = await self._backend.index.search(
             query, limit=limit, user_id=user_id, session_id=session_id, after=after
         )
@@ -397,22 +397,22 @@ class Memory:
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store exported messages with their ids, times and tokens in one transaction.
 
-        Existing messages are not stored again. If a session belongs to another user, its part is skipped, and the error
-        is its result. The results are in the order of the parts.
+        Existing messages are not stored again. A part whose session belongs to another user is skipped; its result is
+        the `WrongUser` error. The results are in the order of the parts.
 
         Raises:
             InvalidKey, InvalidInput: a session id or a user id is not valid; nothing was stored.
-            StoreUnavailable: the database is not available; a retry is safe for messages that have an id.
+            StoreUnavailable: the database is not available; a retry stores no message twice that has an id.
         """
         for part in parts:
             self.session(part.info.session_id, user_id=part.info.user_id)
         return await self._backend.archive.restore(parts)
 
     async def keep_index(self) -> None:
-        """Keep the search index up to date until cancelled; a failure is retried in the next round."""
+        """Keep the search index up to date until cancelled; after a failure, the next pass tries again."""
         await self._backend.index.keep_up()
 
 
 def damaged_sessions(items: Sequence[SessionDamaged]) -> tuple[str, ...]:
-    """Return the sessions of damaged items, each once."""
+    """Return the ids of the sessions that have damaged items, each once."""
     return tuple(sorted({item.session_id for item in items}))

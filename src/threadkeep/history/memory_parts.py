@@ -1,4 +1,4 @@
-"""The parts of a memory, which `open_sessions` opens and closes, and values that are read once."""
+"""The parts of a memory, which `open_sessions` opens and closes, and two kinds of values that are read only once."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the key of a model's stored factor; it names the estimate, unless the estimate is for OpenAI's models."""
+    """Return the key of a model's stored factor; it names the token estimate, except for OpenAI's models."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 
 
 def is_in_use(key: str) -> bool:
-    """Return True if a stored factor was learned with the estimate that its model still uses."""
+    """Return True if a stored factor was learned with the token estimate that its model still uses."""
     return factor_key(key.partition(" estimate_")[0]) == key
 
 
 class LearnedFactors:
     """The token factors of all models, read once and saved periodically by the memory.
 
-    Each process starts from the stored values. If several processes learn, the last save replaces the others.
+    Each process starts from the stored values. If several processes learn a model's factor, the last save counts.
     """
 
     def __init__(self, rows: TokenFactors) -> None:
@@ -67,13 +67,13 @@ class LearnedFactors:
         self._reading = asyncio.Lock()
 
     async def of(self, model: str) -> TokenFactor:
-        """Return the factor of a model; 1 if nothing was learned, or if the database does not answer."""
+        """Return the factor of a model; 1 if nothing was learned, or if the factors could not be read."""
         if self._factors is None:
             await self._read()
         return self._known(model)
 
     def learn(self, model: str, estimated: int, reported: int, other: int = 0) -> None:
-        """Learn from one call: its estimated tokens without a factor, and the input tokens that the provider reported.
+        """Learn from one model call: the tokens as estimated without a factor, and as the provider reported them.
 
         `other` is the part of the estimate for text in non-Latin scripts; see `TokenFactor`.
         """
@@ -90,7 +90,7 @@ class LearnedFactors:
         """Save the factors that were learned since the last save.
 
         Raises:
-            StoreError: the database does not answer; the next save writes them.
+            StoreError: the database does not answer; the next save writes the rest.
         """
         for key in sorted(self._unsaved):
             factor = (self._factors or {})[key]
@@ -102,19 +102,19 @@ class LearnedFactors:
                 raise
 
     async def keep_saving(self) -> None:
-        """Save learned factors periodically, until cancelled."""
+        """Save learned factors every 15 seconds, until cancelled."""
         while True:
             await asyncio.sleep(_SAVE_SECONDS)
             with contextlib.suppress(StoreError):
                 await self.save()
 
     async def close(self) -> None:
-        """Save the remaining factors, if the database answers."""
+        """Save the factors learned since the last save; ignore a database that does not answer."""
         with contextlib.suppress(StoreError):
             await self.save()
 
     def _known(self, model: str) -> TokenFactor:
-        """Return the factor of a model; for an unknown family also for non-Latin scripts, at first the same value."""
+        """Return the factor of a model. For an unknown family, that of non-Latin scripts is the same at first."""
         found = (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
         return replace(found, other=None if family_of(model) else found.other or found.value)
 
@@ -126,12 +126,12 @@ class LearnedFactors:
                 async with asyncio.timeout(_READ_SECONDS):
                     stored = await self._rows.all()
             except (StoreError, TimeoutError):
-                return  # the next call reads again
+                return  # the next call tries to read again
             self._factors = {key: TokenFactor(key, *values) for key, values in stored.items()}
 
 
 class TextDigests:
-    """Keyed digests of texts for one database; the key is created on first use.
+    """Digests of texts with a secret key that each database has; the key is created on first use.
 
     Without the key, a digest does not reveal its text, even if the text is short.
     """
@@ -141,7 +141,7 @@ class TextDigests:
         self._key: bytes | None = None
 
     async def digest(self) -> Callable[[str], str] | None:
-        """Return the digest function of the database; None while the database does not answer."""
+        """Return the digest function of the database; None if the key cannot be read within a second."""
         if self._key is None:
             try:
                 async with asyncio.timeout(_READ_SECONDS):
@@ -153,7 +153,7 @@ class TextDigests:
     async def _read_key(self) -> bytes | None:
         found = await self._state.value(_SCOPE, _NAME)
         if found is None:
-            # If several processes create a key, the first one is used.
+            # If several processes create a key at the same time, the first stored one is used.
             await self._state.keep_first(_SCOPE, _NAME, secrets.token_hex(32))
             found = await self._state.value(_SCOPE, _NAME)
         return None if found is None else bytes.fromhex(found)
@@ -167,7 +167,7 @@ _PAUSE_SECONDS = 5.0
 
 
 class MessageSearch:
-    """A message search that keeps its index up to date."""
+    """A message search that updates its index before each query."""
 
     def __init__(self, index: Search, observer: Observer) -> None:
         self._index = index
@@ -176,7 +176,7 @@ class MessageSearch:
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Return messages that contain all words of a query, and the number of messages that are not yet indexed.
+        """Return the messages that contain all words of a query, and how many messages could not be indexed in time.
 
         The search waits only for unindexed messages of the given session or user, so a backlog of other sessions does
         not delay it.
@@ -190,7 +190,7 @@ class MessageSearch:
         return SearchResult(hits, unindexed)
 
     async def keep_up(self) -> None:
-        """Keep the index up to date until cancelled; report a large backlog; retry failures in the next round."""
+        """Index new messages every five seconds until cancelled; report a large backlog; retry after failures."""
         behind, began = 0, 0.0
         while True:
             with contextlib.suppress(StoreError):
@@ -207,7 +207,7 @@ class MessageSearch:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """The stores and services of a memory that depend on where its sessions are stored."""
+    """The stores and services of a memory that depend on the store of its messages."""
 
     transcripts: Transcripts
     index: MessageSearch
@@ -221,7 +221,7 @@ class Backend:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryParts:
-    """The stores, background services, token counter, observers and clock of a memory."""
+    """All parts from which a memory is created: its stores, background services, token counter, observers and clock."""
 
     address: DatabaseAddress
     options: MemoryOptions

@@ -1,10 +1,11 @@
 """Recall of older turns that are relevant to a new input, from the session or from all sessions of its user.
 
 The first query of a conversation builds its index from the transcript, and later queries extend it; an append does not
-update it. The index of a long session is stored, so that the next process can load it. The index of all sessions of a
-user is joined from the stored ones. If building takes longer than an answer should wait, it continues in the
-background, and the query uses the part that is indexed. In a long conversation, the newest messages first get a
-separate index; if there is a stored index, this happens only if loading it takes long.
+update it. The index of a long session is stored, so that the next process can load it. If all sessions of a user are
+long together, their index is joined from the stored ones. If building takes longer than an answer should wait, it
+continues in the background, and the query uses the turns that are indexed so far. While a long index is built, the
+newest messages get a separate, searchable index; if one session's stored index is loaded, this happens only if loading
+takes longer than 0.8 seconds.
 """
 
 from __future__ import annotations
@@ -41,32 +42,32 @@ type RecallScope = Literal["session", "user"]
 _TIMEOUT_SECONDS = 0.3
 _MOST_INDEXES = 200
 _MOST_BYTES = 400_000_000
-"""The maximum bytes of all indexes, enough for about 200,000 chat messages. The index in use is never dropped."""
+"""The maximum bytes of all indexes, enough for about 200,000 chat messages. The index in use is kept in any case."""
 _MOST_OF_USER = 50_000
 _NEWEST = (50, 500)
-"""The numbers of newest messages to index first, in two passes, if there are more than twice the last number."""
+"""The numbers of newest messages to index first, in two passes, if there are more than 1,000 messages."""
 _NEWEST_SECONDS = 1.0
 _LOADING_SECONDS = 0.8
-"""If loading a stored index takes longer, the newest messages are indexed and searched in the meantime."""
+"""If loading a stored index takes longer than this, the newest messages are indexed and searched meanwhile."""
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
 _FRAME_TOKENS = 6
-"""The tokens of the speaker's name and of the line end of each quoted turn."""
+"""The tokens that the speaker's name and the line end add to each quoted turn."""
 _DAY_TOKENS = 11
-"""The additional tokens of the first turn of a day."""
+"""The tokens that the date adds to the first quoted turn of a day."""
 _MORE = 16
-"""A sixteenth more than the budget is selected, because a block's tokens are known only after it is built."""
+"""A sixteenth more than the budget is selected, because a block's tokens are known only when it is built."""
 _PASSAGE_TOKENS, _LONG_TOKENS = 160, 240
-"""The tokens quoted from a long turn, and the number of tokens above which a turn is long."""
+"""The tokens quoted from a long turn, and the number of tokens from which a turn counts as long."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """A query for older turns, and the conversations to search.
+    """A query for older turns, and the session or user to search.
 
     `recent` are the last turns before the query, oldest first, which resolve "it" and "that". `known` are the `seq`
-    values of the session that are already in the prompt. Messages from `before` on are not found either. `asker` is the
-    name of the person who asks; None means any user.
+    values of the session's messages that are already in the prompt; they are not found. Messages from the `seq`
+    `before` on are not found either. `asker` is the name of the person who asks; None means any user.
     """
 
     session_id: str
@@ -82,7 +83,7 @@ class Search:
 
 @dataclass(frozen=True)
 class FoundTurn:
-    """A stored message that may be relevant, its session, and the passage to quote if the message is long.
+    """A stored message that may be relevant, its session id, and the passage to quote if the message is long.
 
     For a summary of archived messages, `message` has the summary's text, and `summary_id` is set.
     """
@@ -94,7 +95,7 @@ class FoundTurn:
 
 
 class OlderTurns:
-    """A search for older turns that caches the indexes of recently used conversations."""
+    """A search for older turns; it caches the indexes of the most recently used sessions and users."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class OlderTurns:
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
-        """Return the most relevant turns, best first, up to about `budget` tokens by their stored counts."""
+        """Return the most relevant turns, best first, up to about `budget` tokens by the messages' stored counts."""
         infos = await self._sessions(search)
         key = (search.scope, search.user_id or "" if search.scope == "user" else search.session_id)
         if not infos:
@@ -121,7 +122,7 @@ class OlderTurns:
         index = await self._index_of(key, infos)
         await self._wait_for(key, lambda: self._catch_up(key, index, infos))
         if self._indexes.get(key) is not index:
-            return []  # another query found it outdated in the meantime
+            return []  # another query has replaced this index in the meantime
         index, semantic = await self._searchable(key, index, infos), None
         if embedder is not None and self._indexes.get(key) is index:
             semantic = await self._vectors.similarities(index, search.query, embedder)
@@ -150,18 +151,18 @@ class OlderTurns:
         found = await self._read([entry.id for entry in chosen], index)
         long = [number for number, turn in enumerate(found) if (turn.message.tokens or 0) > _LONG_TOKENS]
         if long:
-            # In a thread, because a text may have tens of thousands of characters.
+            # This runs in a thread, because a text may have tens of thousands of characters.
             parts = await asyncio.to_thread(_parts_of, [found[number].message for number in long], terms)
             for number, part in zip(long, parts, strict=True):
                 found[number] = replace(found[number], part=part)
         return found
 
     def index(self, scope: RecallScope, name: str) -> ConversationIndex | None:
-        """Return the current index of a session or a user; None if there is none."""
+        """Return the cached index of a session or a user; None if there is none."""
         return self._indexes.get((scope, name))
 
     def forget(self, session_id: str) -> None:
-        """Remove a deleted session from the indexes of this process."""
+        """Drop the indexes of this process that contain a session which was deleted."""
         for key in [key for key, index in self._indexes.items() if key[1] == session_id or index.holds(session_id)]:
             self._drop(key)
 
@@ -172,7 +173,7 @@ class OlderTurns:
                 work.cancel()
 
     async def close(self) -> None:
-        """Stop background work; the next query builds a new index."""
+        """Stop background work; indexes that are not complete are continued by the next query."""
         others = [work for index in self._indexes.values() for work in (index.embedding, index.storing) if work]
         tasks = [*self._tasks.values(), *others]
         for task in tasks:
@@ -233,7 +234,7 @@ class OlderTurns:
     async def _index_newest(
         self, index: ConversationIndex, infos: dict[str, SessionInfo], *, delay: float = 0.0
     ) -> None:
-        """Index the newest messages of a long conversation, after a delay, unless they are indexed already."""
+        """After `delay` seconds, index the newest messages of a long conversation, unless this was done already."""
         await asyncio.sleep(delay)
         if index.has_newest.is_set():
             return
@@ -246,7 +247,7 @@ class OlderTurns:
     def _store(
         self, stored: StoredIndexes, key: tuple[RecallScope, str], index: ConversationIndex, infos: list[SessionInfo]
     ) -> None:
-        """Store the indexes of sessions that have grown, in the background, with one task per index at a time."""
+        """Store the indexes of sessions that have grown, in a background task, of which each index has only one."""
         grown = stored.grown(index, infos, of_user=key[0] == "user")
         if grown and (index.storing is None or index.storing.done()):
             index.stored |= {info.session_id: index.read[info.session_id] for info in grown}
@@ -257,7 +258,7 @@ class OlderTurns:
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
     ) -> ConversationIndex:
-        """Return the whole index, or the index of the newest messages while the rest is still being indexed."""
+        """Return the whole index, or the index of the newest messages while the whole is still being built."""
         if key in self._tasks and index.newest is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_NEWEST_SECONDS):
@@ -266,12 +267,12 @@ class OlderTurns:
         if not most and index.newest is not None:
             index = index.newest
             most = _NEWEST[0] if index.read else 0
-        # The indexing task may have begun before the newest message was stored.
+        # Index what is new, because the indexing task may have begun before the newest message was stored.
         await self._index_new(index, infos, most)
         return index
 
     async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> Collection[str]:
-        """Index new messages of sessions, up to `most` of the newest ones; return the sessions that had any."""
+        """Index the new messages of sessions, the `most` newest of all; return the ids of sessions that had any."""
         behind = {
             session_id: allowed
             for session_id, allowed in _allowed(infos, most).items()
@@ -279,7 +280,7 @@ class OlderTurns:
         }
         summaries = await self._new_summaries(index, {session_id: infos[session_id] for session_id in behind}, most)
         for session_id, allowed in behind.items():
-            with contextlib.suppress(SessionDamaged):  # the other sessions are still found
+            with contextlib.suppress(SessionDamaged):  # the other sessions can still be searched
                 found = summaries.get(session_id, ())
                 await index.catch_up(infos[session_id], self._transcripts, found, allowed)
         return behind
@@ -287,16 +288,16 @@ class OlderTurns:
     async def _new_summaries(
         self, index: ConversationIndex, infos: Mapping[str, SessionInfo], most: int
     ) -> dict[str, list[Summary]]:
-        """Return the summaries of archived messages to index, up to `most`, newest sessions first."""
+        """Return the summaries of archived messages to index, up to `most`, starting with the newest session."""
         if self._summaries is None:
             return {}
         return await index.new_summaries(reversed(list(infos.values())), self._summaries, most)
 
     async def _wait_for(self, key: tuple[RecallScope, str], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Update the index of a conversation in a task, and wait briefly; a conversation has one task at a time."""
+        """Update an index in its task, of which there is one at a time; wait for it for up to 0.3 seconds."""
         task = self._tasks.get(key)
         if task is None or task.done():
-            # The task has its own context; otherwise it would keep the first caller's run alive.
+            # The task gets an empty context; the first caller's context would keep its run alive.
             task = asyncio.create_task(work(), context=Context(), name="threadkeep-older-turns")
             task.add_done_callback(_retrieve_exception)
             self._tasks[key] = task
@@ -308,7 +309,7 @@ class OlderTurns:
                 task.result()
 
     async def _read(self, turn_ids: Sequence[str], index: ConversationIndex) -> list[FoundTurn]:
-        """Return the active messages and the summaries that still exist, in the given order."""
+        """Return the active messages and the summaries with these ids that still exist, in the given order."""
         summaries = index.summaries
         found = {position_of(one): _summary_turn(summaries[one]) for one in turn_ids if one in summaries}
         every = [position_of(one) for one in turn_ids]
@@ -323,18 +324,18 @@ class OlderTurns:
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Retrieve the exception of a task that nobody awaits; the next query retries."""
+    """Retrieve the exception of a task that nobody awaits; the next query tries the work again."""
     if not task.cancelled():
         task.exception()
 
 
 def _is_long(infos: Mapping[str, SessionInfo]) -> bool:
-    """Return whether sessions have so many messages that the newest ones are indexed first."""
+    """Return True if the sessions have so many messages together that the newest ones are indexed first."""
     return sum(_allowed(infos, _MOST_OF_USER).values()) > 2 * _NEWEST[-1]
 
 
 def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
-    """Return how many of the newest messages to index per session, `most` in total, oldest session first."""
+    """Return the number of newest messages to index per session, in all at most `most`, the oldest session first."""
     allowed: dict[str, int] = {}
     for session_id, info in reversed(list(infos.items())):
         if (count := min(messages_of(info), MOST_TURNS, most)) > 0:
@@ -348,13 +349,13 @@ def _quoted_tokens(tokens: int) -> int:
 
 
 def _parts_of(messages: Sequence[Message], terms: Mapping[str, float]) -> list[Passage]:
-    """Return the most relevant passages of long messages."""
+    """Return for each long message its passage that is most relevant to `terms`."""
     lengths = [len(message.content) * _PASSAGE_TOKENS // (message.tokens or 1) for message in messages]
     return [passage_of(message.content, terms, length) for message, length in zip(messages, lengths, strict=True)]
 
 
 def _summary_turn(summary: Summary) -> FoundTurn:
-    """Return a summary as a message."""
+    """Return a summary in the form of a found message."""
     text = " ".join(summary.text.split())
     author = f"summary of messages {summary.first_seq} to {summary.last_seq}"
     message = Message(
@@ -364,7 +365,7 @@ def _summary_turn(summary: Summary) -> FoundTurn:
 
 
 def _not_before(search: Search, index: ConversationIndex) -> set[str]:
-    """Return the turns to leave out: messages from `before` on, and summaries of other sessions."""
+    """Return the ids of turns to leave out: messages from `before` on, and summaries of other sessions."""
     home, end = search.session_id, index.read.get(search.session_id, 0) + 1
     later = range(end if search.before is None else search.before, end)
     others = {turn_id for turn_id in index.summaries if position_of(turn_id)[0] != home}

@@ -1,4 +1,4 @@
-"""Opening of a memory: its database, its transcripts and its background tasks, on one exit stack."""
+"""Opens a memory: its database, its transcripts and its background tasks, on one exit stack."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def open_sessions[M: Memory](
     everyone, counts = Observers(*observers), RememberedCounts()
     async with AsyncExitStack() as stack:
         driver = await stack.enter_async_context(open_database(address, options.store))
-        # These resources are on a separate stack, because they close after all remaining data is stored.
+        # These resources are on a separate stack, because they must stay open until all remaining data is stored.
         late = await stack.enter_async_context(AsyncExitStack())
         await migrate(driver, options.clock(), partitions=options.store.partitions)
         conversations = GraphConversations(
@@ -96,7 +96,7 @@ def _parts(
     conversations: GraphConversations,
     remembered_counts: RememberedCounts,
 ) -> MemoryParts:
-    """Return the parts of a memory over an open database; they close with the stack."""
+    """Return the parts of a memory on an open database; the stack closes them."""
     transcripts, clock = backend.transcripts, options.clock
     tables = ContextTables.over(driver, clock=clock)
     manifests = Manifests(
@@ -147,7 +147,7 @@ def _parts(
 
 
 async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Driver, options: MemoryOptions) -> None:
-    """Start the background tasks of an open memory."""
+    """Start the background tasks of an open memory; the stack cancels them."""
     duties = Duties(driver, clock=options.clock)
     pruners: dict[str, AllRetention | RunPruner] = {
         "retention": AllRetention(memory),
@@ -174,7 +174,7 @@ async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Drive
 
 
 def _waiting(address: DatabaseAddress, options: PendingOptions) -> PendingOptions:
-    """Return the options with this database's folder for pending turns."""
+    """Return the options with the folder for this database's pending turns; None as the folder if it is in memory."""
     if address.in_memory:
         return replace(options, folder=None)
     return replace(options, folder=folder_of(address, options.folder))
@@ -188,7 +188,7 @@ async def _backend(
     conversations: GraphConversations,
     counts: RememberedCounts,
 ) -> AbstractAsyncContextManager[TranscriptBackend]:
-    """Return the transcripts backend that the options select.
+    """Return a context manager that opens the transcripts backend selected by the options.
 
     Raises:
         InvalidInput: the options need a feature that this backend does not have.
@@ -217,7 +217,7 @@ async def _backend(
 
 @asynccontextmanager
 async def _running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[asyncio.Task[T]]:
-    """Run a task while the block runs; cancel it at the end."""
+    """Run a task while the block runs; cancel the task at the end of the block."""
     task = asyncio.create_task(work, name=name)
     try:
         yield task

@@ -1,9 +1,9 @@
-"""Pending writes: a turn that the database does not accept is stored on disk, and retried until written or dropped.
+"""Pending turns: a turn that the database does not accept is stored on disk, and retried until written or dropped.
 
 `record` is for callers that must continue without a database: the middleware and the service. One task delivers the
-pending turns, with growing pauses and jitter. Later turns of a session with a pending turn are queued behind that turn,
-so the turns of this process stay in order. Ids are assigned before the first attempt, so every turn is stored exactly
-once.
+pending turns, which means writing them to the database; it pauses longer after each failure, with jitter. Later turns
+of a session with a pending turn wait behind that turn, so the turns of this process stay in order. Ids are assigned
+before the first attempt, so a retry stores no turn twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ type Join = Callable[[Sequence[Message]], Joined | None]
 
 
 def default_folder() -> Path:
-    """Return the default folder of pending turns; each database has its own subfolder."""
+    """Return the default folder of pending turns, which has a subfolder for each database."""
     return user_data_path("threadkeep") / "pending"
 
 
@@ -58,7 +58,7 @@ def folder_of(address: DatabaseAddress, folder: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class PendingOptions:
-    """Options of pending turns. Without a folder, as for an in-memory database, they are kept in memory only."""
+    """Options of pending turns. Without a folder (always for an in-memory database), they are kept in memory only."""
 
     folder: Path | None = None
     write_timeout_seconds: float = 5.0
@@ -72,7 +72,7 @@ _IDS = UUID("3f5e0a52-8d0c-4b0e-9a57-6f2f6f1d9c11")
 
 
 class PendingTurns:
-    """The pending turns of this process and of processes that died."""
+    """The pending turns of this process, and those that it has taken over from dead processes."""
 
     def __init__(
         self, transcripts: Transcripts, options: PendingOptions, *, observer: Observer, clock: Callable[[], datetime]
@@ -82,7 +82,7 @@ class PendingTurns:
         self._observer = observer
         self._clock = clock
         self.database_fails = False
-        """True if the newest call could not reach the database; other calls then wait only briefly."""
+        """True if the newest call could not reach the database; other calls then wait only up to 0.5 seconds."""
         self._turns: list[PendingTurn] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._withheld: set[str] = set()
@@ -95,14 +95,14 @@ class PendingTurns:
 
     @property
     def wait_seconds(self) -> float:
-        """The seconds that a reply may wait for the database; fewer while the database is known to fail."""
+        """The seconds that a reply may wait for the database: at most 0.5 while the database is known to fail."""
         seconds = self.options.write_timeout_seconds
         return min(seconds, WAIT_SECONDS_IN_AN_OUTAGE) if self.database_fails else seconds
 
     def of_namespace(
         self, transcripts: Transcripts, options: PendingOptions, *, namespace: tuple[str, ...] = ()
     ) -> PendingTurns:
-        """Return the pending turns of a graph store namespace, which are listed and counted together with these."""
+        """Create the pending turns of a graph store namespace; this object lists and counts them with its own."""
         other = PendingTurns(transcripts, options, observer=self._observer, clock=self._clock)
         other._namespace = namespace
         self._all.append(other)
@@ -111,29 +111,29 @@ class PendingTurns:
 
     @property
     def entries(self) -> tuple[PendingTurn, ...]:
-        """The pending turns, oldest first, including the turns of agents' conversations."""
+        """The pending turns, oldest first; for the memory's own object, including those of agents' conversations."""
         return tuple(sorted((entry for each in self._listed for entry in each.own), key=lambda entry: entry.kept_at))
 
     @property
     def own(self) -> tuple[PendingTurn, ...]:
-        """The pending turns of this object alone, in order, without the turns of other namespaces."""
+        """The pending turns of this object in order, without those of other namespaces."""
         return tuple(self._turns)
 
     @property
     def count(self) -> int:
-        """The number of pending turns, including the turns of agents' conversations."""
+        """The number of pending turns of the memory, including those of agents' conversations."""
         return sum(len(each.own) for each in self._all)
 
     @property
     def _listed(self) -> list[PendingTurns]:
-        """This object, and the objects of its graph store namespaces."""
+        """The objects that this one lists: all of the memory for the first object, otherwise only itself."""
         return self._all if self._all[0] is self else [self]
 
     async def start(self) -> None:
-        """Take over the pending turns of dead processes, and start delivery.
+        """Take over the pending turns of dead processes, and start to write them to the database.
 
         Raises:
-            PendingFolderUnusable: turns could not be stored on disk.
+            PendingFolderUnusable: the folder cannot store turns.
         """
         for entry in await self._files.take_over():
             entry.namespace = self._namespace
@@ -145,8 +145,8 @@ class PendingTurns:
     async def adopt(self, session_id: str) -> None:
         """Write pending turns of a session that belong to other processes on this machine, dead or alive.
 
-        A process that takes over a run calls this first, because the answer may be among these turns. The other process
-        later finds its turns already written.
+        A process that takes over a run calls this first, because the run's answer may be among these turns. The other
+        process later finds its turns already stored. Turns that cannot be written now are skipped.
         """
         for turn in await self._files.of_others(session_id):
             with contextlib.suppress(StoreError, ThreadkeepError, TimeoutError):
@@ -154,15 +154,17 @@ class PendingTurns:
                     await self._transcripts.append(turn)
 
     async def record(self, turn: Turn) -> Receipt | None:
-        """Store a turn, or keep it pending and return None. Cancelling the caller does not interrupt this.
+        """Store a turn, or keep it pending and return None. Cancelling the caller does not stop the write.
 
-        If another answer to the same question is pending here, this one is not stored, and the receipt names that one.
+        If another answer to the same question is pending in this process, the given answer is not stored, and the
+        receipt names the pending one.
 
         Raises:
             InvalidMessage: the turn can never be stored.
             WrongUser: the session belongs to another user.
             QuestionGone: the question of the answer was deleted.
-            TurnInMemoryOnly: neither the database nor the disk accepts it; it is retried while this process lives.
+            TurnInMemoryOnly: neither the database nor the disk accepts the turn; it is retried while this process
+                lives.
         """
         task = asyncio.create_task(self._record(turn), name="threadkeep-record")
         self._unfinished.add(task)
@@ -170,7 +172,7 @@ class PendingTurns:
         return await asyncio.shield(task)
 
     async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store a turn and the statements of `join` in one transaction; return None if that is not possible now.
+        """Store a turn and the statements of `join` in one transaction; return None if this fails.
 
         After None, the turn may or may not be stored; storing the same turn again is safe.
         """
@@ -190,7 +192,7 @@ class PendingTurns:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._unfinished.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieve it, because a cancelled caller does not
+            task.exception()  # retrieve the exception, because a cancelled caller does not
 
     async def _record(self, turn: Turn) -> Receipt | None:
         turn = replace(
@@ -207,12 +209,12 @@ class PendingTurns:
                 self._report_failure(turn, error)
         if earlier := self._answer_at(turn):
             return Receipt(0, 0, adopted=earlier.id)
-        # A waiting caller gets the answer now, although it is not in the database.
+        # A waiting caller now gets this answer, although it is not yet in the database.
         await self._keep(replace(turn, told_at=self._clock()) if turn.told else turn)
         return None
 
     def _answer_at(self, turn: Turn) -> Message | None:
-        """Return a pending answer to the same question that has another id."""
+        """Return the pending answer with another id to the question that this turn answers; None if there is none."""
         if len(turn.messages) != 1 or (place := turn.messages[0].place) is None:
             return None
         entries = (each for each in self._turns if each.turn.session_id == turn.session_id and not each.refused)
@@ -220,7 +222,7 @@ class PendingTurns:
         return next((one for one in pending if one.place == place and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
-        """Mark a pending answer as delivered, and return it. Only another delivered answer may replace it."""
+        """Mark a pending answer as delivered to its caller. Only another delivered answer may replace it then."""
         for entry in self._turns:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
@@ -228,10 +230,10 @@ class PendingTurns:
         return message
 
     async def ensure_kept(self, session_id: str, message_id: str) -> None:
-        """Ensure that a message is in the database or on disk before a caller gets a confirmation.
+        """Ensure that a message is in the database or on disk, before its caller gets a confirmation.
 
         Raises:
-            TurnInMemoryOnly: neither the database nor the disk accepts it; a crash would lose it.
+            TurnInMemoryOnly: neither the database nor the disk accepts the message; a crash would lose it.
         """
         for each in list(self._all):
             if each._in_memory_only(session_id, message_id):  # noqa: SLF001 - ours
@@ -248,15 +250,15 @@ class PendingTurns:
         )
 
     async def damaged(self) -> list[DamagedTurn]:
-        """Return the lines of pending files that cannot be read; they are kept until a person repairs or drops them."""
+        """Return the unreadable lines of pending files; they are kept until a person repairs or drops them."""
         return [turn for each in list(self._listed) for turn in await each._files.damaged()]  # noqa: SLF001 - ours
 
     async def drop(self, entry_id: str) -> bool:
-        """Permanently drop a pending turn or a damaged line; return False if it is no longer pending."""
+        """Permanently drop a pending turn or an unreadable line; return False if no such entry is pending."""
         return any([await each._drop(entry_id) for each in list(self._listed)])  # noqa: SLF001 - ours
 
     async def _drop(self, entry_id: str) -> bool:
-        async with self._delivering:  # a turn that is being written cannot be dropped
+        async with self._delivering:  # so that no turn is dropped while it is being written
             entry = next((entry for entry in self._turns if entry.entry_id == entry_id), None)
             if entry is None:
                 return await self._files.drop_damaged(entry_id)
@@ -276,8 +278,9 @@ class PendingTurns:
     async def delete(self, session_id: str) -> bool:
         """Delete a session with its pending turns; return False if it did not exist.
 
-        During the deletion its turns are not delivered; a new turn stays. Cancelling the caller, for example by
-        deleting its own run, does not interrupt this, because pending turns would create the session again.
+        Meanwhile its pending turns are not written; a turn that becomes pending meanwhile stays. Cancelling the caller,
+        for example by deleting its own run, does not interrupt the deletion: left pending turns would create the
+        session again.
         """
         task = asyncio.create_task(self._delete(session_id), name="threadkeep-delete")
         self._unfinished.add(task)
@@ -297,28 +300,29 @@ class PendingTurns:
         return was_there
 
     async def deliver(self, session_id: str | None = None) -> bool:
-        """Try to write all pending turns, or those of one session, once and in order; return True if none is left."""
+        """Try once to write all pending turns, or those of one session, in order; return True if none is left."""
         listed = [self] if session_id is not None else list(self._listed)
         return all([await each._deliver_own(session_id) for each in listed])  # noqa: SLF001 - ours
 
     async def _deliver_own(self, session_id: str | None = None) -> bool:
-        if not self._files.writing.locked():  # a slow disk must not delay turns that the database accepts
+        if not self._files.writing.locked():  # a slow disk must not delay turns that the database would accept
             await self._spool_the_rest()
         blocked: set[str] = set()
         timeouts = 0
         tried: set[str] = set()
-        # Turns that become pending during this pass are tried too; otherwise a busy session would never be delivered.
+        # Turns that become pending during this pass are tried too; otherwise the turns of a busy session would never
+        # end.
         while entry := self._next(session_id, blocked, tried):
             tried.add(entry.entry_id)
             entry.tries += 1
-            # An error of one turn blocks only its session.
+            # An error in one turn blocks only the later turns of its session.
             with ErrorBoundary() as attempt:
                 delivered = await self._deliver(entry)
             if attempt.error is None:
                 self.database_fails = self.database_fails and not delivered
                 continue
             await self._note_failure(entry, attempt.error)
-            # One session may be locked; if a second one times out as well, the database is at fault.
+            # A first timeout may be due to a locked session; after a second one, the database is taken to be down.
             timeouts += isinstance(attempt.error, TimeoutError)
             if timeouts > 1 or _is_outage(attempt.error):
                 return False
@@ -329,7 +333,7 @@ class PendingTurns:
         return not any(session_id in (None, entry.turn.session_id) for entry in self._turns)
 
     def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> PendingTurn | None:
-        """Return the oldest turn that was not tried in this pass and does not follow a failed turn of its session."""
+        """Return the oldest turn not tried in this pass, except of a blocked session; None if there is none."""
         for entry in self._turns:
             wanted = session_id in (None, entry.turn.session_id)
             if wanted and entry.turn.session_id not in blocked and entry.entry_id not in tried:
@@ -337,7 +341,7 @@ class PendingTurns:
         return None
 
     async def _deliver(self, entry: PendingTurn) -> bool:
-        """Write one pending turn; return False if it is no longer pending or must not be written now."""
+        """Write one pending turn; return False if it is no longer pending, or if its session is being deleted."""
         async with self._delivering:
             if entry not in self._turns or entry.turn.session_id in self._withheld:
                 return False
@@ -352,7 +356,7 @@ class PendingTurns:
         return True
 
     async def _append_told(self, turn: Turn) -> None:
-        """Write a turn again whose answer was delivered during the write: the answer replaces an undelivered one."""
+        """Write a turn again whose answer was delivered meanwhile, so that it replaces an undelivered answer."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:
@@ -368,9 +372,10 @@ class PendingTurns:
         return True
 
     async def _append_answer(self, turn: Turn, *, is_new: bool) -> Receipt:
-        """Append a turn; an answer gets a new id if another message of the session has its id.
+        """Append a turn; its answer gets a new id if another message of the session has the same id.
 
-        Models may return the same id twice, as LangChain's cache does. A turn that is not new may already be stored.
+        A model may return the same id twice; LangChain's cache does. Pass `is_new=False` if an earlier attempt may have
+        stored the turn.
         """
         receipt = await self._transcripts.append(turn)
         while (renamed := await self._renamed(turn, receipt, is_new=is_new)) is not None:
@@ -378,7 +383,7 @@ class PendingTurns:
         return receipt
 
     async def _renamed(self, turn: Turn, receipt: Receipt, *, is_new: bool) -> Turn | None:
-        """Return the turn with another, stable id for its answer; None if the answer needs no new id."""
+        """Return the turn with another, reproducible id for its answer; None if the answer can keep its id."""
         answer = turn.messages[-1]
         if answer.answers is None or len(turn.messages) > 1 or answer.id not in receipt.duplicates:
             return None
@@ -391,7 +396,7 @@ class PendingTurns:
         return replace(turn, messages=(replace(answer, id=free),))
 
     async def close(self) -> None:
-        """Finish recording and deleting, and stop delivery. Pending turns stay for the next start."""
+        """Finish recording and deleting, and try pending turns once more; the rest stays for the next start."""
         while self._unfinished:
             await asyncio.wait(self._unfinished)
         await self._spool_the_rest()
@@ -403,13 +408,13 @@ class PendingTurns:
         await self._files.close()
 
     async def _deliver_last(self) -> None:
-        """Try again briefly before the memory closes. Turns that are not written stay on disk."""
+        """Try pending turns once more, within `wait_seconds`. Turns that are not written stay on disk."""
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(self.wait_seconds):
                 await self._deliver_own()
 
     def _waits(self, session_id: str) -> bool:
-        """Return True if the session has pending turns that block later ones."""
+        """Return True if later turns of the session must wait behind a pending one."""
         return any(entry.turn.session_id == session_id and not entry.refused for entry in self._turns)
 
     async def _keep(self, turn: Turn) -> None:
@@ -424,7 +429,7 @@ class PendingTurns:
             raise TurnInMemoryOnly(turn.session_id)
 
     async def _spool_the_rest(self) -> None:
-        """Write pending turns to disk. If this fails too, they wait in memory, and the failure is reported."""
+        """Write pending turns to disk. If this fails, the failure is reported and the turns stay in memory."""
         await self._files.keep(self._turns, self._report_failure)
 
     async def _note_failure(self, entry: PendingTurn, error: Exception) -> None:
@@ -437,7 +442,7 @@ class PendingTurns:
 
     async def _forget(self, entry: PendingTurn) -> None:
         if entry not in self._turns:
-            return  # it was dropped during its delivery
+            return  # it was dropped while it was being written
         self._turns.remove(entry)
         await self._files.done(entry)
         self._report_count()
@@ -445,7 +450,7 @@ class PendingTurns:
     def _ensure_delivery(self) -> None:
         self._wake.set()
         if self._task is None:
-            # The task has its own context; otherwise it would keep the first caller's whole run alive.
+            # The task gets an empty context; the first caller's context would keep its whole run alive.
             self._task = asyncio.create_task(
                 self._deliver_until_closed(), context=Context(), name="threadkeep-pending-writes"
             )
@@ -459,12 +464,12 @@ class PendingTurns:
                 await self._pause(pause * random.uniform(0.5, 1.5))
                 self._wake.clear()
                 pause = min(pause * 2, self.options.longest_pause_seconds)
-                # The loop continues if the disk fails; the turns wait.
+                # The loop continues if the disk fails; the turns stay pending.
                 with ErrorBoundary(self._report_failure_of_oldest):
                     await self._deliver_own()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait until the next attempt; wait only briefly if another turn becomes pending."""
+        """Wait until the next attempt; if another turn becomes pending, wait at most one second."""
         soon = min(seconds, _SOON_SECONDS)
         await asyncio.sleep(soon)
         with contextlib.suppress(TimeoutError):
@@ -488,7 +493,7 @@ class PendingTurns:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Return True if other turns would fail too. A locked row does not indicate an outage."""
+    """Return True if writing other turns would fail too. A locked row is not such an outage."""
     return isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
 
 
@@ -505,7 +510,7 @@ def _check_turn(turn: Turn) -> None:
 
 
 def _is_same(answer: Message, stored: Message) -> bool:
-    """Return True if a stored message answers the same question, in the same position or with the same text."""
+    """Return True if a stored message has the same question, status and position (or text) as an answer."""
     if (answer.answers, answer.status) != (stored.answers, stored.status):
         return False
     return (answer.author, answer.ordinal) == (stored.author, stored.ordinal) or answer.content == stored.content

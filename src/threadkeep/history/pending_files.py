@@ -1,6 +1,6 @@
 """Pending turns on disk: in the file of this process, and in the files of other processes, dead or alive.
 
-They can be listed and dropped without the database, which may be down at that moment.
+The turns can be listed and dropped without the database, which may be down at that moment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 def check_folder(folder: Path) -> None:
-    """Create a folder, and check that files can be written to it; a full disk is not an error. Blocking I/O.
+    """Create a folder, and check that files can be written there; a full disk is no error. This is blocking I/O.
 
     Raises:
         PendingFolderUnusable: the folder cannot be used; the error names the folder and the cure.
@@ -51,9 +51,9 @@ def check_folder(folder: Path) -> None:
 
 
 class PendingFiles:
-    """The spool files of this process in a folder; without a folder, nothing is written.
+    """The files of pending turns of this process in a folder; without a folder, nothing is written.
 
-    Only one write runs at a time, because a turn may be dropped while it is being written to disk.
+    Only one write runs at a time, so that a turn can be dropped while it is being written to disk.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -90,7 +90,7 @@ class PendingFiles:
                 self._adopted.append(file)
                 kept += file.entries()
         for path in damaged_files(folder):
-            # A person has repaired the line, or this version can read it and an older one could not.
+            # A person has repaired this line, or this version can read it although an older one could not.
             if (entry := read_turn(path.read_bytes())) is not None:
                 self._own = self._own or SpoolFile.create(folder)
                 self._own.keep(entry)
@@ -99,15 +99,15 @@ class PendingFiles:
         return kept
 
     async def damaged(self) -> list[DamagedTurn]:
-        """Return the unreadable lines of pending files, oldest first."""
+        """Return the unreadable lines that were moved to files of their own, oldest first."""
         return await asyncio.to_thread(damaged_turns, self._folder) if self._folder is not None else []
 
     async def drop_damaged(self, entry_id: str) -> bool:
-        """Drop an unreadable line; return False if it does not exist."""
+        """Drop an unreadable line; return False if there is no such line."""
         return self._folder is not None and await asyncio.to_thread(drop_damaged, self._folder, entry_id)
 
     async def of_others(self, session_id: str) -> list[Turn]:
-        """Return the turns of a session that wait in the files of other processes, oldest first."""
+        """Return the turns of a session that are pending in the files of other processes, oldest first."""
         if self._folder is None:
             return []
         own = {file.path for file in self._files()}
@@ -118,7 +118,7 @@ class PendingFiles:
         return [turn for turn in found if turn.session_id == session_id]
 
     async def keep(self, waiting: Sequence[PendingTurn], failed: Callable[[Turn, OSError], None]) -> None:
-        """Write the pending turns that are not on disk yet; report a disk failure once.
+        """Write the pending turns that are not on disk yet; after a disk failure, call `failed` and stop.
 
         If a file was removed or replaced in the meantime, its turns are written to a new file.
         """
@@ -149,32 +149,32 @@ class PendingFiles:
         return [*self._adopted, *([self._own] if self._own else [])]
 
     async def note(self, entry: PendingTurn) -> None:
-        """Record the last error of a turn, so that other processes can read it."""
+        """Record the last error of a pending turn in its file, so that other processes can read it."""
         async with self.writing:
             if entry.file is not None:
                 with contextlib.suppress(OSError):  # the turn itself is safe
                     await asyncio.to_thread(entry.file.failed, entry)
 
     async def renew(self, entry: PendingTurn) -> None:
-        """Write a turn again after it has changed."""
+        """Write a pending turn to its file again after the turn has changed."""
         async with self.writing:
             if entry.file is not None:
-                with contextlib.suppress(OSError):  # the former version is on disk
+                with contextlib.suppress(OSError):  # the earlier version stays on disk
                     await asyncio.to_thread(entry.file.renew, entry)
 
     async def done(self, entry: PendingTurn) -> None:
-        """Mark a turn as no longer pending, even if it is being written to disk at this moment."""
+        """Mark a turn as no longer pending, after any write to disk that is in progress."""
         async with self.writing:
             if entry.file is not None:
                 await asyncio.to_thread(entry.file.done, entry)
 
     async def compact(self, waiting: Sequence[PendingTurn]) -> None:
-        """Move the pending turns to a new file, so that the texts of removed turns are no longer on disk."""
+        """Move the pending turns to a new file and empty the old files, which have texts of removed turns."""
         async with self.writing:
             old = self._files()
             on_disk = [entry for entry in waiting if entry.file is not None]
             if self._folder is None or not on_disk:
-                return  # a file without turns is empty already
+                return  # a file without pending turns is empty already
             self._own, self._adopted = await asyncio.to_thread(SpoolFile.create, self._folder), []
             for entry in on_disk:
                 await asyncio.to_thread(self._own.keep, entry)
@@ -190,7 +190,7 @@ class PendingFiles:
 
 @dataclass(frozen=True)
 class WaitingFile:
-    """The pending turns in one file. A `live` process delivers them; otherwise the next start does."""
+    """The pending turns in one file. If it is `live`, its process delivers them; otherwise the next start does."""
 
     path: Path
     live: bool
@@ -198,11 +198,11 @@ class WaitingFile:
 
 
 class EntryInUse(ThreadkeepError):
-    """The process of the turn is alive; nothing was dropped."""
+    """The turn's process is alive and may still write it, so nothing was dropped."""
 
 
 def waiting_files(folder: Path) -> list[WaitingFile]:
-    """Return all files with pending turns in a database's folder, oldest first. Blocking I/O.
+    """Return all files with pending turns in a database's folder, oldest first. This is blocking I/O.
 
     Files of agent conversations are in subfolders.
     """
@@ -211,7 +211,7 @@ def waiting_files(folder: Path) -> list[WaitingFile]:
 
 
 def unreadable_turns(folder: Path) -> list[DamagedTurn]:
-    """Return the unreadable lines in a database's folder, in separate files or still in their pending files."""
+    """Return the unreadable lines in a database's folder, whether in files of their own or still in pending files."""
     found = {turn.entry_id: turn for each in _folders(folder) for turn in damaged_turns(each)}
     for path in _paths(folder):
         for turn in damaged_lines(path, _content(path)[1].unreadable):
@@ -229,16 +229,16 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether the file's process is alive, and the content. If it is dead, a partial last line is unreadable."""
+    """Return whether a file's process is alive, and the content; only if not, a cut last line is unreadable."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 
 
 def drop_waiting(folder: Path, entry_id: str) -> PendingTurn | None:
-    """Drop a pending turn and return it; return None if no file has it. Blocking I/O.
+    """Drop a pending turn and return it; return None if no file has it. This is blocking I/O.
 
     Raises:
-        EntryInUse: its process is alive and may still write it.
+        EntryInUse: the process of the turn is alive and may still write it.
     """
     for waiting in waiting_files(folder):
         if entry_id not in [entry.entry_id for entry in waiting.entries]:
@@ -260,7 +260,7 @@ def drop_waiting(folder: Path, entry_id: str) -> PendingTurn | None:
 
 
 def drop_unreadable(folder: Path, entry_id: str) -> bool:
-    """Permanently drop an unreadable line; return False if the folder has no such line. Blocking I/O.
+    """Permanently drop an unreadable line; return False if there is no such line. This is blocking I/O.
 
     Raises:
         EntryInUse: the line is in the file of a live process.
@@ -269,7 +269,7 @@ def drop_unreadable(folder: Path, entry_id: str) -> bool:
         if turn.entry_id != entry_id:
             continue
         if turn.path.stem != entry_id:
-            # The turn is still a line of a pending file: `entries` moves unreadable lines to files of their own.
+            # The line is still in a pending file: `SpoolFile.entries` moves unreadable lines to files of their own.
             if (file := SpoolFile.take_over(turn.path)) is None:
                 raise EntryInUse("The process of this file is running: stop it first, or wait until it is done.")
             file.entries()
@@ -279,7 +279,7 @@ def drop_unreadable(folder: Path, entry_id: str) -> bool:
 
 
 def discard_waiting(folder: Path, matches: Callable[[Turn], bool]) -> None:
-    """Drop matching turns from the files of dead processes. Blocking I/O.
+    """Drop matching turns from the files of dead processes. This is blocking I/O.
 
     Their texts are removed from the disk; the remaining turns of a file move to a new one.
     """

@@ -1,4 +1,4 @@
-"""Reads of a session for windows and for model calls."""
+"""Reads the messages of a session for windows and model calls."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _REACH_ROWS = 10_000
 
 @dataclass(frozen=True)
 class ReadPast:
-    """The context state of a session for a profile, and the session's newest messages, read in one round trip.
+    """A session's stored state for a profile, and its newest messages, read in one round trip.
 
-    `rows` is None if there are no messages, if the cached ones have changed, or if they were not read with the state.
+    `rows` is None if there are no messages, if the cached messages have changed, or if only the state was read.
     """
 
     profile: str
@@ -33,12 +33,12 @@ class ReadPast:
 
 @dataclass(frozen=True)
 class Past:
-    """The parameters of `recollect`, which reads the messages before a message, within limits.
+    """The parameters of `recollect`, which reads the messages before a question, within limits.
 
-    `profile` names the agents whose windows share an anchor; without a profile, the window has none and slides.
-    `known_ids` are messages that the caller already has: the result names those that a reset hides or that were
-    superseded. The history ends before the message `before_id`; if that is not stored (its write may be pending), all
-    messages are history. A caller that knows the message's `seq` passes it as `before_seq`. The last `questions`
+    `profile` names the agents whose windows begin at the same stored message, the anchor; without a profile, the window
+    has no anchor and slides. `known_ids` are messages that the caller already has: the result names those from before
+    the last reset and those superseded. The history ends before the message `before_id`; if it is not stored (its write
+    may be pending), all messages are history. Pass its `seq` as `before_seq` if it is known. The last `questions`
     messages, up to this message, are current questions and so not part of the history.
     """
 
@@ -53,13 +53,14 @@ class Past:
 
 @dataclass(frozen=True)
 class Recollection:
-    """The history for a model call: messages oldest first, summaries of earlier ones, and the exclusions.
+    """The history for a model call: messages, oldest first, summaries of earlier messages, and what was left out.
 
     `begin` is the first `seq` that the window may include, at the anchor or after the summaries. `begun` is true if an
-    earlier call or a summary has set `begin`, `overflowing` if not all messages from there on fit, `failed` if the read
-    failed. `forgotten` are known messages from before the last reset, `superseded` are known messages that
-    were superseded. `question_seq` is the `seq` of the message that ends the history; None if it is not stored yet.
-    `questions` is as in `Past`, `revision` is the session's, `derived` is shared with the messages' `SessionRows`.
+    earlier call or a summary has set `begin`. `overflowing` is true if not all messages from `begin` on fit, and
+    `failed` if the read failed. `forgotten` are known messages from before the last reset, `superseded` are known
+    messages that were superseded. `question_seq` is the `seq` of the message that ends the history; None if it is not
+    stored yet. `questions` is as in `Past`, `revision` is that of the session, and `derived` is shared with the cached
+    `SessionRows`.
     """
 
     messages: tuple[Message, ...]
@@ -80,13 +81,13 @@ class Recollection:
 
     @property
     def end(self) -> int | None:
-        """The `seq` of the question, where the history ends; None if it is not known yet."""
+        """The `seq` of the first current question, where the history ends; None if it is not known yet."""
         return None if self.question_seq is None else self.question_seq - self.questions + 1
 
     def without_failures(self) -> Recollection:
         """Return a copy without failed messages.
 
-        A model would repeat the apologies that it reads, and a rejected question has no text.
+        A model would repeat the apologies in failed answers, and a rejected question has no text.
         """
         failed = [one for one in self.messages if one.status == "failed"]
         if not failed:
@@ -96,7 +97,7 @@ class Recollection:
         return replace(self, messages=kept, excluded=(*self.excluded, *gaps))
 
     def with_folds(self, counter: TokenCounter) -> Recollection:
-        """Return a copy that shows repeated exchanges once, with a count; `folded` has their `seq` values."""
+        """Return a copy that shows repeated exchanges once, with a count; `folded` has the `seq` of each of them."""
         found = fold_repeats(self.messages, counter=counter)
         gaps = [Exclusion(fold.left_out[0], fold.left_out[-1], "folded") for fold in found.folds if fold.left_out]
         return replace(
@@ -108,7 +109,7 @@ class Recollection:
 
 
 class WindowReader:
-    """A reader of one session's windows; it reads each row at most once, and only the rows that a window needs."""
+    """A reader of one session's windows; it reads only the rows that a window needs, each at most once."""
 
     def __init__(
         self,
@@ -126,8 +127,8 @@ class WindowReader:
         self._cache = cache
 
     async def window(self, limits: Limits, before: int = END) -> Window:
-        """Return the window before a `seq`."""
-        # If nothing fits, one row is enough to report what is excluded.
+        """Return the window of the messages before a `seq`."""
+        # If no message may be included, one row is enough to report what is left out.
         page_rows = 1 if limits.nothing else min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
         window, _, _ = await self._read(_Pages(self._recent, 0, None), limits, before, page_rows=page_rows)
         return window
@@ -135,7 +136,7 @@ class WindowReader:
     async def _read(
         self, pages: _Pages, limits: Limits, before: int, *, page_rows: int, before_question: bool = False
     ) -> tuple[Window, Recent, SessionRows | None]:
-        """Return the window, its first page, and the rows that were read.
+        """Return the window, the newest page that was read, and the rows for the cache (None without known rows).
 
         With `before_question` the window ends before the newest user message, so no message of the window is cut.
         """
@@ -157,7 +158,7 @@ class WindowReader:
         window = chooser.window(Extent(first_seq, reset_seq=recent.reset_seq, archived_seq=recent.archived_seq))
         known = pages.known
         if recent.revision:
-            # Read no ranges from before the oldest row that was read, so that reads stay bounded.
+            # Read no ranges from before the oldest row that was read, so that the read stays bounded.
             oldest = rows[-1].seq or 0 if len(rows) == page_rows else 0
             after = max(oldest, first_seq - 1, recent.reset_seq, recent.archived_seq)
             if known is not None:
@@ -169,14 +170,14 @@ class WindowReader:
         return window, recent, known
 
     async def _with_superseded(self, known: SessionRows, after: int) -> SessionRows:
-        """Return the rows with the ranges of superseded messages after a `seq`."""
+        """Return the rows with the ranges of superseded messages after a `seq`, which are read if they are missing."""
         if known.superseded is not None and known.superseded[0] <= after:
             return known
         ranges = await self._transcripts.superseded(self._session_id, after=after, before=END)
         return replace(known, superseded=(after, tuple(ranges)))
 
     async def recollect(self, past: Past) -> tuple[Window, Recollection]:
-        """Return the window before a message, and its recollection."""
+        """Return the window before a message, and the history for a model call; cache the rows that were read."""
         question_seq = past.before_seq or await self._place_of(past.before_id)
         before = END if question_seq is None else question_seq - past.questions + 1
         page_rows = min(past.limits.max_messages or PAGE_ROWS, PAGE_ROWS)
@@ -195,7 +196,7 @@ class WindowReader:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
             dropped += begin - 1 - covered
         overflow = [gap for gap in window.manifest.excluded if gap.first_seq >= begin]
-        # Use the marks that came with the rows, because the state of the session was read earlier.
+        # Use the marks that were read with the rows, because the state of the session was read earlier.
         reset_seq = state.reset_seq if known is None else known.marks.reset_seq
         if known is not None:
             if reset_seq and known.forgotten is None:
@@ -220,7 +221,7 @@ class WindowReader:
     def statements(
         self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
     ) -> list[Statement]:
-        """Return the statements that read the state, and up to `limit` messages from the newest known message on."""
+        """Return two statements: one reads the state, one up to `limit` messages from the newest known message on."""
         after = 0 if known is None else known.last_seq - 1
         return [
             self._contexts.state_statement(self._session_id, profile, user_id=self._user_id),
@@ -228,7 +229,7 @@ class WindowReader:
         ]
 
     async def _read_past(self, past: Past, page_rows: int) -> ReadPast:
-        """Return the state and the rows of the session; rows that are known already are not read again."""
+        """Return the state and the rows of the session; rows in the cache are not read again."""
         profile = past.profile or ""
         if past.read is not None and past.read.profile == profile and past.read.rows is not None:
             return past.read
@@ -246,7 +247,7 @@ class WindowReader:
         return ReadPast(profile, state_of(state), rows)
 
     async def _superseded(self, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the known messages that were superseded."""
+        """Return the ids of the known messages that were superseded."""
         active = set() if known is None else {message.id for message in known.messages}
         asked = [known_id for known_id in known_ids if known_id not in active]
         found = await self._transcripts.with_ids(self._session_id, asked) if asked else []
@@ -262,22 +263,22 @@ class WindowReader:
         )
 
     async def _forgotten(self, reset_seq: int, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the known messages on the newest page before the last reset."""
+        """Return the ids of the known messages that are on the newest page before the last reset."""
         if not (reset_seq and known_ids):
             return frozenset()
         before = known.forgotten if known is not None else None
         return (before if before is not None else await self._ids_before(reset_seq)).intersection(known_ids)
 
     async def _ids_before(self, reset_seq: int) -> frozenset[str]:
-        """Return the ids on the newest page before the last reset."""
+        """Return the ids of the messages on the newest page before the last reset."""
         page = await self._transcripts.newest(self._session_id, limit=PAGE_ROWS, before=reset_seq + 1)
         return frozenset(message.id for message in page.messages if message.id)
 
 
 class _Pages:
-    """The rows of a session from a `seq` on, page by page from the newest: known ones first, then stored ones.
+    """The rows of a session from a `seq` on, in pages from the newest: first known rows, then rows from the store.
 
-    Rows that are read are added to `known`, as long as they are contiguous with it.
+    Rows that are read are added to `known`; if the marks of the session have changed, `known` becomes None.
     """
 
     def __init__(
@@ -288,7 +289,7 @@ class _Pages:
         self.known = known
 
     def whole(self, limits: Limits, before: int) -> Window | None:
-        """Return the window of all rows before a `seq` if they are known and within the limits; otherwise None."""
+        """Return the window of all rows before a `seq`, if all are known and within the limits; otherwise None."""
         known = self.known
         if known is None or limits.counter is None or limits.nothing or known.first_seq > self.begin:
             return None
@@ -301,7 +302,7 @@ class _Pages:
         return whole(*found, limits)
 
     async def older(self, limit: int, before: int) -> Recent:
-        """Return the newest rows before a `seq`, newest first."""
+        """Return the newest `limit` rows before a `seq`, newest first."""
         known = self.known
         if known is None:
             return await self._read(limit, before, self.begin)
@@ -323,7 +324,7 @@ def _recent_of(marks: Marks, messages: tuple[Message, ...] = ()) -> Recent:
 
 
 def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
-    """Return the last `seq` that no window may include, and the reason for each range up to it.
+    """Return the last `seq` that no window may include, and the excluded ranges up to it with their reasons.
 
     Deleted messages are not listed. Archived messages are in no window, but a summary may cover them.
     """
@@ -344,9 +345,9 @@ def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
 
 
 async def question_of(transcripts: Transcripts, session_id: str, run: str | None) -> Message | None:
-    """Return the user message with the id `run`, or else the question that this run answered; for None the newest one.
+    """Return the user message with the id `run`, or the question that this run answered; None: the newest.
 
-    It looks at the newest 10,000 active messages.
+    Return None if there is none in about the newest 10,000 active messages.
     """
     if run is not None and (message := await transcripts.find(session_id, run)) is not None:
         return message if message.role == "user" else None

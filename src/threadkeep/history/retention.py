@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from threadkeep.history.pending import PendingTurns
 
 type Retaining = RetentionRows | ConversationRetention
-"""The sessions in tables or in a graph store, for retention; see the guarantees of `RetentionRows`."""
+"""The sessions in tables or in a graph store, as retention uses them; see the guarantees of `RetentionRows`."""
 
-# With a slow or busy database the steps are smaller, because appends wait for them.
+# With a slow or busy database, the steps get smaller, because appends wait while a step runs.
 _LONG_STEP_SECONDS = 0.03
 _LEAST_MESSAGES = 25
 
@@ -35,7 +35,7 @@ _PAGE_SESSIONS = 500
 
 @dataclass(frozen=True)
 class PlannedRemoval:
-    """A range of messages to remove now. With `whole_session`, the session itself is deleted too."""
+    """A range of messages that retention would remove now. With `whole_session`, the session itself is deleted too."""
 
     session_id: str
     action: Action
@@ -48,7 +48,7 @@ class PlannedRemoval:
 
 @dataclass(frozen=True)
 class Amount(Counts):
-    """An amount of removed messages: the messages, their tokens, and the number of sessions."""
+    """An amount of removed messages: their number, their tokens, and the number of sessions."""
 
     sessions: int = 0
     messages: int = 0
@@ -57,10 +57,10 @@ class Amount(Counts):
 
 @dataclass(frozen=True)
 class Pruned(Counts):
-    """The result of a round, or of its plan.
+    """The result of a retention round so far.
 
-    `whole_sessions` is the number of sessions that were deleted entirely. `busy` sessions were left for the next round,
-    because one of their turns is pending, another transaction locks them, or an item is damaged.
+    `whole_sessions` is the number of sessions that were deleted entirely. `busy` is the number of sessions left for the
+    next round, because a turn is pending, another transaction has locked the session, or an item is damaged.
     """
 
     archived: Amount = Amount()
@@ -70,7 +70,7 @@ class Pruned(Counts):
 
     @classmethod
     def by(cls, action: Action, amount: Amount, *, whole_sessions: int = 0) -> Pruned:
-        """Return the result of one action."""
+        """Return a result that has the amount of one action."""
         if action == "archive":
             return cls(archived=amount)
         return cls(deleted=amount, whole_sessions=whole_sessions)
@@ -82,7 +82,7 @@ class Pruned(Counts):
 
 
 class MessageRound:
-    """The removals of one round, session by session."""
+    """The removal of messages in one round, session by session."""
 
     def __init__(self, rows: Retaining, work: Round[Pruned]) -> None:
         self._rows = rows
@@ -94,7 +94,7 @@ class MessageRound:
         self._work.done += Pruned(busy=1)
 
     async def remove(self, removals: Sequence[Removal]) -> None:
-        """Remove messages of a session; stop if the session is locked or damaged."""
+        """Remove messages of a session; if the session is locked or damaged, stop and count it as busy."""
         try:
             for removal in removals:
                 if not await self._remove(removal):
@@ -103,7 +103,7 @@ class MessageRound:
             self.skip()
 
     async def _remove(self, removal: Removal) -> bool:
-        """Remove messages in steps; return False if the session has changed or the round was stopped."""
+        """Remove messages step by step; return False if the session has changed or the round was stopped."""
         sessions, after = 1, removal.after_seq
         while after < removal.upto_seq:
             if not await self._work.begin_step():
@@ -121,7 +121,7 @@ class MessageRound:
         return True
 
     def _adapt(self, seconds: float) -> None:
-        """Adapt the size of the next step to the duration of the last one."""
+        """Halve the size of the next step if the last one took over 30 ms; double it if it took under 15 ms."""
         if seconds > _LONG_STEP_SECONDS:
             self._messages = max(self._messages // 2, _LEAST_MESSAGES)
         elif seconds < _LONG_STEP_SECONDS / 2:
@@ -140,7 +140,7 @@ class RetentionOptions:
     interval_seconds: float = 3600.0
 
     def __post_init__(self) -> None:
-        """Reject an interval that is not positive and finite.
+        """Reject an interval that is not a positive, finite number.
 
         Raises:
             InvalidInput: the interval is not valid.
@@ -150,7 +150,7 @@ class RetentionOptions:
 
 
 class Pruner:
-    """A service that applies retention limits. A memory's pruner has the rules of the memory's options."""
+    """A service that applies retention limits; `rules` are the default limits, from the memory's options."""
 
     def __init__(
         self,
@@ -168,11 +168,11 @@ class Pruner:
         self._clock = clock
 
     def of_namespace(self, rows: Retaining, pending: PendingTurns) -> Pruner:
-        """Return the pruner of a graph store namespace, with the same rules."""
+        """Return a pruner for a graph store namespace, with the same rules."""
         return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
     async def of(self, session_id: str, *, user_id: str | None = None) -> Retention | None:
-        """Return a session's own limits; None if the rules apply.
+        """Return the limits of one session; None if the default rules apply.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -183,7 +183,7 @@ class Pruner:
         return retention
 
     async def change(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> None:
-        """Set a session's own limits, which replace all rules; None removes them.
+        """Set the limits of one session, which replace all default rules; None removes them.
 
         `Retention()` has no limits, so such a session keeps everything.
 
@@ -196,7 +196,7 @@ class Pruner:
     async def plan(
         self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
     ) -> AsyncIterator[PlannedRemoval]:
-        """Yield the removals that are due now, session by session; write nothing.
+        """Yield the removals that are due now, session by session; nothing is written.
 
         Args:
             rules: replaces the rules of the memory's options.
@@ -206,7 +206,7 @@ class Pruner:
         now = self._clock()
         rules = self.rules if rules is None else rules
         async for session in self._sessions(rules, session_ids, user_id):
-            with contextlib.suppress(SessionDamaged):  # nothing is removed from a session that cannot be read
+            with contextlib.suppress(SessionDamaged):  # nothing would be removed from a session that cannot be read
                 for removal in await self._removals(session, rules, now):
                     extent = await self._rows.extent(removal)
                     yield PlannedRemoval(
@@ -254,7 +254,7 @@ class Pruner:
                     messages.skip()
                     continue
                 if any(removal.idle_before for removal in removals) and self._waits(session.session_id):
-                    messages.skip()  # a new message has arrived in the session
+                    messages.skip()  # a new turn of the idle session is pending
                 elif removals:
                     await messages.remove(removals)
         finally:
@@ -263,17 +263,17 @@ class Pruner:
         return work.done
 
     async def reclaim_space(self) -> bool:
-        """Shrink the SQLite file; meanwhile writes wait. Return False on PostgreSQL, which does this itself."""
+        """Shrink the SQLite file, while other writes wait. Return False on PostgreSQL, which needs no such call."""
         return await self._rows.reclaim_space()
 
     async def has_work(self) -> bool:
-        """Return True if there are rules, or sessions with their own limits."""
+        """Return True if there are default rules, or if any session has its own limits."""
         return not self.rules.nothing or bool(await self._rows.sessions(after="", limit=1, with_own=True))
 
     async def _sessions(
         self, rules: Retention, session_ids: Sequence[str], user_id: str | None
     ) -> AsyncIterator[Prunable]:
-        """Yield the sessions that may exceed their limits."""
+        """Yield the given sessions, or else all sessions that may have limits."""
         for session_id in dict.fromkeys(session_ids):
             check_session_id(session_id)
             if (session := await self._rows.session(session_id, user_id=user_id)) is None:
@@ -287,7 +287,7 @@ class Pruner:
             after = page[-1].session_id if len(page) == _PAGE_SESSIONS else None
 
     async def _removals(self, session: Prunable, rules: Retention, now: datetime) -> list[Removal]:
-        """Return the removals of a session: first the deletion, then the archiving of the rest."""
+        """Return the removals of a session: first the deletion, then the archiving of the messages that it leaves."""
         own = rules if session.retention is None else session.retention
         deletion = await self._removal(session, "delete", own.delete, now)
         if not self._rows.archives or (deletion is not None and deletion.whole_session):
@@ -308,19 +308,19 @@ class Pruner:
                 return Removal(session.session_id, action, after, session.last_seq, idle_before)
         upto = await self._end_of_old(session, action, limits, now)
         if limits.max_messages is not None:
-            # The newest user message and everything after it stay, because their turn may be active.
+            # The newest user message and everything after it stay, because that turn may still be running.
             newest_user = session.last_user_seq or session.last_seq + 1
             upto = max(upto, min(await self._end_of_surplus(session, limits.max_messages), newest_user - 1))
         return Removal(session.session_id, action, after, upto) if upto > after else None
 
     async def _end_of_surplus(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` to remove so that the allowed number of messages stays; 0 or less if there is none."""
+        """Return the last `seq` to remove so that the allowed number of messages stays; 0 or less for nothing."""
         if session.has_superseded and messages:
             return await self._rows.end_before_newest(session, messages)
         return session.last_seq - messages
 
     async def _end_of_old(self, session: Prunable, action: Action, limits: RetentionLimits, now: datetime) -> int:
-        """Return the last `seq` of the messages that are too old; 0 if there are none."""
+        """Return the last `seq` of the messages that are older than allowed; 0 if there are none."""
         after = session.archived_seq if action == "archive" else session.deleted_seq
         first_at = session.first_live_at if action == "archive" else session.first_stored_at
         if limits.max_age_days is None or first_at is None or after >= session.last_seq:

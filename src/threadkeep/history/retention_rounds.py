@@ -1,7 +1,7 @@
 """Rounds of retention in short steps, their schedule, and the retention of finished runs.
 
-Each step is followed by an equally long pause, so a concurrent append waits for one step at most. An interrupted round
-has completed only whole steps, and the next round continues from there.
+Each step is followed by an equally long pause of at most 0.25 seconds, so a concurrent append waits for one step at
+most. A round that is interrupted leaves only complete steps, and the next round removes the rest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Round[R: Counts]:
         return True
 
     async def end_step(self, removed: R) -> float:
-        """Count the removals of a step, and pause; return the seconds that the step took."""
+        """Add the removals of a step to the result, then pause; return the seconds of the step without the pause."""
         seconds = time.perf_counter() - self._begun
         self.count(removed)
         await asyncio.sleep(min(seconds, _LONGEST_PAUSE_SECONDS))
@@ -64,17 +64,17 @@ class Round[R: Counts]:
 
 
 class Scheduled(Protocol):
-    """The pruner that a schedule runs."""
+    """A pruner that a schedule can run."""
 
     async def has_work(self) -> bool:
-        """Return True if there is anything to remove, now or later."""
+        """Return True if there may be something to remove, now or later."""
 
     async def prune(self, *, may_continue: Callable[[], Awaitable[bool]] | None = None) -> object:
         """Run one round; `may_continue` is called before each step, and False stops the round."""
 
 
 class RetentionSchedule:
-    """A schedule of pruning rounds. A failed round is reported and repeated at the next check."""
+    """A schedule of pruning rounds. A failed round is reported, and repeated at the next check."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class RetentionSchedule:
         self._claimed = 0.0
 
     async def keep_pruning(self) -> None:
-        """Check periodically whether a round is due, until cancelled."""
+        """Check every 30 seconds, or more often for a shorter interval, whether a round is due, until cancelled."""
         while True:
             await asyncio.sleep(min(self._interval_seconds, _LOOK_SECONDS))
             with ErrorBoundary(lambda error: self._observer.notify(PruningFailed(error=type(error).__name__))):
                 await self.make_round()
 
     async def make_round(self) -> bool:
-        """Run a round if it is due; return False if it is not due or if another process runs it.
+        """Run a round if it is due; return False if it is not due, or if another process is running it.
 
         Raises:
             StoreError: the database is not available; completed steps stay done.
@@ -113,7 +113,7 @@ class RetentionSchedule:
             await self._pruner.prune(may_continue=self._keeps_claim)
             done = True
         finally:
-            # If the release fails, the claim expires by itself.
+            # If the release fails, the claim expires after 60 seconds.
             with contextlib.suppress(StoreError):
                 await (self._duties.done if done else self._duties.release)(self.duty, self._owner)
         return True
@@ -125,7 +125,7 @@ class RetentionSchedule:
         )
 
     async def _keeps_claim(self) -> bool:
-        """Return True if this process still has the claim; renew it in time."""
+        """Return True if this process still has the claim; renew the claim after a third of its time."""
         return time.monotonic() - self._claimed < _CLAIM_SECONDS / 3 or await self._claim()
 
 
@@ -137,14 +137,15 @@ _STEP_ROWS = 500
 class RunRetention:
     """The number of days to keep finished runs; None keeps them forever.
 
-    Runs that are set aside wait for a person. They are deleted after `keep_set_aside_days`, if that is set.
+    Runs that are set aside wait for a decision of a person. They are deleted after `keep_set_aside_days`, or never if
+    that is None.
     """
 
     keep_days: float | None = 30.0
     keep_set_aside_days: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject invalid or contradictory limits; `InvalidInput` names the limit."""
+        """Reject invalid or contradictory limits with an `InvalidInput` that names the limit."""
         for name, days in asdict(self).items():
             if days is not None and not 0 <= days < float("inf"):
                 raise InvalidInput(f"{name} must be a number of days from 0, or None.")
@@ -152,7 +153,7 @@ class RunRetention:
             raise InvalidInput("keep_set_aside_days must not be below keep_days: runs set aside are kept longer.")
 
     def cutoffs(self, now: datetime) -> Cutoffs | None:
-        """Return the times before which a run must have ended to be deleted now; None if runs are kept forever."""
+        """Return the times before which a run must have ended to be deleted now; None if all runs are kept forever."""
         if self.keep_days is None:
             return None
         aside = self.keep_set_aside_days
@@ -160,7 +161,7 @@ class RunRetention:
 
 
 class RunPruner:
-    """A service that deletes expired runs, oldest first. A memory's pruner has the rules of the memory's options."""
+    """A service that deletes expired runs, oldest first; `rules` are the limits from the memory's options."""
 
     def __init__(self, runs: Runs, rules: RunRetention, *, observer: Observer, clock: Callable[[], datetime]) -> None:
         self.rules = rules
@@ -169,11 +170,11 @@ class RunPruner:
         self._clock = clock
 
     async def has_work(self) -> bool:
-        """Return True if runs ever expire."""
+        """Return True if the rules let runs expire."""
         return self.rules.keep_days is not None
 
     async def plan(self, rules: RunRetention | None = None) -> AsyncIterator[FinishedTree]:
-        """Yield the trees of finished runs that would be deleted now; write nothing."""
+        """Yield the trees of finished runs that would be deleted now; nothing is written."""
         cutoffs = (rules or self.rules).cutoffs(self._clock())
         page = None if cutoffs is None else await self._page(cutoffs, None)
         while cutoffs is not None and page:
@@ -219,7 +220,7 @@ class RunPruner:
         return await self._runs.finished.trees(cutoffs, after=after, limit=_PAGE_TREES)
 
     async def _remove(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs, work: Round[PrunedRuns]) -> bool:
-        """Delete trees; return False if the round was stopped."""
+        """Delete trees of runs, except locked ones, which count as busy; return False if the round was stopped."""
         for group in _groups(trees):
             try:
                 if not await self._remove_group(group, cutoffs, work):
@@ -239,7 +240,7 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # The rest is in few rows, because the events of a finished run are in one row.
+                    # Few rows are left, because the events of a finished run are in one row.
                     break
             group = [large]
         if not await work.begin_step():
@@ -248,7 +249,7 @@ class RunPruner:
         return True
 
     async def _forget_versions(self, cutoffs: Cutoffs, work: Round[PrunedRuns]) -> None:
-        """Delete versions of workflows that no run uses any more."""
+        """Delete workflow versions that no run uses any more."""
         versions, forgotten = self._runs.workflows, 1
         while forgotten and (unused := await versions.unused(cutoffs.before)):
             forgotten = await versions.forget(unused)
@@ -256,7 +257,7 @@ class RunPruner:
 
 
 def _groups(trees: Sequence[FinishedTree]) -> list[list[FinishedTree]]:
-    """Group trees so that one step can delete each group; a large tree is alone in its group."""
+    """Group trees so that one step can delete each group; a tree with more rows than a step is alone in its group."""
     groups: list[list[FinishedTree]] = []
     rows = _STEP_ROWS
     for tree in trees:

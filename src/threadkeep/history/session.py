@@ -59,7 +59,7 @@ class AgentInput(TypedDict):
 
 @dataclass(frozen=True)
 class BegunTurn:
-    """A question stored together with statements, the rows that the statements returned, and the history read."""
+    """The result of storing a question: the stored rows, the rows that joined statements returned, and the history."""
 
     question: tuple[Message, ...]
     receipt: Receipt
@@ -70,7 +70,7 @@ class BegunTurn:
 async def in_time[T](
     session: Session, work: Awaitable[T], report: Callable[[Exception], object] | None = None
 ) -> T | None:
-    """Return the result of a read or a write; report a failure of the database and return None.
+    """Return the result of a read or a write; if the database fails, call `report` and return None.
 
     Raises:
         StoreClosed: the memory is closed.
@@ -119,7 +119,7 @@ class Session:
         self._observer = observer
         self._cache = cache
 
-    # These are created on use, because many sessions are named but never read.
+    # These are created on first use, because many session objects are made but never read.
     @cached_property
     def _windows(self) -> WindowReader:
         return WindowReader(self.session_id, self._transcripts, self._contexts, user_id=self.user_id, cache=self._cache)
@@ -136,7 +136,7 @@ class Session:
         return session_html(self.session_id, self.user_id, note="Read it with: await session.tail(10)")
 
     async def append(self, messages: Sequence[Message]) -> Receipt:
-        """Store the messages as one turn, atomically; they are durable when this returns.
+        """Store the messages as one turn, atomically; they are durable when this method returns.
 
         Messages with an id that the session already has are skipped and named in the receipt.
 
@@ -159,11 +159,11 @@ class Session:
     async def record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
     ) -> Receipt | None:
-        """Store the messages; if the database is not available, store them on disk until it is, and return None.
+        """Store the messages; while the database is not available, keep them on disk instead, and return None.
 
-        Use this if a broken database must not stop the caller; see `threadkeep.history.pending`. With `answers`, the
-        messages are stored only if the session still has the message with that id. Pass `told` if a caller gets the
-        answer as soon as this returns.
+        Use this method if the caller must continue without a database; see `threadkeep.history.pending`. With
+        `answers`, the messages are stored only if the session still has the message with that id. Pass `told=True` if a
+        caller gets the answer as soon as this method returns.
 
         Raises:
             InvalidMessage, WrongUser: as for `append`; the write is not retried.
@@ -181,7 +181,7 @@ class Session:
     async def record_joined(
         self, messages: Sequence[Message], join: Join, *, answers: str | None = None, told: bool = False
     ) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store the messages and the statements of `join` in one transaction; return None if that is impossible now."""
+        """Store the messages and the statements of `join` in one transaction; return None if this fails."""
         started = time.perf_counter()
         stored = await self._pending.record_joined(self.turn(messages, answers=answers, told=told), join)
         if stored is not None:
@@ -191,9 +191,9 @@ class Session:
     async def begin_joined(
         self, messages: Sequence[Message], joined: Joined, *, profile: str, limit: int
     ) -> BegunTurn | None:
-        """Store the messages and the statements, and read the history for a model call, in one transaction.
+        """Store messages, run statements, and read the history for a model call, all in one transaction.
 
-        Return None if that is not possible now. `profile` is as in `Past`; at most `limit` messages are read.
+        Return None if this fails. `profile` is as in `Past`; at most `limit` messages of the history are read.
         """
         tables = self._transcripts
         if not isinstance(tables, TableTranscripts):
@@ -209,7 +209,7 @@ class Session:
         return BegunTurn(tuple(messages), receipt, rows[:-2], past)
 
     def turn(self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False) -> Turn:
-        """Return the messages as a turn of this session; `answers` and `told` are as in `record`."""
+        """Return the messages as a turn of this session; `answers` and `told` are as in `record`. Nothing is stored."""
         return Turn(self.session_id, tuple(messages), self.user_id, answers, told, workspace=self.workspace)
 
     async def tail(self, limit: int, *, view: View = "active") -> list[Message]:
@@ -237,28 +237,28 @@ class Session:
         return tuple([message for turn in mine for message in turn.messages])
 
     async def deliver(self) -> bool:
-        """Try to write this process's pending turns of the session; return True if none is left."""
+        """Try to write the session's pending turns of this process; return True if none is left."""
         return await self._pending.deliver(self.session_id)
 
     @asynccontextmanager
     async def timeout(self, seconds: float = _TIMEOUT_SECONDS) -> AsyncIterator[None]:
-        """Limit the time to wait for the database. The limit is short while the database is known to fail.
+        """Limit the time that the block waits for the database; it is shorter while the database is known to fail.
 
         Raises:
-            TimeoutError: the database did not answer in time. Later calls fail sooner.
+            TimeoutError: the database did not answer in time; later calls wait only briefly.
         """
         limit = min(seconds, self._pending.wait_seconds) if self._pending.database_fails else seconds
         try:
             async with asyncio.timeout(limit):
                 yield
         except SessionDamaged:
-            raise  # this does not indicate an outage
+            raise  # a damaged session does not indicate an outage
         except (StoreError, TimeoutError):
             self._pending.database_fails = True
             raise
 
     async def find(self, message_id: str) -> Message | None:
-        """Return the message with an id, whether stored, superseded or pending; None if there is none."""
+        """Return the message with an id, even if it is superseded or pending; None if there is none."""
         for message in self.waiting():
             if message.id == message_id:
                 return message
@@ -268,14 +268,14 @@ class Session:
             return await self._transcripts.find(self.session_id, message_id)
 
     async def at(self, seqs: Collection[int]) -> list[Message]:
-        """Return the existing messages with these `seq` values, superseded or not, in order."""
+        """Return the existing messages with these `seq` values, including superseded ones, in order."""
         if self.user_id is not None and await self._info() is None:
             return []
         async with ReportedRead(self._events):
             return await self._transcripts.at(self.session_id, seqs)
 
     async def superseded(self) -> list[tuple[int, int]]:
-        """Return the `seq` ranges of superseded messages, both ends included, in order."""
+        """Return the `seq` ranges of superseded messages in order; both ends are included."""
         if self.user_id is not None and await self._info() is None:
             return []
         async with ReportedRead(self._events):
@@ -292,7 +292,7 @@ class Session:
         return [*stored, *(one for one in waiting if there.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
-        """Mark an answer as delivered to a caller; return it, or the answer that has replaced it."""
+        """Mark an answer as delivered to a caller; return it or the answer that replaced it, None without either."""
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
             return await self._pending.tell(waiting)
@@ -306,7 +306,7 @@ class Session:
         counter: TokenCounter | str | None = None,
         before: int | None = None,
     ) -> Window:
-        """Return the newest user and assistant messages since the last reset that fit, oldest first.
+        """Return the newest user and assistant messages since the last reset that fit the limits, oldest first.
 
         Args:
             max_messages: the maximum number of messages; 0 means none, None means no limit.
@@ -322,15 +322,16 @@ class Session:
         return window
 
     async def recall(self, past: Past | None = None) -> Recollection:
-        """Return the messages before a message, for a model call that must not fail.
+        """Return the history before a question, for a model call that must not fail.
 
-        If the database does not answer in time, the result has only the pending turns of this process, and the failure
-        is reported.
+        If the database does not answer in time, the result has only the messages that are pending in this process, and
+        the failure is reported.
         """
         past = past or Past()
         if past.limits.nothing:
             return Recollection(())
-        # Copy these before the read: a message that is written in the meantime is then in both lists, never in none.
+        # Copy the pending messages before the read: a message written in the meantime is then in both lists, never in
+        # neither.
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
         found = Recollection((), failed=True)
         try:
@@ -340,7 +341,7 @@ class Session:
         except StoreClosed:
             raise
         except StoreError:
-            pass  # already reported
+            pass  # this was already reported
         except TimeoutError as error:
             self._events.read_failed(error, "fallback")
         if not waiting:
@@ -354,7 +355,7 @@ class Session:
         return replace(found, messages=(*found.messages, *late))
 
     def tell_write_failed(self, error: Exception) -> None:
-        """Report that data besides the transcript could not be written."""
+        """Report that data other than messages could not be written."""
         self._events.write_failed(error, "fallback")
 
     async def check_owner(self) -> None:
@@ -366,7 +367,7 @@ class Session:
                 raise WrongUser(self.session_id)
 
     async def count(self, *, view: View = "active") -> int:
-        """Return the number of messages of the session; 0 if it does not exist."""
+        """Return the number of messages in a view of the session; 0 if the session does not exist."""
         _check_view(view)
         info = await self._info()
         if info is None:
@@ -374,7 +375,7 @@ class Session:
         return info.message_count if view == "active" else info.last_seq - info.deleted_seq
 
     async def info(self) -> SessionInfo:
-        """Return the info of the session.
+        """Return the metadata of the session.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -391,7 +392,7 @@ class Session:
         metadata: Mapping[str, Json] | None = None,
         active: bool | None = None,
     ) -> SessionInfo:
-        """Change fields of the session; None leaves a field unchanged. Return the new info.
+        """Change fields of the session, and return its new metadata; None leaves a field unchanged.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -406,7 +407,7 @@ class Session:
         await self._transcripts.change(self.session_id, changes)
 
     async def reset(self) -> None:
-        """Start later windows after the existing messages; the transcript stays.
+        """Let later windows begin after the existing messages; the transcript keeps these messages.
 
         Pending turns are written first, so that they precede the reset. If the session does not exist, nothing happens.
         """
@@ -416,7 +417,7 @@ class Session:
     async def take_back(self, n: int = 1) -> list[Message]:
         """Supersede the newest `n` active messages and return them, oldest first.
 
-        They stay in the `history` view with their `seq`. Concurrent calls return different messages.
+        The messages stay in the `history` view with their `seq`. Concurrent calls supersede different messages.
 
         Raises:
             WrongUser: the session belongs to another user.
@@ -443,8 +444,8 @@ class Session:
     async def edit(self, message_id: str, text: str, *, new_id: str | None = None) -> Message:
         """Supersede an active message and all messages after it; store and return a new version of the message.
 
-        The new version has the role, author and metadata of the message and, for an answer, the same question. Its id
-        is `new_id`, or a new one. Repeating the call with the same `new_id` changes nothing.
+        The new version has the role, author and metadata of the old one and, if it is an answer, the same question. Its
+        id is `new_id`, or a new one. Repeating the call with the same `new_id` changes nothing.
 
         Raises:
             MessageNotFound: the session has no such message.
@@ -476,7 +477,7 @@ class Session:
         return new if stored is None else stored
 
     async def question(self, run: str | None = None) -> Message:
-        """Return the question that a run answered, or the question with this id; None means the newest question.
+        """Return the question that a run answered, or with this id; None means the newest question.
 
         Raises:
             MessageNotFound: the session has no such question.
@@ -497,7 +498,7 @@ class Session:
         Args:
             run: the id of a run that answered the question, or the question's own id; None for the newest question.
             upto: the `seq` of the newest message that the caller has seen; later ones are not superseded. If several
-                concurrent calls use it, one creates a new answer, and the others return the same input.
+                concurrent calls pass it, one creates a new answer, and the others return the same input.
 
         Call the agent with the result: `await agent.ainvoke(await session.regenerate(run_id), config)`. The question
         keeps its id, and the new answer belongs to it.
@@ -516,10 +517,9 @@ class Session:
     async def branch(self, at: int | None = None, *, session_id: str | None = None) -> Session:
         """Create a session with copies of this session's messages up to the `seq` `at` (None: all), and return it.
 
-        The copies keep their ids and times, and are numbered from 1. The active messages are copied; if `at` is a
-        superseded message, the messages that were active before it was superseded. Title, tags, metadata, the last
-        reset, retention limits and summaries are copied as well. Repeating the call with the same `session_id` changes
-        nothing.
+        The copies keep their ids and times, and are numbered from 1. The active messages are copied, or, if the message
+        `at` is superseded, those that were active before that. Title, tags, metadata, the last reset, retention limits
+        and summaries are copied as well. Repeating the call with the same `session_id` changes nothing.
 
         Raises:
             SessionNotFound: there is no such session.
@@ -558,10 +558,10 @@ class Session:
         return superseded
 
     async def _deliver_all(self) -> None:
-        """Write pending turns, so that they are stored before the next operation.
+        """Write the session's pending turns, so that they are stored before the next operation.
 
         Raises:
-            StoreUnavailable: the database is not available.
+            StoreUnavailable: turns are still pending after the attempt.
         """
         if self.waiting() and not await self.deliver() and self.waiting():
             raise StoreUnavailable(
@@ -578,7 +578,7 @@ class Session:
         return was_there
 
     async def _is_there(self) -> bool:
-        """Return True if the session exists, damaged or not."""
+        """Return True if the session exists, even if it is damaged."""
         try:
             return await self._info() is not None
         except SessionDamaged:
@@ -590,7 +590,7 @@ class Session:
 
 
 def _keys(message: Message) -> set[object]:
-    """Return the unique keys of a message: its id and, for a complete answer, its question, author and ordinal."""
+    """Return the unique keys of a message: its id and, for a complete answer, question, author and ordinal."""
     return {message.id} if message.place is None else {message.id, message.place}
 
 

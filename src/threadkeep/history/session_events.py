@@ -1,4 +1,4 @@
-"""Events of one session, with its backend, channel and id."""
+"""Reports the events of one session, with its backend, channel and id."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class SessionEvents:
         self._observer.notify(WriteDropped(**self._labels))
 
     def discarded(self) -> None:
-        """Report that an answer was not stored."""
+        """Report that an answer was not stored because its question is gone."""
         self._observer.notify(AnswerDiscarded(**self._labels))
 
     def truncated(self, manifest: WindowManifest) -> None:
-        """Report a window that leaves out or cuts messages."""
+        """Report a window if it leaves out or cuts messages."""
         if manifest.dropped or manifest.cuts:
             labels = self._labels
             self._observer.notify(
@@ -87,7 +87,7 @@ class SessionEvents:
 
 
 class ReportedRead:
-    """A context manager that times and reports a read; a generator would add a tenth to the time of a short read."""
+    """A context manager that times and reports a read; a generator-based one would make a short read a tenth slower."""
 
     def __init__(self, events: SessionEvents, on_failure: Outcome = "error") -> None:
         self._events = events
@@ -98,7 +98,7 @@ class ReportedRead:
         self._started = time.perf_counter()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Report the end of the read, and a failure of the database."""
+        """Report the end of the read, and its failure if the database failed."""
         if kind is None:
             self._events.read(self._started, "ok")
         elif isinstance(error, StoreError | asyncio.CancelledError):
@@ -108,5 +108,5 @@ class ReportedRead:
 
 
 def _since(started: float) -> float:
-    """Return the milliseconds since a `time.perf_counter()`."""
+    """Return the milliseconds since a value of `time.perf_counter()`."""
     return (time.perf_counter() - started) * 1000

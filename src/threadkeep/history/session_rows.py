@@ -1,8 +1,8 @@
-"""A cache of the rows of sessions that a process has read.
+"""A cache of the rows of sessions that this process has read.
 
-Stored messages never change, so rows stay valid while the marks of their session are unchanged. A read for a model call
-returns the marks, the newest known row and all later rows in one statement, so changes by other processes are noticed
-at once.
+Stored messages never change, so cached rows stay valid while the marks of their session (reset, archiving, revision and
+so on) are unchanged. One statement reads the marks, the newest known row and all later rows for a model call, so
+changes by other processes are noticed at once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from threadkeep.store.tables import marks_in
 from threadkeep.store.transcripts import Marks
 
 _SPARE_ROWS: Final = 200
-_MESSAGE_BYTES: Final = 3_000  # the objects of a message, without its text
+_MESSAGE_BYTES: Final = 3_000  # the Python objects of a message, without its text
 
 
 @dataclass(frozen=True)
 class SessionRows:
     """The newest active messages of users and assistants in a session, oldest first.
 
-    The rows are complete from `first_seq` on; 0 means since the last reset and archiving. `superseded` is a `seq` and
-    the ranges of superseded messages after it; `forgotten` has the ids on the newest page before the last reset. Both
-    are None until they are read. `derived` has objects that callers computed from these messages for a model call; they
-    are valid while the marks are unchanged.
+    The rows are complete from `first_seq` on; 0 means since the last reset and archiving. `superseded` has a `seq` and
+    the ranges of superseded messages after it. `forgotten` has the message ids on the newest page before the last
+    reset. Both are None until they are read. `derived` has objects that callers computed from these messages for a
+    model call; they are valid while the marks are unchanged.
     """
 
     marks: Marks
@@ -48,13 +48,13 @@ class SessionRows:
         return self.messages[-1].seq or 0
 
     def between(self, begin: int, before: int) -> tuple[Message, ...]:
-        """Return the messages with a `seq` from `begin` up to, but not including, `before`."""
+        """Return the messages whose `seq` is at least `begin` and less than `before`."""
         return self.messages[_index(self.messages, begin) : _index(self.messages, before)]
 
     def counted(
         self, begin: int, before: int, most: int | None, counter: TokenCounter
     ) -> tuple[tuple[Message, ...], int] | None:
-        """Return the messages with `seq` from `begin` to below `before`, and their tokens; None if more than `most`."""
+        """Return the messages with `begin` <= `seq` < `before` and their tokens; None if there are more than `most`."""
         start = _index(self.messages, begin)
         end = max(start, _index(self.messages, before))
         if most is not None and end - start > most:
@@ -65,17 +65,17 @@ class SessionRows:
         return self.messages[start:end], sums.between(self.messages, start, end)
 
     def with_older(self, older: Sequence[Message], first_seq: int) -> SessionRows:
-        """Return these rows with the `older` rows before them, which are given newest first."""
+        """Return these rows with `older` rows before them; `older` must be newest first."""
         return replace(self, messages=(*reversed(older), *self.messages), first_seq=first_seq)
 
     def superseded_between(self, after: int, before: int) -> list[tuple[int, int]]:
-        """Return the ranges of superseded messages between two `seq` values, both excluded."""
+        """Return the ranges of superseded messages between two `seq` values, which are not included."""
         _, ranges = self.superseded or (0, ())
         inside = [(first, last) for first, last in ranges if first < before and last > after]
         return [(max(first, after + 1), min(last, before - 1)) for first, last in inside]
 
     def newest(self, count: int) -> SessionRows:
-        """Return only the newest messages."""
+        """Return a copy with only the newest `count` messages."""
         if len(self.messages) <= count:
             return self
         kept = self.messages[-count:]
@@ -83,7 +83,7 @@ class SessionRows:
 
 
 class _TokenSums:
-    """Running sums of the tokens of a session's messages, so that each message is counted once."""
+    """Running sums of the tokens of a session's messages, so that the tokens of each message are counted once."""
 
     def __init__(self, counter: TokenCounter, first: Message) -> None:
         self.counter = counter
@@ -91,17 +91,17 @@ class _TokenSums:
         self._sums = [0]
 
     def between(self, messages: Sequence[Message], start: int, end: int) -> int:
-        """Return the tokens of the messages with these indexes; the first message must be the same in each call."""
+        """Return the tokens of `messages[start:end]`; the first message must be the same in every call."""
         for message in messages[len(self._sums) - 1 : end]:
             self._sums.append(self._sums[-1] + self.counter(message.content))
         return self._sums[end] - self._sums[start]
 
 
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:
-    """Return rows from the result of the statement `recent`, newest first, joined to the known rows.
+    """Return the rows that the statement `recent` has returned, newest first, appended to the known rows.
 
-    With known rows, the statement began at the newest of them. Return None if there are no rows, or if the known ones
-    have changed.
+    With known rows, the statement must have begun at the newest of them. Return None if there are no rows, or if the
+    known rows are not valid any more.
     """
     if not found:
         return None
@@ -117,7 +117,7 @@ def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) 
 
 
 class SessionCache:
-    """The rows of the most recently used sessions, up to `most_bytes`; 0 turns the cache off.
+    """A cache of the rows of the most recently used sessions, up to `most_bytes`; 0 turns the cache off.
 
     `bytes` is the estimated size of all entries.
     """
@@ -128,7 +128,7 @@ class SessionCache:
         self._entries: OrderedDict[str, tuple[SessionRows, int]] = OrderedDict()
 
     def get(self, session_id: str) -> SessionRows | None:
-        """Return the cached rows of a session; None if it is not in the cache."""
+        """Return the cached rows of a session; None if the session is not in the cache."""
         found = self._entries.get(session_id)
         if found is None:
             return None
@@ -136,7 +136,7 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Replace the rows of a session; drop the least recently used sessions beyond the limit."""
+        """Cache rows of a session, the newest if there are many; drop the least recently used beyond the limit."""
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
         size = self._size(session_id, rows)
@@ -154,7 +154,7 @@ class SessionCache:
             self.bytes -= found[1]
 
     def _size(self, session_id: str, rows: SessionRows) -> int:
-        """Return the size of rows; if they extend the known rows, only the new rows are measured."""
+        """Return the bytes of rows; if they extend the cached rows of the session, only the new rows are measured."""
         known = self._entries.get(session_id)
         count = 0 if known is None else len(known[0].messages)
         if known is not None and len(rows.messages) >= count and rows.messages[0] is known[0].messages[0]:
@@ -163,7 +163,7 @@ class SessionCache:
 
 
 def _index(messages: Sequence[Message], seq: int) -> int:
-    """Return the index of the first message with at least this `seq`; it is usually at one of the ends."""
+    """Return the index of the first message with at least this `seq`; the ends, which are common, come first."""
     if not messages or seq <= (messages[0].seq or 0):
         return 0
     if seq >= (last := messages[-1].seq or 0):
@@ -172,7 +172,7 @@ def _index(messages: Sequence[Message], seq: int) -> int:
 
 
 def _size_of(message: Message) -> int:
-    """Estimate the bytes of a message, including objects that are derived from it for a model call."""
+    """Estimate the bytes of a message, including the objects that a model call derives from it."""
     size = _MESSAGE_BYTES + sys.getsizeof(message.content)
     for extra in (message.original, message.metadata):
         size += 4 * len(dump_json(extra)) if extra else 0

@@ -1,4 +1,4 @@
-"""Stored recall indexes, one per session, so that a new process need not build them again."""
+"""Stored recall indexes, one per session, so that a new process does not have to build them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
 _LEAST_STORED, _LEAST_JOINED = 1_000, 50
-"""The minimum number of turns of a stored index: of a session's own index, and of a part of a user's index."""
+"""The minimum number of turns of a stored index: for a session's own index, and for a part of a user's index."""
 
 _UNREADABLE = (zlib.error, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""The errors that invalid stored data can raise; such data is deleted, and the index is built again."""
+"""The errors that invalid stored data can cause; such data is deleted, and the index is built again."""
 
 
 class StoredIndexes:
-    """The stored indexes of sessions; the index of all sessions of a user is joined from them."""
+    """The stored recall indexes of sessions, which can be joined to one index of a user's sessions."""
 
     def __init__(
         self, rows: RecallIndexes, transcripts: Transcripts, summaries: Summaries | None, observer: Observer
@@ -35,7 +35,7 @@ class StoredIndexes:
         self._observer = observer
 
     async def load(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex | None:
-        """Return the stored index of a session; delete it and return None if messages or summaries do not match it."""
+        """Return the stored index of a session; if it no longer matches the session, delete it and return None."""
         session_id = info.session_id
         data = await self._rows.of_session(session_id, index_version(), info.last_seq)
         if data is None:
@@ -50,9 +50,9 @@ class StoredIndexes:
         return None
 
     async def save(self, index: ConversationIndex, session_id: str) -> None:
-        """Store the index of one session. After a failure, the next attempt follows when the index has grown again.
+        """Store the index of one session. A failure is reported, and retried when the index has grown again.
 
-        If other programs have changed or deleted texts, the index is not stored, and the stored one is deleted.
+        If another program has changed or deleted indexed texts, nothing is stored, and the stored index is deleted.
         """
         state = await index.dump()
         extent, texts = index.extent_of(session_id), index.texts_of(session_id)
@@ -67,8 +67,8 @@ class StoredIndexes:
     async def join(self, infos: Mapping[str, SessionInfo], allowed: Mapping[str, int]) -> ConversationIndex:
         """Return one index of several sessions, with up to `allowed` newest messages of each session.
 
-        The stored indexes of the sessions are joined; missing and outdated ones are built and stored first. Damaged
-        sessions are left out.
+        For completely indexed sessions with at least 50 turns, stored indexes are used; missing and outdated ones are
+        built and stored first. Damaged sessions are left out.
         """
         joined = ConversationIndex()
         summaries: Mapping[str, Sequence[Summary]] = {}
@@ -80,14 +80,14 @@ class StoredIndexes:
             with contextlib.suppress(SessionDamaged):
                 if len(of_archived) + most >= _LEAST_JOINED and most == min(messages_of(info), MOST_TURNS):
                     index = await self._current(info, of_archived)
-                    # In an OS thread, because a long session takes tenths of a second.
+                    # This runs in an OS thread, because a long session takes tenths of a second.
                     await asyncio.to_thread(joined.extend if joined.read else joined.take_over, index)
                 else:
                     await joined.catch_up(info, self._transcripts, of_archived, most)
         return joined
 
     def grown(self, index: ConversationIndex, infos: Iterable[SessionInfo], *, of_user: bool) -> list[SessionInfo]:
-        """Return the sessions whose index was never stored, or that have grown by an eighth since it was stored."""
+        """Return the sessions whose index was never stored, or has grown by an eighth since; none if all are short."""
         if len(index.tokens) < _LEAST_STORED:
             return []
         by_id = {info.session_id: info for info in infos}
@@ -95,7 +95,7 @@ class StoredIndexes:
         return [info for session_id, info in by_id.items() if session_id in grown]
 
     async def renew(self, infos: Iterable[SessionInfo]) -> None:
-        """Update the stored indexes of sessions; damaged sessions are left out."""
+        """Update the stored indexes of sessions; damaged sessions are skipped."""
         for info in infos:
             summaries: Sequence[Summary] = ()
             if self._summaries is not None:
@@ -105,7 +105,7 @@ class StoredIndexes:
                 await self._current(info, summaries)
 
     async def _current(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex:
-        """Return the current index of a session, based on the stored one; store it if it has grown by an eighth."""
+        """Return the up-to-date index of a session, based on the stored one; store it if it has grown by an eighth."""
         index = await self.load(info, summaries) or ConversationIndex()
         await index.catch_up(info, self._transcripts, summaries)
         if index.grown([info.session_id], _LEAST_JOINED):

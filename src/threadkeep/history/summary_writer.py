@@ -1,4 +1,4 @@
-"""The writer of a session's summaries: a model summarises due ranges and merges older summaries."""
+"""The writer of a session's summaries: a model summarises due messages and merges older summaries."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from threadkeep.store.codec import clean_text
 from threadkeep.store.summaries import Summaries, Uncovered
 
 _SHORTER = 3
-"""If a summary was too long, a second one is requested with the length divided by this."""
+"""If a summary is too long, a second one is requested with this fraction (one third) of the length."""
 
 PURPOSE = "compression"
 CLAIM_SECONDS = 300.0
-"""The timeout of one call of a summarizer, and the seconds after which the claim of a dead process expires."""
+"""The timeout of one summarizer call; the claim on a session expires after the same time if its process dies."""
 _LEAST_ASKED = 30
 _MOST_STEPS = 8
 _MOST_PARTS = 50
-"""The maximum number of merged summaries that are searched for parts to read again."""
+"""The maximum number of merged summaries that are read to find sources for a new merge."""
 _READ_AGAIN = 4
-"""Merged summaries are read again, up to this many times the token limit of all active summaries."""
+"""Summaries merged earlier are read again, up to this many times the token limit of all active summaries."""
 
 
 class SummaryWriter:
-    """A writer that compresses one session once, in a bounded number of steps."""
+    """A writer that compresses one session once, in at most eight steps."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class SummaryWriter:
         self._counter = counter
         self._owner = str(uuid4())
         self.rest: CompressionRequest | None = None
-        """The remaining work, if it was too much for one pass; otherwise None."""
+        """The remaining work, if it was too much for eight steps; otherwise None."""
 
     async def compress(self) -> Summary | None:
-        """Summarise what is due; return the newest new summary, None if nothing is due or another process is at work.
+        """Write the due summaries; return the newest, None if nothing is due or another process compresses the session.
 
         Raises:
             CompressionFailed: the summary could not be written; earlier summaries stay.
@@ -78,7 +78,7 @@ class SummaryWriter:
         try:
             return await self._until_done(await self._due(uncovered))
         finally:
-            with contextlib.suppress(StoreError):  # the claim expires by itself
+            with contextlib.suppress(StoreError):  # if the release fails, the claim expires by itself
                 await self._summaries.release(session_id, PURPOSE, self._owner)
 
     async def _claim(self) -> bool:
@@ -91,7 +91,7 @@ class SummaryWriter:
             return self._request.upto_seq, self._request.upto_seq
         active = await self._summaries.active(session_id)
         if active and active[-1].last_seq != uncovered.after_seq:
-            # Another process stored a summary before this claim. Counting takes time, so repeat it only in this case.
+            # Another process stored a summary before this claim. Counting is slow, so it is repeated only in this case.
             uncovered = await self._summaries.uncovered(session_id)
         return uncovered.after_seq, await self._reader.upto(self._request, uncovered)
 
@@ -119,7 +119,7 @@ class SummaryWriter:
         return summary
 
     async def _merge(self, summaries: Sequence[Summary]) -> Summary:
-        """Store a summary of summaries: their facts unchanged, and one new prose text."""
+        """Store one summary that replaces several: it keeps their facts, and a model writes a new prose text."""
         started = time.perf_counter()
         carried = merged_facts(SummaryText.read(summary.text) for summary in summaries)
         facts = fitting_facts(carried, self._room.facts, self._counter)
@@ -145,9 +145,9 @@ class SummaryWriter:
     async def _write(
         self, records: Sequence[str], task: SummaryTask, earlier: str | None, facts: tuple[str, ...] = ()
     ) -> SummaryText:
-        """Return one text for all records; each record is read together with the prose for the records before it.
+        """Return one summary text for all records; with each, the model reads the prose about those before it.
 
-        If facts are given, they are kept, and facts in the answers of the model are ignored.
+        If `facts` are given, the text has exactly these, and facts in the model's answers are ignored.
         """
         text = SummaryText("", facts)
         room = self._room.one - self._counter(text.render())
@@ -159,7 +159,7 @@ class SummaryWriter:
         return text
 
     async def _ask(self, record: str, earlier: str | None, task: SummaryTask, room: int) -> SummaryText:
-        """Return the text for a record, at most `room` tokens; if it is too long, request a shorter one once."""
+        """Return a text for a record, cut to at most `room` tokens; if it is too long, request a shorter one once."""
         known = self._counter(earlier) if earlier and task == "continuation" else 0
         most = self._room.asked * room // self._room.one
         asked = max(min(most, (self._counter(record) + known) // 2), _LEAST_ASKED)
@@ -168,13 +168,14 @@ class SummaryWriter:
             try:
                 text = await self._answer(record, earlier, task, length)
             except CompressionFailed as error:
-                # A model that runs out of tokens returns no text that could be cut.
+                # The model ran out of tokens and returned no text, so there is none that could be cut.
                 if error.reason != "too_long" or length != asked:
                     raise
                 continue
             if self._counter(text) <= room:
                 break
-        # If it is still too long, it is cut. Otherwise the messages would be in no context until a later attempt.
+        # A text that is still too long is cut. Without it, the messages would be in no model call until a later
+        # attempt.
         return SummaryText.read(text).within(room, self._room.facts, self._counter)
 
     async def _answer(self, record: str, earlier: str | None, task: SummaryTask, length: int) -> str:
@@ -191,10 +192,10 @@ class SummaryWriter:
         except asyncio.CancelledError:
             if _is_stopped():
                 raise
-            # The model itself cancelled the call; this must not end the work on all sessions.
+            # The model itself raised CancelledError; this must not end the compression of other sessions.
             raise CompressionFailed("model", "CancelledError") from None
         if call.error is not None:
-            # Not chained, because the error of a model may quote the record.
+            # Do not chain the error, because the error of a model may quote the record.
             raise CompressionFailed("model", type(call.error).__name__)
         if not (text := clean_text(answer).strip()):
             raise CompressionFailed("empty")
@@ -221,10 +222,10 @@ class SummaryWriter:
         last_id: str | None = None,
         revision: int | None = None,
     ) -> None:
-        """Store a summary and report it.
+        """Store a summary, and report it to the observer.
 
         Raises:
-            CompressionFailed: the summary does not continue the stored ones.
+            CompressionFailed: the stored messages or summaries have changed since they were read.
         """
         if not await self._summaries.add(summary, replaces, last_id=last_id, revision=revision):
             raise CompressionFailed("outdated")

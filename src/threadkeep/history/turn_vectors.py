@@ -1,4 +1,4 @@
-"""The vectors of turns: an embedding model computes one per message, once; they are stored and compared here."""
+"""The vectors of turns: an embedding model computes one per message, once; this module stores and compares them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COMPARED_AT_ONCE = 500
 _MOST_CHARACTERS = 8_000
 _QUERY_SECONDS = 2.0
 _MOST_FAILURES = 12
-"""After this many consecutive failures the model is at fault, because one bad text in a batch causes only seven."""
+"""After this many consecutive failures, the model is at fault: one bad text in a batch causes only seven."""
 
 
 class TurnVectors:
@@ -36,7 +36,7 @@ class TurnVectors:
     async def similarities(self, index: ConversationIndex, query: str, embedder: Embedder) -> dict[str, float]:
         """Return the cosine similarity of the query to every embedded turn; schedule the missing embeddings.
 
-        If the model fails, return an empty result and report the failure.
+        If no turn is embedded yet, the result is empty. It is also empty if the model fails, which is reported.
         """
         vectors = index.vectors.setdefault(embedder.name, {})
         if index.embedding is None or index.embedding.done():
@@ -59,7 +59,7 @@ class TurnVectors:
         return similar
 
     async def _embed(self, index: ConversationIndex, vectors: Vectors, embedder: Embedder) -> None:
-        """Read the stored vectors, and compute the missing ones. After a failure, the next query retries."""
+        """Read the stored vectors, and compute missing ones. A failure is reported; the next query tries again."""
         with ErrorBoundary(self._report):
             for session_id in list(index.read):
                 if (embedder.name, session_id) not in index.embedded:
@@ -82,7 +82,7 @@ class TurnVectors:
     async def _embed_session(
         self, session_id: str, seqs: Sequence[int], index: ConversationIndex, embedder: Embedder
     ) -> None:
-        """Embed in batches. A failed batch is halved until the text that the model rejects is found and skipped."""
+        """Embed turns in batches. A failed batch is halved until the text that fails is found and skipped."""
         batches = [seqs[start : start + _BATCH] for start in range(0, len(seqs), _BATCH)]
         batches.reverse()
         refused, in_a_row = 0, 0
