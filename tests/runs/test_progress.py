@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
@@ -161,7 +162,7 @@ async def test_what_is_kept_is_what_the_graph_would_have_kept(shared_url: str, e
         progress.beside = lambda _: True
         late = builder.compile(checkpointer=progress_saver)
         plainly, beside = thread_named("plainly"), thread_named("beside")
-        with progress_saver.knowing("beside", progress):
+        with patch.dict(progress_saver.active, {"beside": progress}):
             await late.ainvoke(given, beside, durability="async")
             assert await saver.aget_tuple(beside) is None
             await progress.keep()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
@@ -116,7 +117,7 @@ async def test_progress_that_cannot_be_kept_is_told_of_once(events: RecordedEven
     for name in ("one", "two", "three"):
         progress = RunProgress(keeping, nothing_to_expect, fresh=True, seconds=NEVER)
         progress.beside = lambda _: True
-        with progress_saver.knowing(name, progress):
+        with patch.dict(progress_saver.active, {name: progress}):
             await graph.ainvoke({"messages": []}, thread_named(name))
             if name == "three":
                 saver.failure = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import chain
 from typing import Annotated, Any, TypedDict
+from unittest.mock import patch
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -97,7 +98,7 @@ async def test_a_state_that_is_spread_over_checkpoints_is_kept_whole(shared_url:
         )
         progress.beside = lambda _: True
         graph, thread = builder.compile(checkpointer=before), thread_of("run")
-        with before.knowing("run", progress):
+        with patch.dict(before.active, {"run": progress}):
             await graph.ainvoke({"said": ["go"]}, thread, durability="async")
             await progress.keep()
         await progress.leave()
@@ -117,7 +118,7 @@ async def test_a_thread_is_deleted_with_what_is_not_stored_yet(shared_url: str, 
         )
         progress.beside = lambda _: True
         graph = builder.compile(checkpointer=before)
-        with before.knowing("run", progress):
+        with patch.dict(before.active, {"run": progress}):
             for thread in ("run", "other"):
                 await graph.ainvoke({"said": ["go"]}, thread_of(thread), durability="async")
                 await (asyncio.to_thread(before.delete_thread, thread) if in_thread else before.adelete_thread(thread))

@@ -29,8 +29,7 @@ async def test_an_answer_that_is_lost_doubles_nothing(
         raise StoreUnavailable("the connection broke")
 
     monkeypatch.setattr(runs.trace, "append", losing)
-    tracer.note("model_called")
-    tracer.use(TokenUsage("gpt", input_tokens=5))
+    tracer.note("model_called", usage=TokenUsage("gpt", input_tokens=5))
     with pytest.raises(StoreUnavailable):
         await tracer.flush()
     await tracer.flush()

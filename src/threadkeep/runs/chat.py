@@ -168,7 +168,7 @@ class Chat:
         except (StoreError, TimeoutError):
             pass
         answer = answer or await self._answer_unstored(turn)
-        if answer.answer_id is not None:
+        if answer.answer_id not in (None, turn.stored_id):
             await self._memory.pending.ensure_kept(answer.session_id, answer.answer_id)
         return answer
 

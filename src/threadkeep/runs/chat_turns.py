@@ -136,7 +136,8 @@ type ChatEvent = ChatStarted | ChatToken | ChatAnswer
 class ChatTurn:
     """A turn that runs in the background; any number of callers may follow it, at any time.
 
-    `session_id` and `run_id` may change until the turn has begun.
+    `session_id` and `run_id` may change until the turn has begun. `stored_id` is the id of the answer, if the database
+    has certainly stored it.
     """
 
     def __init__(self, request: ChatRequest, *, stream: bool) -> None:
@@ -145,6 +146,7 @@ class ChatTurn:
         self.session_id = request.session_id or str(uuid7())
         self.message_id = request.message_id or str(uuid7())
         self.run_id = str(uuid7())
+        self.stored_id: str | None = None
         self.stopped = False
         self.task: asyncio.Task[ChatAnswer] | None = None
         self.cancel: Callable[[], Coroutine[object, object, None]] | None = None
@@ -299,6 +301,7 @@ class ChatAnswers:
         stands: Message | None = None
         # If the run was over before this request, another answer may have replaced its own, so ignore `stream.hold`.
         hold, usage = None if submitted.over else stream.hold, stream.usage or ()
+        turn.stored_id = None if hold is None else hold.told_id
         if ended.status == "done":
             if isinstance(ended, Run) and len(ended.inputs) > 1:
                 async with self._optional(turn):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -72,23 +71,14 @@ class ThreadedSaver(BaseCheckpointSaver[Any]):
 class ProgressSaver(ThreadedSaver):
     """A wrapper of a checkpointer that delays the checkpoints of active runs, but no others.
 
-    Before a thread is read, its pending progress is stored, so a reader always gets the newest state.
+    Before a thread is read, its pending progress is stored, so a reader always gets the newest state. `active` contains
+    the progress of each active run by its id.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         super().__init__(saver.serde)
         self.saver = saver
-        self._progresses: dict[str, RunProgress] = {}
-
-    @contextmanager
-    def knowing(self, run_id: str, progress: RunProgress) -> Iterator[None]:
-        """Use `progress` for the thread of a run inside the block."""
-        self._progresses[run_id] = progress
-        try:
-            yield
-        finally:
-            if self._progresses.get(run_id) is progress:
-                del self._progresses[run_id]
+        self.active: dict[str, RunProgress] = {}
 
     async def keep(self, run_id: str) -> None:
         """Store all pending progress of a run.
@@ -96,7 +86,7 @@ class ProgressSaver(ThreadedSaver):
         Raises:
             StoreUnavailable: the database does not respond; the progress stays pending.
         """
-        if (progress := self._progresses.get(run_id)) is not None:
+        if (progress := self.active.get(run_id)) is not None:
             await progress.keep()
 
     @property
@@ -117,7 +107,7 @@ class ProgressSaver(ThreadedSaver):
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the named or else the newest checkpoint of a thread. For a new run, return None without a query."""
-        progress = self._progresses.get(_thread_of(config))
+        progress = self.active.get(_thread_of(config))
         if progress is not None:
             if progress.is_new(namespace_of(config)):
                 return None
@@ -146,7 +136,7 @@ class ProgressSaver(ThreadedSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a checkpoint."""
-        progress = self._progresses.get(_thread_of(config))
+        progress = self.active.get(_thread_of(config))
         if progress is None:
             return await self.saver.aput(config, checkpoint, metadata, new_versions)
         await progress.add(PendingCheckpoint(self.saver, config, checkpoint, metadata, new_versions))
@@ -157,7 +147,7 @@ class ProgressSaver(ThreadedSaver):
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Save the writes of a task."""
-        progress = self._progresses.get(_thread_of(config))
+        progress = self.active.get(_thread_of(config))
         if progress is None:
             await self.saver.aput_writes(config, writes, task_id, task_path)
         else:
@@ -165,7 +155,7 @@ class ProgressSaver(ThreadedSaver):
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete the checkpoints of a thread, including pending ones."""
-        if (progress := self._progresses.get(thread_id)) is not None:
+        if (progress := self.active.get(thread_id)) is not None:
             await progress.forget()
         await self.saver.adelete_thread(thread_id)
 

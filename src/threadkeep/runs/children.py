@@ -15,7 +15,7 @@ from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, Run, RunBudget, RunResult
 from threadkeep.runs.endings import ActiveRun
 from threadkeep.runs.requests import map_of
-from threadkeep.runs.worker import Worker
+from threadkeep.runs.worker import Beginning, Worker
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatus
 
@@ -53,8 +53,9 @@ class RunChildren:
         if parent.ledger is not None:
             parent.ledger.has_children = True
         run, begins = await self._there(request, workflow, parent)
+        beginning = Beginning(run, workflow) if begins else None
         while not run.over:
-            run, begins = await self._go_on(run, begins=begins), False
+            run, beginning = await self._go_on(run, beginning), None
         ended: dict[str, Json] = {"run_id": run.run_id, "status": run.status, "error": run.error}
         data = {name: value for name, value in ended.items() if value is not None}
         parent.tracer.note("child_finished", request.node_id, data)
@@ -75,14 +76,14 @@ class RunChildren:
             run = await self._seen(run)
         return run, False
 
-    async def _go_on(self, run: Run, *, begins: bool) -> Run:
+    async def _go_on(self, run: Run, beginning: Beginning | None) -> Run:
         """Execute or resume a child until it ends or waits again."""
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)
-        taken = run if begins else await self._worker.acquire(run.run_id)
+        taken = run if beginning else await self._worker.acquire(run.run_id)
         if taken is not None:
-            await self._worker.execute_owned(taken, begins=begins)
+            await self._worker.execute_owned(taken, beginning)
         return await self._seen(run)
 
     async def _seen(self, run: Run) -> Run:

@@ -30,6 +30,7 @@ from threadkeep.runs.tracing import RunTracer
 from threadkeep.runs.usage import RunLedger
 from threadkeep.store.runs import Runs
 from threadkeep.store.runs.runs import RunEnding
+from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.nodes import RecordQuestionNode
 from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.turn_ends import reset_commands
@@ -42,7 +43,8 @@ type RunStop = Stop | Literal["cancelled"]
 class ActiveRun:
     """A run that this process is executing.
 
-    `stop` is the reason why the run is being stopped. `begins` is true if no process has executed the run before.
+    `stop` is the reason why the run is being stopped. `begins` is true if no process has executed the run before;
+    then `workflow` is known.
     `over` is the record of the run after its end. `has_following` is false if no other run waited for this end.
     """
 
@@ -52,6 +54,7 @@ class ActiveRun:
     tracer: RunTracer
     progress: RunProgress
     begins: bool
+    workflow: Workflow | None = None
     task: asyncio.Task[Outcome] | None = None
     stop: RunStop | None = None
     ledger: RunLedger | None = None

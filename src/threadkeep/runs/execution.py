@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, NotRequired, TypedDict
+from weakref import WeakKeyDictionary
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
@@ -20,6 +21,7 @@ from langgraph.types import Command, Interrupt, StreamMode
 
 from threadkeep.agent.conversion import opinion_of, text_of
 from threadkeep.agent.holding import run_hold
+from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError, StoreUnavailable, is_passing
 from threadkeep.observe import BudgetCrossed, RunRetried
@@ -35,7 +37,7 @@ from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStre
 from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
 from threadkeep.runs.usage import Account, LastContexts, Meter
 from threadkeep.workflows.built_in import ChatNode
-from threadkeep.workflows.definition import Compiler, Workflow
+from threadkeep.workflows.definition import Compiler, Workflow, asked_at_once
 from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.nodes.speaking import SpeakingNode, said
 from threadkeep.workflows.registry import result_of
@@ -50,6 +52,31 @@ _TOOLS = "tools"
 
 
 @dataclass(frozen=True)
+class RunPlan:
+    """Facts about a workflow that its runs in this process share.
+
+    `chat` is the name and the node of the built-in chat, if it needs no agent. `at_once` are the options of the only
+    node, if the question may be stored before the node runs. The model output of `silent` nodes is not part of the
+    run's answer.
+    """
+
+    chat: tuple[str, ChatNode] | None
+    at_once: TurnOptions | None
+    silent: frozenset[str]
+
+    @classmethod
+    def of(cls, workflow: Workflow, resources: Resources) -> RunPlan:
+        """Return the plan of a workflow."""
+        nodes = workflow.nodes.items()
+        chats = [(name, node) for name, node in nodes if isinstance(node, ChatNode) and not node.needs_agent(resources)]
+        return cls(
+            chat=chats[0] if len(nodes) == 1 and chats else None,
+            at_once=asked_at_once(workflow, resources),
+            silent=frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers)),
+        )
+
+
+@dataclass(frozen=True)
 class Dependencies:
     """Dependencies that all runs of a process share. If `saver` is None, runs have no checkpoints."""
 
@@ -59,6 +86,14 @@ class Dependencies:
     options: RunServiceOptions
     contexts: LastContexts
     in_flight: InFlightMessages = field(default_factory=InFlightMessages)
+    _plans: WeakKeyDictionary[Workflow, RunPlan] = field(default_factory=WeakKeyDictionary)
+
+    def plan(self, workflow: Workflow) -> RunPlan:
+        """Return the plan of a workflow, which is made once."""
+        known = self._plans.get(workflow)
+        if known is None:
+            known = self._plans[workflow] = RunPlan.of(workflow, self.resources)
+        return known
 
 
 class _Part(TypedDict):
@@ -91,9 +126,8 @@ class RunExecution:
         self._ledger = ledger
         self._stream = stream
         self._begins = begins
-        self._chat = _chat_of(workflow, dependencies.resources) if run_hold.get() is not None else None
-        self._graph = dependencies.compiler.compiled(workflow)
-        self._silent_nodes = _silent_nodes(workflow)
+        self._plan = dependencies.plan(workflow)
+        self._chat = self._plan.chat if run_hold.get() is not None else None
         self._streaming: dict[str, list[str]] = {}
         self._state: object = {}
         self._interrupts: dict[str, Interrupt] = {}
@@ -102,15 +136,19 @@ class RunExecution:
 
     async def run_to_end(self) -> Outcome:
         """Execute the run and return its outcome. A failure is an outcome too; only a cancellation is raised."""
+        contexts, run_id = self._dependencies.contexts, self._run.run_id
+        contexts.watch(run_id, self._run.session_id)
         try:
             async with asyncio.timeout(self._seconds_left()):
-                with self._dependencies.contexts.of(self._run.run_id, self._run.session_id) as seen:
-                    outcome = await self._execute_with_retries()
+                outcome = await self._execute_with_retries()
         except TimeoutError:
             # The block handles timeouts of models and tools, so this is the deadline of the run.
             return Outcome("failed", error="DeadlinePassed")
-        if outcome.result is None or not (context := seen.to_dict()):
+        finally:
+            built = contexts.take(run_id)
+        if outcome.result is None or built is None:
             return outcome
+        context: Json = {"messages": built.messages, "tokens": built.tokens, "dropped": built.dropped}
         return replace(outcome, result={**outcome.result, "context": context})
 
     async def _execute_with_retries(self) -> Outcome:
@@ -220,9 +258,9 @@ class RunExecution:
         modes: list[StreamMode] = ["values", "tasks", "custom"]
         if self._stream.wants_pieces:
             modes.append("messages")
-        stream: Any = self._graph.astream(
+        stream: Any = self._dependencies.compiler.compiled(self._workflow).astream(
             given,
-            self._config(),
+            self._config([ToolTrace(self._notes), *self._question()]),
             context=context_of(self._run, self._dependencies.resources),
             stream_mode=modes,
             subgraphs=self._stream.wants_pieces,
@@ -239,7 +277,8 @@ class RunExecution:
         """Call the built-in chat without a graph, and note the events that a graph would note."""
         step, state = Step(name, context_of(self._run, self._dependencies.resources), None), begin_state(self._run)
         self._notes.note("node_started", name)
-        token = var_child_runnable_config.set(self._config())
+        # The chat has no tools, and stores its question itself.
+        token = var_child_runnable_config.set(self._config([]))
         try:
             with ErrorBoundary() as call:
                 reply = await chat.reply(step, state, metadata_of(self._run), partial(self._ask_model, name))
@@ -299,7 +338,7 @@ class RunExecution:
             return
         place = str(metadata.get("langgraph_checkpoint_ns", ""))
         node = place.partition(":")[0]
-        if node not in self._silent_nodes:
+        if node not in self._plan.silent:
             self._publish_piece(node or None, self._id_in(place, message), message)
 
     def _id_in(self, place: str, chunk: AIMessageChunk) -> str | None:
@@ -362,13 +401,8 @@ class RunExecution:
         ids = [str(one.get("id")) for one in interrupts_of(run)]
         return Command(resume=run.resume_value if len(ids) != 1 else {ids[0]: run.resume_value})
 
-    def _config(self) -> RunnableConfig:
+    def _config(self, callbacks: Sequence[BaseCallbackHandler]) -> RunnableConfig:
         run = self._run
-        callbacks: list[BaseCallbackHandler] = [
-            Meter(self._ledger, self._dependencies.options.prices),
-            ToolTrace(self._notes),
-            *self._question(),
-        ]
         return {
             "configurable": {
                 **thread_of(run.run_id)["configurable"],
@@ -376,7 +410,7 @@ class RunExecution:
                 "user_id": run.user_id,
                 "message_metadata": metadata_of(run),
             },
-            "callbacks": callbacks,
+            "callbacks": [Meter(self._ledger, self._dependencies.options.prices), *callbacks],
             "recursion_limit": self._workflow.options.recursion_limit,
         }
 
@@ -400,20 +434,6 @@ class RunExecution:
             return (run.deadline_at - run.created_at).total_seconds()
         now = self._memory.clock()
         return max((run.deadline_at - now) / timedelta(seconds=1), 0.0)
-
-
-def _chat_of(workflow: Workflow, resources: Resources) -> tuple[str, ChatNode] | None:
-    """Return the name and the node of the built-in chat; None if the workflow has other nodes or needs an agent."""
-    nodes = list(workflow.nodes.items())
-    if len(nodes) == 1 and isinstance(nodes[0][1], ChatNode) and not nodes[0][1].needs_agent(resources):
-        return nodes[0][0], nodes[0][1]
-    return None
-
-
-def _silent_nodes(workflow: Workflow) -> frozenset[str]:
-    """Return the nodes whose model output is not part of the run's answer."""
-    nodes = workflow.nodes.items()
-    return frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers))
 
 
 def _map(value: Json) -> Mapping[str, Json]:

@@ -9,7 +9,6 @@ from typing import Literal
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.agent.conversion import from_langchain
-from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.errors import InvalidInput, WrongUser
 from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import PAGE_ROWS
@@ -18,13 +17,11 @@ from threadkeep.records.runs import OWN_NAMES, DoubleTexting, NewRun, Run, RunBu
 from threadkeep.runs.requests import RunRequest, Submitted, map_of, message_of_input
 from threadkeep.runs.retries import shielded
 from threadkeep.runs.run_workflows import order_keys
-from threadkeep.runs.worker import Worker
+from threadkeep.runs.worker import Beginning, Worker
 from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
-from threadkeep.workflows.definition import Workflow, asked_at_once
+from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.resources import RunOptions
-
-_MOST_KNOWN = 256
 
 type Mode = Literal["wait", "background", "later"]
 """`wait`: this process executes the run. `background`: any worker executes it. `later`: it is only stored now."""
@@ -37,7 +34,6 @@ class RunIntake:
         self._memory = memory
         self._runs = memory.runs
         self._worker = worker
-        self._asked_at_once: dict[Workflow, TurnOptions | None] = {}
 
     async def take(self, request: RunRequest, workflow: Workflow, *, mode: Mode) -> Submitted:
         """Store a run and start it. If the run exists already and has failed or was interrupted, retry it.
@@ -126,18 +122,14 @@ class RunIntake:
             added = await self._runs.order.add(new, policy=policy, owner=owner)
         if added.run.run_id == new.run_id and added.run.status == "running":
             # The run is new, or the transaction above stored it and only the reply was lost.
-            await self._worker.start(added.run.run_id, added.run)
+            await self._worker.start(added.run.run_id, Beginning(added.run, workflow))
         elif added.outcome == "new" and mode == "background":
             await self._worker.engine.enqueue(new.run_id)
         return added
 
     async def _begin_at_once(self, new: NewRun, workflow: Workflow, policy: DoubleTexting, owner: str) -> Run | None:
         """Store a run with its question in one transaction, and start it; return None if that is not possible."""
-        if workflow not in self._asked_at_once:
-            if len(self._asked_at_once) >= _MOST_KNOWN:
-                self._asked_at_once.clear()
-            self._asked_at_once[workflow] = asked_at_once(workflow, self._worker.dependencies.resources)
-        options = self._asked_at_once[workflow]
+        options = self._worker.dependencies.plan(workflow).at_once
         if options is None or new.session_id is None or new.places or not new.input.get("text"):
             return None
         given = RunInput(new.input, new.message_id)
@@ -150,8 +142,8 @@ class RunIntake:
             begun = await session.begin_joined([question], joined, profile=options.profile or "", limit=limit)
         if begun is None:
             return None
-        run = self._runs.order.begun(joined, begun.rows)
-        await self._worker.start(run.run_id, run, begun)
+        run = self._runs.order.begun(new, joined, begun.rows)
+        await self._worker.start(run.run_id, Beginning(run, workflow, begun))
         return run
 
     async def _try_again(self, run: Run, request: RunRequest, *, here: bool) -> bool:

@@ -36,25 +36,21 @@ class Price:
         return (fresh * self.input + cache_read_tokens * cached + output_tokens * self.output) / _MILLION
 
 
-class Prices:
+class Prices(dict[str, Price]):
     """A table of prices by model. An entry with a model's full name comes first, then the longest prefix."""
 
     def __init__(self, table: Mapping[str, Price]) -> None:
-        self._table = {name.strip().lower(): price for name, price in table.items()}
-
-    def __bool__(self) -> bool:
-        """Return whether any model has a price."""
-        return bool(self._table)
+        super().__init__({name.strip().lower(): price for name, price in table.items()})
 
     def of(self, model: str) -> Price | None:
         """Return the price of a model; None if the table has none."""
         names = names_of(model)
         for name in names:
-            if name in self._table:
-                return self._table[name]
+            if name in self:
+                return self[name]
         for name in names:
-            if known := [known for known in self._table if continues(name, known)]:
-                return self._table[max(known, key=len)]
+            if known := [known for known in self if continues(name, known)]:
+                return self[max(known, key=len)]
         return None
 
 

@@ -42,6 +42,7 @@ def keeps_each_step(workflow: Workflow) -> bool:
     return len(_known(workflow)) < len(workflow.builder.nodes)
 
 
+@lru_cache(maxsize=256)
 def beside_of(workflow: Workflow) -> Callable[[str], bool]:
     """Return a function that returns whether the progress of a namespace may be stored during the next step.
 

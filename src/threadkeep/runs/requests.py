@@ -104,7 +104,10 @@ def begin_state(run: Run) -> WorkflowState:
 
 def message_of_input(given: RunInput, message_id: str) -> HumanMessage:
     """Return the LangChain message of an input."""
-    return HumanMessage(text_of_input(given), id=message_id, response_metadata=_times(given))
+    # The transcript reads the platform's time from the metadata.
+    sent_at = given.values.get(SENT_AT)
+    metadata = {SENT_AT: sent_at} if isinstance(sent_at, str) else {}
+    return HumanMessage(text_of_input(given), id=message_id, response_metadata=metadata)
 
 
 def context_of(run: Run, resources: Resources) -> RunContext:
@@ -145,12 +148,6 @@ def names_in(values: Values, name: str) -> tuple[str, ...]:
     """Return the texts in the list `name` of a request; an empty tuple if it is missing."""
     part = values.get(name)
     return tuple(one for one in part if isinstance(one, str)) if isinstance(part, list | tuple) else ()
-
-
-def _times(given: RunInput) -> dict[str, Json]:
-    """Return the platform's time as LangChain metadata; the transcript reads the time from there."""
-    sent_at = given.values.get(SENT_AT)
-    return {SENT_AT: sent_at} if isinstance(sent_at, str) else {}
 
 
 def _question_id(run: Run, number: int) -> str:

@@ -172,7 +172,7 @@ class InFlightMessages:
 
     def has_answered(self, run: Run) -> bool:
         """Return whether unrecorded runs have answered all messages of a run."""
-        return bool(run.inputs) and all((run.session_id, one.message_id) in self._answered for one in run.inputs)
+        return bool(run.inputs) and {(run.session_id, one.message_id) for one in run.inputs} <= self._answered.keys()
 
     async def wait_for(self, run: Run) -> None:
         """Wait for the unrecorded runs that are answering a message of this run."""

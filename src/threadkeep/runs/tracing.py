@@ -67,15 +67,15 @@ class RunTracer:
         self._stored: TraceGroup | None = TraceGroup() if begins else None
         self._storing = Debounced(self._store)
 
-    def note(self, kind: str, node: str | None = None, data: Data | None = None) -> None:
-        """Note an event."""
+    def note(
+        self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
+    ) -> None:
+        """Note an event, with the usage of the model call that it reports."""
         self._group.events.append(TraceEvent(kind, node, data or {}, self._trace.clock()))
-        self._store_soon(times=_START_TIMES if kind in _AT_ITS_START else 1)
-
-    def use(self, usage: TokenUsage) -> None:
-        """Note the usage of a model call."""
-        self._group.usage.append(usage)
-        self._store_soon()
+        if usage is not None:
+            self._group.usage.append(usage)
+        times = _START_TIMES if kind in _AT_ITS_START else 1
+        self._storing.within(self._seconds if self._stream.followers else self._late_seconds * times)
 
     async def flush(self) -> None:
         """Store the events noted so far.
@@ -126,9 +126,6 @@ class RunTracer:
     async def close(self) -> None:
         """Wait for a write in progress; nothing is stored afterwards."""
         await self._storing.close()
-
-    def _store_soon(self, times: int = 1) -> None:
-        self._storing.within(self._seconds if self._stream.followers else self._late_seconds * times)
 
     def _seal(self) -> None:
         if self._group.events or self._group.usage:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -16,7 +14,6 @@ from threadkeep.agent.counting import count_tokens
 from threadkeep.agent.turn_options import kept_name
 from threadkeep.errors import BudgetSpent
 from threadkeep.observe import ContextBuilt, Event, Observers
-from threadkeep.records import Json
 from threadkeep.records.runs import Run, TokenUsage
 from threadkeep.runs.options import Prices
 from threadkeep.runs.tracing import RunTracer
@@ -70,7 +67,6 @@ class RunLedger:
     async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
         """Add the usage of a call, and the id of the message that the model has returned."""
         self.usages.append(usage)
-        self._tracer.use(usage)
         self._tracer.note(
             "model_called",
             data={
@@ -83,6 +79,7 @@ class RunLedger:
                 # With a `message_id` the trace can restore the text of the message.
                 **({"answer": message_id} if message_id else {}),
             },
+            usage=usage,
         )
 
 
@@ -169,7 +166,7 @@ class Meter(AsyncCallbackHandler):
         details = reported.get("input_token_details") if reported else None
         cached = min((details or {}).get("cache_read") or 0, input_tokens)
         # Some providers report another model name than the requested one.
-        price = self._prices.of(model) or self._prices.of(name)
+        price = (self._prices.of(model) or self._prices.of(name)) if self._prices else None
         return TokenUsage(
             model,
             input_tokens=input_tokens,
@@ -187,59 +184,43 @@ def _answer_of(response: LLMResult) -> AIMessage | None:
     return None
 
 
-@dataclass(eq=False)
-class LastContext:
-    """The context of one run's last model call."""
-
-    run_id: str
-    session_id: str | None
-    built: ContextBuilt | None = None
-
-    def note(self, built: ContextBuilt) -> None:
-        """Record the context of a model call.
-
-        The event of another run, such as the run that stored the question, does not replace an event of this run.
-        """
-        if self.built is None or self.built.run_id != self.run_id or built.run_id == self.run_id:
-            self.built = built
-
-    def to_dict(self) -> Mapping[str, Json]:
-        """Return the context as JSON values; empty if no call was made."""
-        if self.built is None:
-            return {}
-        return {"messages": self.built.messages, "tokens": self.built.tokens, "dropped": self.built.dropped}
-
-
 class LastContexts:
-    """An observer that records the context of the last model call of each run, until `close`."""
+    """An observer that records the context of the last model call of each watched run, until `close`."""
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers
-        self._watched: dict[str, LastContext] = {}
+        self._watched: dict[str, str | None] = {}
+        self._built: dict[str, ContextBuilt] = {}
         observers.add(self)
 
     def close(self) -> None:
         """Remove the observer."""
         self._observers.remove(self)
 
+    def watch(self, run_id: str, session_id: str | None) -> None:
+        """Record the contexts of a run until `take`."""
+        self._watched[run_id] = session_id
+
+    def take(self, run_id: str) -> ContextBuilt | None:
+        """Return the context of a run's last model call, and stop recording; None if no call was made."""
+        self._watched.pop(run_id, None)
+        return self._built.pop(run_id, None)
+
     def notify(self, event: Event, /) -> None:
-        """Record the context of a model call for its run, or else for the active run of its session."""
+        """Record the context of a model call for its run, or else for the active run of its session.
+
+        The event of another run, such as the run that stored the question, does not replace an event of the run itself.
+        """
         if not isinstance(event, ContextBuilt):
             return
-        named = self._watched.get(event.run_id or "")
-        if named is not None:
-            named.note(event)
+        if event.run_id in self._watched:
+            self._built[event.run_id] = event
             return
-        for each in self._watched.values():
-            if each.session_id is not None and each.session_id == event.session_id:
-                each.note(event)
-
-    @contextmanager
-    def of(self, run_id: str, session_id: str | None) -> Iterator[LastContext]:
-        """Collect the context of a run inside the block."""
-        seen = self._watched[run_id] = LastContext(run_id, session_id)
-        try:
-            yield seen
-        finally:
-            if self._watched.get(run_id) is seen:
-                del self._watched[run_id]
+        for run_id, session_id in self._watched.items():
+            before = self._built.get(run_id)
+            if (
+                event.session_id is not None
+                and event.session_id == session_id
+                and (before is None or before.run_id != run_id)
+            ):
+                self._built[run_id] = event

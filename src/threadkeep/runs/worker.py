@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from threadkeep.agent.holding import run_hold
-from threadkeep.boundary import AsyncOnFailure, ErrorBoundary
-from threadkeep.errors import StoreClosed, StoreError
+from threadkeep.boundary import ErrorBoundary
+from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import BegunTurn
 from threadkeep.observe import RunTakenOver, RunTrouble, RunWork, work_for
@@ -30,13 +31,27 @@ from threadkeep.workflows.definition import Workflow, has_one_speaker
 _TAKEOVERS = 3
 
 
+class Beginning(NamedTuple):
+    """A new run that this process has begun, with its workflow, and its turn if the question is stored already."""
+
+    run: Run
+    workflow: Workflow
+    turn: BegunTurn | None = None
+
+
 class Worker:
     """An executor of the runs of this process. The engine calls `execute`.
 
     A run of another process is taken over only if that process is dead or was declared dead. From then on the
     database rejects that process's writes to the run. The record of a run counts how often the run was acquired. A
     run that was acquired too often is set aside for a person.
+
+    The name of the `engine` is the owner of the runs of this process. It and the `dependencies`, which all runs share,
+    are set by `open`.
     """
+
+    engine: Engine
+    dependencies: Dependencies
 
     def __init__(self, memory: Memory, workflows: RunWorkflows, checkpoints: RunCheckpoints) -> None:
         self.streams = RunStreams()
@@ -47,36 +62,20 @@ class Worker:
         self._checkpoints = checkpoints
         self._endings = RunEndings(memory, workflows)
         self._progress = ProgressWriter(memory.observers)
-        self._begun: dict[str, tuple[Run, BegunTurn | None]] = {}
+        self._begun: dict[str, Beginning] = {}
         # Keeps the (weakly referenced) streams of started runs, so that other callers see that a run was started.
         self._started: dict[str, RunStream] = {}
         self._opened = asyncio.Event()
         self._context = contextvars.copy_context()
-        self._engine: Engine | None = None
-        self._dependencies: Dependencies | None = None
 
     def open(self, engine: Engine, dependencies: Dependencies) -> None:
         """Set the engine and the dependencies; `execute` waits for them, because the engine may call it earlier."""
-        self._engine, self._dependencies = engine, dependencies
+        self.engine, self.dependencies = engine, dependencies
         self._opened.set()
 
     async def opened(self) -> None:
         """Wait until `open` was called."""
         await self._opened.wait()
-
-    @property
-    def engine(self) -> Engine:
-        """The engine; its name is the owner of the runs of this process."""
-        if self._engine is None:
-            raise StoreClosed("Runs were requested before their engine was open.")
-        return self._engine
-
-    @property
-    def dependencies(self) -> Dependencies:
-        """The dependencies that all runs share."""
-        if self._dependencies is None:
-            raise StoreClosed("Runs were requested before their engine was open.")
-        return self._dependencies
 
     def has(self, run_id: str) -> bool:
         """Return whether this process executes a run or is about to execute it."""
@@ -98,10 +97,10 @@ class Worker:
             if each.run.root_run_id == root_run_id:
                 await each.tracer.flush()
 
-    async def start(self, run_id: str, run: Run | None = None, begun: BegunTurn | None = None) -> None:
+    async def start(self, run_id: str, beginning: Beginning | None = None) -> None:
         """Execute a run in this process, unless it was started already.
 
-        If `run` is passed, this process already owns the run. `begun` is its turn if the question is stored already.
+        If `beginning` is passed, this process already owns the run.
 
         Raises:
             StoreError: the engine does not accept the run. If this process owned the run, the run is released.
@@ -111,17 +110,19 @@ class Worker:
             return
         stream.started = True
         self._started[run_id] = stream
-        if run is not None:
-            self._begun[run_id] = run, begun
-
-        async def undo() -> None:
-            stream.started = False
-            self._started.pop(run_id, None)
-            if run is not None and self._begun.pop(run_id, None) is not None and run.owner is not None:
-                await self._runs.give_back(run_id, run.owner)
-
-        async with AsyncOnFailure(undo):
+        if beginning is not None:
+            self._begun[run_id] = beginning
+        is_accepted = False
+        try:
             await self.engine.start(run_id)
+            is_accepted = True
+        finally:
+            if not is_accepted:
+                stream.started = False
+                self._started.pop(run_id, None)
+                begun = self._begun.pop(run_id, None) if beginning is not None else None
+                if begun is not None and begun.run.owner is not None:
+                    await self._runs.give_back(run_id, begun.run.owner)
 
     async def execute(self, run_id: str) -> None:
         """Execute a run if it may begin now; otherwise the run before it in the order starts it later.
@@ -144,9 +145,8 @@ class Worker:
             stream.end()
 
     async def _acquire_and_execute(self, run_id: str) -> None:
-        run, begun = self._begun.pop(run_id, (None, None))
-        if run is not None:
-            await self.execute_owned(run, begins=True, begun=begun)
+        if (beginning := self._begun.pop(run_id, None)) is not None:
+            await self.execute_owned(beginning.run, beginning)
         elif (run := await retry_until_available(lambda: self.acquire(run_id))) is None:
             return
         elif run.attempts > self.dependencies.options.max_attempts:
@@ -177,18 +177,16 @@ class Worker:
         """Report the name of an error that interrupts the work of this process."""
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
-    async def execute_owned(self, run: Run, *, begins: bool = False, begun: BegunTurn | None = None) -> Outcome | None:
+    async def execute_owned(self, run: Run, beginning: Beginning | None = None) -> Outcome | None:
         """Execute a run that this process owns; return None if it lost the run."""
-        active = self._enter(run, begins=begins, begun=begun)
+        active = self._enter(run, beginning)
         if run.attempts > 1:
             self._memory.observers.notify(
                 RunTakenOver(workflow=run.workflow, attempt=run.attempts, run_id=run.run_id, session_id=run.session_id)
             )
         started, outcome, unstored = time.perf_counter(), None, False
         try:
-            saver = self.dependencies.saver
-            with nullcontext() if saver is None else saver.knowing(run.run_id, active.progress):
-                outcome = await self._execute(active)
+            outcome = await self._execute(active)
         finally:
             # A second cancellation must not skip the clean-up.
             unstored = await shielded(self._leave(active))
@@ -210,8 +208,8 @@ class Worker:
             else:
                 await self.engine.enqueue(following)
 
-    def _enter(self, run: Run, *, begins: bool, begun: BegunTurn | None) -> ActiveRun:
-        stream, owner = self.streams.of(run.run_id), run.owner or self.engine.name
+    def _enter(self, run: Run, beginning: Beginning | None) -> ActiveRun:
+        stream, owner, begins = self.streams.of(run.run_id), run.owner or self.engine.name, beginning is not None
         options = self.dependencies.options
         tracer = RunTracer(
             self._runs.trace,
@@ -229,17 +227,22 @@ class Worker:
             seconds=options.progress_seconds,
         )
         active = ActiveRun(run, owner, stream, tracer, progress, begins)
-        active.hold.begun = begun
+        if beginning is not None:
+            active.workflow, active.hold.begun = beginning.workflow, beginning.turn
         # A caller waits for the answer of a run that begins here, but not of a run that was taken over.
         active.hold.told = begins
         stream.hold = active.hold
         self.active[run.run_id] = active
+        if (saver := self.dependencies.saver) is not None:
+            saver.active[run.run_id] = progress
         stream.begin()
         return active
 
     async def _leave(self, active: ActiveRun) -> bool:
         """Release a run; return True if it has no checkpoints."""
         del self.active[active.run.run_id]
+        if (saver := self.dependencies.saver) is not None:
+            del saver.active[active.run.run_id]
         await active.tracer.close()
         for entry in active.hold.manifests:
             # The manifest may be stored already, if only the reply to the last transaction was lost.
@@ -281,10 +284,11 @@ class Worker:
         if run.attempts > 1 and run.session_id is not None:
             # The dead process may have left the answer in its folder of pending turns.
             await self._memory.pending.adopt(run.session_id)
-        try:
-            workflow = await retry_until_available(partial(self._workflow_of, active))
-        except VersionGone as gone:
-            return Outcome("interrupted", error=gone.kind)
+        if (workflow := active.workflow) is None:
+            try:
+                workflow = await retry_until_available(partial(self._workflow_of, active))
+            except VersionGone as gone:
+                return Outcome("interrupted", error=gone.kind)
         active.progress.beside = beside_of(workflow)
         active.progress.starts_again = durability_of(workflow) == "exit"
         if active.begins and run.parent_run_id is None and has_one_speaker(workflow):
@@ -355,8 +359,8 @@ class Worker:
             again = run.attempts > 1 or run.started_at != run.heartbeat_at
             if again and outcome.status != "waiting":
                 await end_orphans(self._runs, run.run_id)
-            if outcome.status == "done":
-                await self._checkpoints.remove([] if unstored else [run.run_id])
+            if outcome.status == "done" and not unstored:
+                await self._checkpoints.remove([run.run_id])
 
 
 def _set_channel(run: Run) -> None:

@@ -92,7 +92,8 @@ def json_text(value: Json) -> str:
     return dump_json(_clean_inside(value)) if _UNKEEPABLE_JSON.search(text) else text
 
 
-def _clean_mapping(value: Mapping[str, Json]) -> Mapping[str, Json]:
+def clean_mapping(value: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return the mapping with all its text cleaned; the same object if nothing had to be replaced."""
     if not value or not _UNKEEPABLE_JSON.search(dump_json(value)):
         return value
     cleaned = {clean_text(key): _clean_inside(inner) for key, inner in value.items()}
@@ -112,7 +113,7 @@ def _clean_inside(value: Json) -> Json:
 def clean_message(message: Message) -> Message:
     """Return the message as it can be stored; the same object if nothing had to be replaced."""
     content = clean_text(message.content)
-    metadata = _clean_mapping(message.metadata)
+    metadata = clean_mapping(message.metadata)
     original = clean_json(message.original) if message.original is not None else None
     if content is message.content and metadata is message.metadata and original is message.original:
         return message

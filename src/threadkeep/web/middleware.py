@@ -9,6 +9,7 @@ another site; otherwise any page in the user's browser could reach the service. 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -92,13 +93,12 @@ class Access:
     async def _caller(self, scope: Scope) -> Caller:
         """Return the caller of a request: the owner of a valid key or token, or a client on this machine."""
         headers = Headers(scope=scope)
-        given = _given_key(headers, scope["path"])
-        if self._tokens is not None and self._tokens.is_token(given):
+        if self._tokens is not None and self._tokens.is_token(given := _given_key(headers, scope["path"])):
             return await self._tokens.caller(given, self._limits)
         if not await self._keys.refresh():
             raise ProblemRaised(make_problem(503, "database-unavailable", _KEYS_UNREAD))
         if self._needed or self._keys.in_use:
-            caller = self._keys.caller(given, self._limits)
+            caller = self._keys.caller(_given_key(headers, scope["path"]), self._limits)
             if caller is None:
                 raise ProblemRaised(make_problem(401, "api-key-needed", _KEY_MISSING), {"WWW-Authenticate": "Bearer"})
             return caller
@@ -139,6 +139,7 @@ def _is_local(headers: Headers, origins: Collection[str]) -> bool:
     return allowed and _is_loopback_address(f"//{headers.get('host', '')}")
 
 
+@lru_cache(maxsize=64)
 def _is_loopback_address(address: str) -> bool:
     try:
         return is_loopback(urlsplit(address).hostname or "")

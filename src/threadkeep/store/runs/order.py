@@ -9,7 +9,7 @@ from typing import Literal
 
 from threadkeep.errors import RunNotFound, WrongUser
 from threadkeep.records.runs import RUN_ENDS, Begun, DoubleTexting, NewRun, NotYet, Over, Run, RunInput
-from threadkeep.store.codec import json_text, time_text
+from threadkeep.store.codec import clean_mapping, json_text, time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row, Statement
 from threadkeep.store.runs.conversations import OpenRun, Policies, RunLocks
 from threadkeep.store.runs.rows import compact_inputs, fetch_run, run_of
@@ -144,34 +144,33 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
         They reject the question if the run may not begin now, or if its message is known already.
         """
-        statements, parameters = self._arrival(new, policy, owner)
-        refuse = (self._sql["refuse_unless_begun"], {**parameters, "question_id": question_id})
-        at = _arrived_at(statements)
-        return Joined(statements[: at + 1], [*statements[at + 1 :], refuse])
+        locks, (arrive, *others) = self._arrival(new, policy, owner)
+        refuse = (self._sql["refuse_unless_begun"], {**arrive[1], "question_id": question_id})
+        return Joined([*locks, arrive], [*others, refuse])
 
-    def begun(self, joined: Joined, rows: Sequence[list[Row]]) -> Run:
+    def begun(self, new: NewRun, joined: Joined, rows: Sequence[list[Row]]) -> Run:
         """Return the run that `beginning` has stored; `rows` are the results of its statements."""
-        return run_of(rows[len(joined.before) - 1][0])
+        return _arrived(new, rows[len(joined.before) - 1][0])
 
     async def _arrive(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Run | None:
         """Store a run with one round trip if nothing blocks it, which is the usual case; otherwise return None."""
-        statements, _ = self._arrival(new, policy, owner)
-        arrived = (await self._driver.write(statements))[_arrived_at(statements)]
-        return run_of(arrived[0]) if arrived else None
+        locks, statements = self._arrival(new, policy, owner)
+        arrived = (await self._driver.write([*locks, *statements]))[len(locks)]
+        return _arrived(new, arrived[0]) if arrived else None
 
     def _arrival(
         self, new: NewRun, policy: DoubleTexting, owner: str | None
-    ) -> tuple[list[Statement], dict[str, object]]:
-        """Return the statements that store a run if nothing blocks it, with the parameters of all except the locks."""
+    ) -> tuple[list[Statement], list[tuple[str, dict[str, object]]]]:
+        """Return the locks and the statements that store a run if nothing blocks it; the first one inserts the run."""
         position = _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
         asked = {"message_key": _message_key(new), "policy": policy, "owner": owner}
         latest = time_text(self._clock() + _CLOCKS_DIFFER)
         parameters = {**self._parameters(new, position), **asked, "latest": latest}
         locks = self._locks.tree(new.run_id) if new.session_id is None else self._locks.session(new.session_id)
-        names = ["arrive"]
+        statements = [(self._sql["arrive"], parameters)]
         if new.session_id is not None and new.user_id is not None:
-            names.append("note_active_session_of")
-        return [*locks, *((self._sql[name], parameters) for name in names)], parameters
+            statements.append((self._sql["note_active_session_of"], parameters))
+        return locks, statements
 
     async def _add(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Added:
         async with self._driver.writing() as connection:
@@ -271,9 +270,9 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return [row[0] for row in await self._driver.fetch(self._sql[statement], parameters)]
 
 
-def _arrived_at(statements: Sequence[Statement]) -> int:
-    """Return the index of the statement that inserts an arriving run; the statements before it are locks."""
-    return next(at for at, (sql, _) in enumerate(statements) if sql.startswith("INSERT INTO chat_runs"))
+def _arrived(new: NewRun, row: Row) -> Run:
+    """Return a run that was just inserted; its input is known, so it is not read from the row."""
+    return run_of(row, inputs=(RunInput(clean_mapping(new.input), new.message_id),))
 
 
 def _message_key(new: NewRun) -> str:

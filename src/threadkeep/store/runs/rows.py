@@ -122,8 +122,8 @@ _NOT_KEPT: Mapping[str, Any] = {
 }
 
 
-def run_of(row: Row) -> Run:
-    """Return the run in a row of the statement `rows`."""
+def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None) -> Run:
+    """Return the run in a row of the statement `rows`; with `inputs`, do not read them from the row."""
     values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
     for name in _TIMES:
         values[name] = values[name] and time_of(values[name])
@@ -133,8 +133,9 @@ def run_of(row: Row) -> Run:
     values["resumed"] = values["resume_value"] is not None
     for name in ("result", "interrupt", "resume_value"):
         values[name] = json_of(values[name])
-    values["inputs"] = inputs_of(values["inputs"], values["message_id"])
-    values["budget"] = RunBudget.from_dict(json_of(values["budget"]) or {})
+    values["inputs"] = inputs_of(values["inputs"], values["message_id"]) if inputs is None else inputs
+    budget = json_of(values["budget"])
+    values["budget"] = RunBudget.from_dict(budget) if budget else RunBudget()
     values["set_aside"] = bool(values["set_aside"])
     return Run(**values)
 
