@@ -25,7 +25,7 @@ from threadkeep.errors import (
 from threadkeep.observe import TurnFinished
 from threadkeep.records.runs import Run
 from threadkeep.runs.chat_turns import ChatRequest
-from threadkeep.runs.results import RunFollowing
+from threadkeep.runs.service import RunService
 from threadkeep.runs.worker import Worker
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.definition import Workflow, python_workflow
@@ -155,15 +155,15 @@ async def test_an_answer_is_had_though_its_session_is_deleted_right_after_it(
 ) -> None:
     """Who waits looks at the run when nothing of it is there any more, and was told meanwhile how it ended."""
     deleted = asyncio.Event()
-    look = RunFollowing.run
+    look = RunService.run
 
-    async def look_late(following: RunFollowing, run_id: str, user_id: str | None) -> Run:
+    async def look_late(service: RunService, run_id: str, *, user_id: str | None = None) -> Run:
         if run_id == turn.run_id:
             await deleted.wait()
-        return await look(following, run_id, user_id)
+        return await look(service, run_id, user_id=user_id)
 
     chat = make_chat(sqlite_memory, ScriptedModel(["first"]))
-    monkeypatch.setattr(RunFollowing, "run", look_late)
+    monkeypatch.setattr(RunService, "run", look_late)
     monkeypatch.setattr(Worker, "has", lambda *_: False)
     turn = chat.begin(ChatRequest("one", session_id=ROOM))
     answer = asyncio.create_task(turn.answer())

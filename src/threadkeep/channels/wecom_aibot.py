@@ -42,7 +42,7 @@ from threadkeep.history.keys import KEY_CANDIDATES, resolve_key
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AnswerSent
 from threadkeep.records import Json
-from threadkeep.runs.results import Followed
+from threadkeep.runs.service import Followed
 from threadkeep.runs.streams import RunPiece
 from threadkeep.store.outbox import Outgoing
 

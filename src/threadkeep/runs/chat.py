@@ -194,12 +194,13 @@ class Chat:
 
     async def _service(self, session: Session) -> RunService | None:
         """Wait for the run service and return it; return None if it is not available now."""
+        if self._runs.opened is not None:
+            return self._runs.opened
         pending = self._memory.pending
-        if not self._runs.is_open:
-            # At startup, opening may wait longer for locks than here, because here a person waits.
-            async with session.timeout(pending.wait_seconds):
-                with waiting_until(time.monotonic() + pending.wait_seconds):
-                    await self._memory.runs.take_lock()
+        # At startup, opening may wait longer for locks than here, because here a person waits.
+        async with session.timeout(pending.wait_seconds):
+            with waiting_until(time.monotonic() + pending.wait_seconds):
+                await self._memory.runs.take_lock()
         limit = session.timeout() if pending.database_fails else contextlib.nullcontext()
         try:
             async with limit:

@@ -1,49 +1,63 @@
-"""Intake of runs: a run is stored with its request, and starts at once in this process if a caller waits for it."""
+"""Intake of runs: requests to start, resume or retry a run, which starts at once here if a caller waits for it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Literal
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.agent.conversion import from_langchain
-from threadkeep.errors import InvalidInput, WrongUser
+from threadkeep.errors import InvalidInput, RunBusy, RunNotFound, WrongUser
 from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import PAGE_ROWS
 from threadkeep.observe import working_for
-from threadkeep.records.runs import OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput
+from threadkeep.records import Json, dump_json
+from threadkeep.records.runs import OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput, RunResult
+from threadkeep.runs.maintenance import RunMaintenance
 from threadkeep.runs.requests import RunRequest, Submitted, map_of, message_of_input
 from threadkeep.runs.retries import shielded
 from threadkeep.runs.run_workflows import order_keys
+from threadkeep.runs.session_answers import with_answer
 from threadkeep.runs.worker import Beginning, Worker
 from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.resources import RunOptions
 
+_AS_BEFORE = RunBudget()
+
 type Mode = Literal["wait", "background", "later"]
 """`wait`: this process executes the run. `background`: any worker executes it. `later`: it is only stored now."""
 
 
 class RunIntake:
-    """The intake of all runs except children."""
+    """A service that starts, resumes and retries runs, except children."""
 
-    def __init__(self, memory: Memory, worker: Worker) -> None:
+    def __init__(self, memory: Memory, worker: Worker, maintenance: RunMaintenance) -> None:
         self._memory = memory
         self._runs = memory.runs
         self._worker = worker
+        self._maintenance = maintenance
 
-    async def take(self, request: RunRequest, workflow: Workflow, *, mode: Mode) -> Submitted:
-        """Store a run and start it. If the run exists already and has failed or was interrupted, retry it.
+    async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
+        """Store a run and start it: at once in this process if the caller waits, else on any worker.
+
+        In mode `later` the run starts when a caller requests its result, and further messages can join the run until
+        then. If no caller requests the result, a worker starts the run.
+
+        A repeated `message_id` of a session returns the same run. If that run has failed, it is retried.
 
         Raises:
-            SessionBusy: the workflow rejects messages while another turn of the conversation is active.
+            WorkflowNotFound: no workflow of that name is registered.
+            SessionBusy: the workflow rejects messages while another turn of the session is active.
             WrongUser: the session belongs to another user.
-            InvalidInput: the built-in chat got no message, or a cost is limited but no model has a price.
+            InvalidInput: the built-in chat was given no message, or a cost is limited but no model has a price.
         """
-        self.check_budget(request.budget)
+        workflow = await self._worker.workflows.newest(request.workflow)
+        self._check_budget(request.budget)
         if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
             raise InvalidInput("The chat needs a message; pass it in `message`.")
         await self._worker.engine.ready()
@@ -56,6 +70,8 @@ class RunIntake:
         stream.wants_pieces = request.stream
         policy = request.double_texting or workflow.options.double_texting
         added = await shielded(self._add(new, workflow, policy, mode=mode, until=until))
+        if policy in ("interrupt", "rollback"):
+            self._maintenance.watch_now()
         run = added.run
         stream, over = self._worker.streams.of(run.run_id), run.over
         stream.wants_pieces |= request.stream
@@ -65,7 +81,128 @@ class RunIntake:
             over = not await self._try_again(run, request, here=here) and over
         return Submitted(run.run_id, run.session_id, added.outcome, stream, over=over)
 
-    def check_budget(self, asked: RunBudget) -> None:
+    async def resume(
+        self,
+        run_id: str,
+        value: Json,
+        *,
+        user_id: str | None = None,
+        mode: Mode = "wait",
+        message_id: str | None = None,
+        questions: Collection[str] = (),
+    ) -> None:
+        """Answer a waiting run; if it asks several questions, `value` maps their ids to the answers.
+
+        A child's question is answered through the run at the top, which waits for the child. With a `message_id` the
+        value is a message of the session: it counts only once, and a channel sends the run's answer as a reply to it.
+        With the ids of the `questions` that the value is meant for, it answers no other question.
+
+        Raises:
+            RunNotFound: there is no such run that the user may see.
+            InvalidInput: the run does not wait for an answer, or it does not ask the named questions.
+        """
+        run = await self._top_of_waiting(await self.run(run_id, user_id=user_id))
+        if questions:
+            # Read this run after the run at the top, so that both show the same question.
+            asking = await self.run(run_id, user_id=user_id)
+            if not set(questions) <= {one.get("id") for one in RunResult.of(asking).interrupts}:
+                raise InvalidInput(f"Run {run_id!r} does not ask this any more; see the run for what it asks now.")
+        await self._resume(run, value, mode, message_id)
+
+    async def resume_once(
+        self,
+        run_id: str,
+        value: Json,
+        *,
+        user_id: str | None = None,
+        mode: Mode = "wait",
+        message_id: str | None = None,
+    ) -> None:
+        """Answer a waiting run at most once: a repeated request with the same `message_id` changes nothing.
+
+        The id is unique in the session. The channel that asked the question also sends the run's answer.
+
+        Raises:
+            RunNotFound: there is no such run that the user may see.
+            InvalidInput: the run does not wait for an answer, or it has a `message_id` but no session.
+            RunBusy: the run at the top does not wait yet for this child; a retry is safe.
+        """
+        if message_id is None:
+            return await self.resume(run_id, value, user_id=user_id, mode=mode)
+        run = await self.run(run_id, user_id=user_id)
+        # The message belongs to the session of the run at the top, which waits for its children.
+        top = await self.run(run.root_run_id)
+        try:
+            await self._resume(top, value, mode, message_id, is_reply=False)
+        except InvalidInput as refused:
+            if await self._runs.is_resumed_by(message_id, top):
+                return
+            asked = RunResult.of(run).interrupts
+            # The question of a waiting child is part of what the runs above it ask, at any depth.
+            is_known = not asked or str(asked[0].get("id")) in dump_json(top.interrupt)
+            if top.status in ("queued", "running") and not is_known:
+                raise RunBusy(top.run_id) from refused
+            raise
+
+    async def _resume(
+        self, run: Run, value: Json, mode: Mode, message_id: str | None, *, is_reply: bool = True
+    ) -> None:
+        if message_id is not None and run.session_id is None:
+            raise InvalidInput("A sessionless run has no message ids; leave message_id out.")
+        asked = RunResult.of(run).interrupts
+        ids = {one.get("id") for one in asked}
+        if len(asked) > 1 and not (isinstance(value, dict) and value and set(value) <= ids):
+            raise InvalidInput(f"Run {run.run_id!r} asks several questions; answer with a map from their ids.")
+        if run.status != "waiting" or not (
+            await self._runs.resume(run.run_id, value, asked=run.interrupt)
+            if message_id is None
+            else await self._runs.resume_by(message_id, run, value, is_reply=is_reply)
+        ):
+            now = await self.run(run.run_id)  # another answer may have come first
+            if now.status == "waiting" and message_id is None:
+                raise InvalidInput(f"Run {run.run_id!r} asks another question now; see the run, and answer that.")
+            if now.status == "waiting":
+                raise InvalidInput(
+                    f"The message_id {message_id!r} is known, or the question has changed; use a new id."
+                )
+            raise InvalidInput(f"Run {run.run_id!r} does not wait for an answer: it is {now.status}.")
+        await self._go_on(run.run_id, here=mode == "wait")
+
+    async def retry(
+        self, run_id: str, *, user_id: str | None = None, mode: Mode = "wait", budget: RunBudget = _AS_BEFORE
+    ) -> None:
+        """Retry a run that failed, was cancelled or interrupted, from where it stopped.
+
+        A limit in `budget` replaces the same limit of the run. It applies to the whole run, including earlier attempts.
+
+        Raises:
+            RunNotFound: there is no such run that the user may see.
+            InvalidInput: the run is in another state or is a child, or a cost is limited but no model has a price.
+        """
+        self._check_budget(budget)
+        run = await self.run(run_id, user_id=user_id)
+        if run.parent_run_id is not None:
+            raise InvalidInput(f"Run {run_id!r} is a child; retry the run at the top, {run.root_run_id!r}.")
+        larger = RunBudget.from_dict({**run.budget.to_dict(), **budget.to_dict()})
+        if not await self._runs.retry(run_id, budget=larger if larger != run.budget else None):
+            if run.over and not run.inputs:
+                raise InvalidInput(f"The input of run {run_id!r} is not stored any more; start a new run.")
+            now = await self.run(run_id, user_id=user_id)  # another call may have come first
+            raise InvalidInput(f"Run {run_id!r} is {now.status}: only failed or stopped runs can be retried.")
+        await self._go_on(run_id, here=mode == "wait")
+
+    async def run(self, run_id: str, *, user_id: str | None = None) -> Run:
+        """Return a run. If its result was deleted or replaced, add the answer from its session.
+
+        Raises:
+            RunNotFound: there is no such run that the user may see.
+        """
+        run = await self._runs.run(run_id)
+        if run is None or (user_id is not None and run.user_id != user_id):
+            raise RunNotFound(run_id)
+        return await with_answer(self._memory, run)
+
+    def _check_budget(self, asked: RunBudget) -> None:
         """Reject a cost limit if no model has a price, because the limit could never be reached.
 
         Raises:
@@ -74,7 +211,7 @@ class RunIntake:
         if asked.max_cost is not None and not self._worker.dependencies.options.prices:
             raise InvalidInput("max_cost has no effect without prices; set THREADKEEP_PRICES, or leave max_cost out.")
 
-    async def go_on(self, run_id: str, *, here: bool) -> None:
+    async def _go_on(self, run_id: str, *, here: bool) -> None:
         """Start or enqueue a run that is queued."""
         if here:
             await self._worker.start(run_id)
@@ -152,8 +289,16 @@ class RunIntake:
             raise WrongUser(run.session_id)
         if run.status not in ("failed", "interrupted") or run.set_aside or not await self._runs.retry(run.run_id):
             return False
-        await self.go_on(run.run_id, here=here)
+        await self._go_on(run.run_id, here=here)
         return True
+
+    async def _top_of_waiting(self, run: Run) -> Run:
+        while run.parent_run_id is not None:
+            parent = await self._runs.run(run.parent_run_id)
+            if parent is None or parent.status != "waiting":
+                break
+            run = parent
+        return run
 
 
 def _least(first: float | None, second: float | None) -> float | None:

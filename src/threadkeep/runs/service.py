@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
 from contextvars import Context
 from dataclasses import replace
 
@@ -12,22 +12,19 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import InvalidInput, RunBusy, StoreClosed
+from threadkeep.errors import RunNotFound, StoreClosed
 from threadkeep.history.memory import Memory
-from threadkeep.records import Json, dump_json
-from threadkeep.records.runs import Run, RunBudget, RunCursor, RunEvent, RunQuery, RunResult, TokenUsage
+from threadkeep.records.runs import Run, RunCursor, RunEvent, RunQuery, RunResult, TokenUsage
 from threadkeep.runs.checkpoints import ProgressSaver
 from threadkeep.runs.children import RunChildren
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.runs.execution import Dependencies
-from threadkeep.runs.intake import Mode, RunIntake
+from threadkeep.runs.intake import RunIntake
 from threadkeep.runs.maintenance import RunMaintenance
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.progress import RunCheckpoints
-from threadkeep.runs.requests import RunRequest, Submitted
-from threadkeep.runs.results import Followed, RunFollowing
 from threadkeep.runs.run_workflows import RunWorkflows
-from threadkeep.runs.streams import InFlightMessages
+from threadkeep.runs.streams import InFlightMessages, RunPiece, RunStream, changed
 from threadkeep.runs.tool_idempotency import RecordedTools
 from threadkeep.runs.usage import LastContexts
 from threadkeep.runs.worker import Worker
@@ -36,38 +33,16 @@ from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.registry import Workflows
 from threadkeep.workflows.resources import Resources
 
-_AS_BEFORE = RunBudget()
+type Followed = RunEvent | RunPiece | Run
+"""An item of a followed run; the last item is the run itself, which is over or waits for a person."""
+
+_FIRST_POLL_SECONDS = 0.05
+_LONGEST_POLL_SECONDS = 0.5
+_PAGE = 200
 
 
-class RunService:
+class RunService(RunIntake):
     """The service for the runs of a database, opened and closed by `open_runs`."""
-
-    def __init__(self, memory: Memory, worker: Worker, maintenance: RunMaintenance) -> None:
-        self._runs = memory.runs
-        self._worker = worker
-        self._maintenance = maintenance
-        self._intake = RunIntake(memory, worker)
-        self._following = RunFollowing(memory, worker)
-
-    async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
-        """Store a run and start it: at once in this process if the caller waits, else on any worker.
-
-        In mode `later` the run starts when a caller requests its result, and further messages can join the run until
-        then. If no caller requests the result, a worker starts the run.
-
-        A repeated `message_id` of a session returns the same run. If that run has failed, it is retried.
-
-        Raises:
-            WorkflowNotFound: no workflow of that name is registered.
-            SessionBusy: the workflow rejects messages while another turn of the session is active.
-            WrongUser: the session belongs to another user.
-            InvalidInput: the built-in chat was given no message.
-        """
-        workflow = await self._worker.workflows.newest(request.workflow)
-        submitted = await self._intake.take(request, workflow, mode=mode)
-        if (request.double_texting or workflow.options.double_texting) in ("interrupt", "rollback"):
-            self._maintenance.watch_now()
-        return submitted
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
         """Return the result of a run when it is over or waits for a person. A cancelled caller does not stop the run.
@@ -78,16 +53,85 @@ class RunService:
         return RunResult.of(await self.end_of(run_id, user_id=user_id))
 
     async def end_of(self, run_id: str, *, user_id: str | None = None) -> Run:
-        """Return a run when it is over or waits for a person; see `result`."""
-        return await self._following.end_of(run_id, user_id)
+        """Return a run when it is over or waits for a person; see `result`.
 
-    def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncIterator[Followed]:
+        A run of this process notifies its callers; a run of another process is polled in the database. If the run may
+        begin and no process has started it, it is started.
+        """
+        stream = self._worker.streams.of(run_id)
+        stream.waiting += 1
+        pause = _FIRST_POLL_SECONDS
+        try:
+            while True:
+                end = stream.next_end
+                if self._worker.has(run_id):
+                    # The run notifies this process of its end. The timeout is for a run that another process took over.
+                    pause = _LONGEST_POLL_SECONDS
+                else:
+                    run = await self.run(run_id, user_id=user_id)
+                    if _has_stopped(run):
+                        return run
+                    await self._start_if_ready(run, stream)
+                if await changed(end, pause) and (ended := end.run) is not None:
+                    if user_id is not None and ended.user_id != user_id:
+                        raise RunNotFound(run_id)
+                    return ended
+                pause = min(pause * 2, _LONGEST_POLL_SECONDS)
+        finally:
+            stream.waiting -= 1
+
+    async def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncIterator[Followed]:
         """Yield a run's events with numbers above `after` and its answer's tokens, then the run itself.
 
         Raises:
-            RunNotFound: there is no such run that the user may see.
+            RunNotFound: there is no such run that the user may see, or it was deleted with its session.
         """
-        return self._following.follow(run_id, after, user_id)
+        stream = self._worker.streams.of(run_id)
+        stream.wants_pieces = True
+        stream.waiting += 1
+        stream.followers += 1
+        try:
+            await self._worker.flush(run_id)
+            async with aclosing(self._followed(stream, after, user_id)) as everything:
+                async for item in everything:
+                    yield item
+        finally:
+            stream.waiting -= 1
+            stream.followers -= 1
+
+    async def _followed(self, stream: RunStream, after: int, user_id: str | None) -> AsyncGenerator[Followed]:
+        pause, run_id, now = _FIRST_POLL_SECONDS, stream.run_id, asyncio.get_running_loop().time
+        # Do not stream the answer of a run that has stopped already.
+        published = len(stream.pieces) if _has_stopped(await self.run(run_id, user_id=user_id)) else 0
+        look_at = now()
+        while True:
+            change = stream.next_change
+            if fresh := stream.pieces[published:]:
+                published += len(fresh)
+                for piece in fresh:
+                    yield piece
+                if self._worker.has(run_id) and now() < look_at:
+                    # Do not query the database for each token.
+                    await changed(change, _FIRST_POLL_SECONDS)
+                    continue
+            look_at = now() + _FIRST_POLL_SECONDS
+            run, before = await self.run(run_id, user_id=user_id), after
+            while events := await self._runs.trace.events(run_id, after=after, limit=_PAGE):
+                for event in events:
+                    after = event.number
+                    yield event
+            if _has_stopped(run) and published == len(stream.pieces):
+                yield run
+                return
+            await self._start_if_ready(run, stream)
+            pause = _FIRST_POLL_SECONDS if after > before else min(pause * 2, _LONGEST_POLL_SECONDS)
+            await changed(change, pause)
+
+    async def _start_if_ready(self, run: Run, stream: RunStream) -> None:
+        if run.status != "queued" or stream.started or run.parent_run_id is not None:
+            return
+        if await self._runs.order.is_next(run.run_id):
+            await self._worker.start(run.run_id)
 
     async def cancel(self, run_id: str, *, user_id: str | None = None) -> list[str]:
         """Stop a run and all runs below it, in any process; return the ids of the runs that were not over.
@@ -95,7 +139,7 @@ class RunService:
         Raises:
             RunNotFound: there is no such run that the user may see.
         """
-        run = await self._following.run(run_id, user_id)
+        run = await self.run(run_id, user_id=user_id)
         if run.unbegun and await self._runs.order.stop_as_it_begins(run_id):
             # The run ends when its turn comes, so that its question is stored after the earlier turns.
             await self._worker.end_stopped(run_id)
@@ -115,124 +159,6 @@ class RunService:
                     await self._worker.start_following(below)
         return stopped
 
-    async def resume(
-        self,
-        run_id: str,
-        value: Json,
-        *,
-        user_id: str | None = None,
-        mode: Mode = "wait",
-        message_id: str | None = None,
-        questions: Collection[str] = (),
-    ) -> None:
-        """Answer a waiting run; if it asks several questions, `value` maps their ids to the answers.
-
-        A child's question is answered through the run at the top, which waits for the child. With a `message_id` the
-        value is a message of the session: it counts only once, and a channel sends the run's answer as a reply to it.
-        With the ids of the `questions` that the value is meant for, it answers no other question.
-
-        Raises:
-            RunNotFound: there is no such run that the user may see.
-            InvalidInput: the run does not wait for an answer, or it does not ask the named questions.
-        """
-        run = await self._top_of_waiting(await self._following.run(run_id, user_id))
-        if questions:
-            # Read this run after the run at the top, so that both show the same question.
-            asking = await self._following.run(run_id, user_id)
-            if not set(questions) <= {one.get("id") for one in RunResult.of(asking).interrupts}:
-                raise InvalidInput(f"Run {run_id!r} does not ask this any more; see the run for what it asks now.")
-        await self._resume(run, value, mode, message_id)
-
-    async def resume_once(
-        self,
-        run_id: str,
-        value: Json,
-        *,
-        user_id: str | None = None,
-        mode: Mode = "wait",
-        message_id: str | None = None,
-    ) -> None:
-        """Answer a waiting run at most once: a repeated request with the same `message_id` changes nothing.
-
-        The id is unique in the session. The channel that asked the question also sends the run's answer.
-
-        Raises:
-            RunNotFound: there is no such run that the user may see.
-            InvalidInput: the run does not wait for an answer, or it has a `message_id` but no session.
-            RunBusy: the run at the top does not wait yet for this child; a retry is safe.
-        """
-        if message_id is None:
-            return await self.resume(run_id, value, user_id=user_id, mode=mode)
-        run = await self._following.run(run_id, user_id)
-        # The message belongs to the session of the run at the top, which waits for its children.
-        top = await self._following.run(run.root_run_id, None)
-        try:
-            await self._resume(top, value, mode, message_id, is_reply=False)
-        except InvalidInput as refused:
-            if await self._runs.is_resumed_by(message_id, top):
-                return
-            asked = RunResult.of(run).interrupts
-            # The question of a waiting child is part of what the runs above it ask, at any depth.
-            is_known = not asked or str(asked[0].get("id")) in dump_json(top.interrupt)
-            if top.status in ("queued", "running") and not is_known:
-                raise RunBusy(top.run_id) from refused
-            raise
-
-    async def _resume(
-        self, run: Run, value: Json, mode: Mode, message_id: str | None, *, is_reply: bool = True
-    ) -> None:
-        if message_id is not None and run.session_id is None:
-            raise InvalidInput("A sessionless run has no message ids; leave message_id out.")
-        asked = RunResult.of(run).interrupts
-        ids = {one.get("id") for one in asked}
-        if len(asked) > 1 and not (isinstance(value, dict) and value and set(value) <= ids):
-            raise InvalidInput(f"Run {run.run_id!r} asks several questions; answer with a map from their ids.")
-        if run.status != "waiting" or not (
-            await self._runs.resume(run.run_id, value, asked=run.interrupt)
-            if message_id is None
-            else await self._runs.resume_by(message_id, run, value, is_reply=is_reply)
-        ):
-            now = await self._following.run(run.run_id, None)  # another answer may have come first
-            if now.status == "waiting" and message_id is None:
-                raise InvalidInput(f"Run {run.run_id!r} asks another question now; see the run, and answer that.")
-            if now.status == "waiting":
-                raise InvalidInput(
-                    f"The message_id {message_id!r} is known, or the question has changed; use a new id."
-                )
-            raise InvalidInput(f"Run {run.run_id!r} does not wait for an answer: it is {now.status}.")
-        await self._intake.go_on(run.run_id, here=mode == "wait")
-
-    async def retry(
-        self, run_id: str, *, user_id: str | None = None, mode: Mode = "wait", budget: RunBudget = _AS_BEFORE
-    ) -> None:
-        """Retry a run that failed, was cancelled or interrupted, from where it stopped.
-
-        A limit in `budget` replaces the same limit of the run. It applies to the whole run, including earlier attempts.
-
-        Raises:
-            RunNotFound: there is no such run that the user may see.
-            InvalidInput: the run is in another state or is a child, or a cost is limited but no model has a price.
-        """
-        self._intake.check_budget(budget)
-        run = await self._following.run(run_id, user_id)
-        if run.parent_run_id is not None:
-            raise InvalidInput(f"Run {run_id!r} is a child; retry the run at the top, {run.root_run_id!r}.")
-        larger = RunBudget.from_dict({**run.budget.to_dict(), **budget.to_dict()})
-        if not await self._runs.retry(run_id, budget=larger if larger != run.budget else None):
-            if run.over and not run.inputs:
-                raise InvalidInput(f"The input of run {run_id!r} is not stored any more; start a new run.")
-            now = await self._following.run(run_id, user_id)  # another call may have come first
-            raise InvalidInput(f"Run {run_id!r} is {now.status}: only failed or stopped runs can be retried.")
-        await self._intake.go_on(run_id, here=mode == "wait")
-
-    async def run(self, run_id: str, *, user_id: str | None = None) -> Run:
-        """Return a run.
-
-        Raises:
-            RunNotFound: there is no such run that the user may see.
-        """
-        return await self._following.run(run_id, user_id)
-
     async def list(self, query: RunQuery) -> tuple[Sequence[Run], RunCursor | None]:
         """Return runs, the newest first, and the cursor of the next page."""
         return await self._runs.records.runs(query)
@@ -243,7 +169,7 @@ class RunService:
         Raises:
             RunNotFound: there is no such run that the user may see.
         """
-        await self._following.run(run_id, user_id)
+        await self.run(run_id, user_id=user_id)
         return await self._runs.records.tree(run_id)
 
     async def trace(
@@ -254,7 +180,7 @@ class RunService:
         Raises:
             RunNotFound: there is no such run that the user may see.
         """
-        await self._following.run(run_id, user_id)
+        await self.run(run_id, user_id=user_id)
         await self._worker.flush(run_id)
         return await self._runs.trace.events(run_id, after=after, limit=limit)
 
@@ -266,7 +192,7 @@ class RunService:
         Raises:
             RunNotFound: there is no such run that the user may see.
         """
-        await self._following.run(run_id, user_id)
+        await self.run(run_id, user_id=user_id)
         await self._worker.flush(run_id)
         return await self._runs.trace.usage(run_id, with_children=with_children)
 
@@ -290,13 +216,10 @@ class RunService:
         """Accept no more runs, wait up to `seconds` for active ones, and leave the rest to other processes."""
         await self._worker.engine.close(seconds)
 
-    async def _top_of_waiting(self, run: Run) -> Run:
-        while run.parent_run_id is not None:
-            parent = await self._runs.run(run.parent_run_id)
-            if parent is None or parent.status != "waiting":
-                break
-            run = parent
-        return run
+
+def _has_stopped(run: Run) -> bool:
+    """Return whether a run is over or waits for a person."""
+    return run.over or run.status == "waiting"
 
 
 @asynccontextmanager
@@ -348,22 +271,18 @@ async def open_runs(
 class RunsOnDemand:
     """A run service that opens on first use. A failure to open is raised, and the next caller tries again.
 
-    The service lives in a separate task, independent of requests, until `close`.
+    The service lives in a separate task, independent of requests, until `close`. `opened` is the service, once it is
+    open; after `close` it accepts no more runs.
     """
 
     def __init__(self, opening: Callable[[InFlightMessages], AbstractAsyncContextManager[RunService]]) -> None:
         self.in_flight = InFlightMessages()
+        self.opened: RunService | None = None
         self._opening = opening
         self._task: asyncio.Task[None] | None = None
-        self._opened: asyncio.Future[RunService] | None = None
+        self._future: asyncio.Future[RunService] | None = None
         self._closing = False
         self._may_end = asyncio.Event()
-
-    @property
-    def is_open(self) -> bool:
-        """True if the runs are open."""
-        opened = self._opened
-        return opened is not None and opened.done() and opened.exception() is None
 
     async def service(self) -> RunService:
         """Return the open service.
@@ -374,22 +293,21 @@ class RunsOnDemand:
         """
         if self._closing:
             raise StoreClosed("The application is closing and accepts no more runs.")
-        opened = self._opened
-        if opened is None or (opened.done() and opened.exception() is not None):
-            opened = self._opened = self._begin()
-        return await asyncio.shield(opened)
+        future = self._future
+        if future is None or (future.done() and future.exception() is not None):
+            future = self._future = self._begin()
+        return await asyncio.shield(future)
 
     def open_soon(self) -> None:
         """Start opening the service in the background; a later call of `service` raises a failure."""
-        if not self._closing and self._opened is None:
-            self._opened = self._begin()
+        if not self._closing and self._future is None:
+            self._future = self._begin()
 
     async def close(self, seconds: float = 0.0) -> None:
         """Close the service. Active runs may continue for `seconds`, and are then left to other processes."""
         self._closing = True
-        opened = self._opened
-        if opened is not None and opened.done() and opened.exception() is None:
-            await opened.result().close(seconds)
+        if self.opened is not None:
+            await self.opened.close(seconds)
         self._may_end.set()
         if self._task is not None:
             await self._task
@@ -401,8 +319,8 @@ class RunsOnDemand:
 
     async def _keep_open(self, opened: asyncio.Future[RunService]) -> None:
         with ErrorBoundary() as attempt:
-            async with self._opening(self.in_flight) as service:
-                opened.set_result(service)
+            async with self._opening(self.in_flight) as self.opened:
+                opened.set_result(self.opened)
                 await self._may_end.wait()
         if attempt.error is not None:
             if opened.done():

@@ -12,8 +12,7 @@ from pydantic import BaseModel, Field, JsonValue
 from threadkeep.records.json_values import example
 from threadkeep.records.runs import DoubleTexting, Run, RunEvent, RunQuery, RunStatus
 from threadkeep.runs.requests import RunRequest, Submitted
-from threadkeep.runs.results import Followed
-from threadkeep.runs.service import RunService
+from threadkeep.runs.service import Followed, RunService
 from threadkeep.runs.streams import RunPiece
 from threadkeep.runs.views import BudgetBody, RunBody, RunEventBody, RunSummary
 from threadkeep.web.api.parameters import (
