@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -60,9 +61,11 @@ class CallMeasure:
     other: int = 0
 
     def unscaled(self, tokens: int) -> int:
-        """Return the tokens without the learned factor."""
-        hundredths, other_hundredths = _hundredths(self.counter)
-        return (tokens * 100 - self.other * other_hundredths) // hundredths + self.other
+        """Return the tokens without the learned factors, one for text in Latin letters and one for other scripts."""
+        if not isinstance(self.counter, ScaledCounter):
+            return tokens
+        other_hundredths = self.counter.other_hundredths or self.counter.hundredths
+        return (tokens * 100 - self.other * other_hundredths) // self.counter.hundredths + self.other
 
     def learning_from(self, sent: Assembled) -> CallMeasure:
         """Add the tokens of a call in scripts other than Latin; set `learns` to False for a call with media."""
@@ -163,21 +166,11 @@ def _tokens(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _hundredths(counter: TokenCounter) -> tuple[int, int]:
-    """Return the factors of a counter: for text in Latin letters, and for other scripts."""
-    if not isinstance(counter, ScaledCounter):
-        return 100, 100
-    return counter.hundredths, counter.other_hundredths or counter.hundredths
-
-
 def tools_text(tools: Sequence[object]) -> str:
     """Return the tools as the JSON that a provider receives and counts as input."""
-    return f"[{', '.join(map(_tool_text, tools))}]" if tools else ""
-
-
-def _tool_text(tool: object) -> str:
-    try:
-        told = convert_to_openai_tool(cast("dict[str, Any]", tool))
-    except (ValueError, TypeError):
-        told = cast("dict[str, Any]", tool)  # a provider's own kind of tool, which LangChain passes on unchanged
-    return json.dumps(told, ensure_ascii=False, default=str)
+    told = list(tools)
+    for place, tool in enumerate(tools):
+        # LangChain passes a provider's own kind of tool on unchanged.
+        with suppress(ValueError, TypeError):
+            told[place] = convert_to_openai_tool(cast("dict[str, Any]", tool))
+    return json.dumps(told, ensure_ascii=False, default=str) if told else ""

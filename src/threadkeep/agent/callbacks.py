@@ -71,18 +71,15 @@ class RootCallbacks(BaseCallbackHandler):
     def __init__(self) -> None:
         self._calls: OrderedDict[UUID | None, RootCall] = OrderedDict()
         self._current: ContextVar[UUID | None] = ContextVar("threadkeep_root_run", default=None)
-        self._sent: ContextVar[bool] = ContextVar("threadkeep_sent", default=False)
-        self._attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
-
-    ignore_llm = ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = True
-
-    @property
-    def attempts(self) -> Mapping[str, UUID]:
-        """The ids of the node runs in which this agent is called, by the checkpoint namespaces of their tasks.
+        self.in_branch: ContextVar[bool] = ContextVar("threadkeep_sent", default=False)
+        """True if the current task is in a branch that a program started with `Send`."""
+        self.attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
+        """The attempts in which the current task is called, by the checkpoint namespaces of their tasks.
 
         If LangGraph's `RetryPolicy` repeats a task, the new attempt is another run in the same namespace.
         """
-        return {namespace: attempt.run_id for namespace, attempt in self._attempts.get().items()}
+
+    ignore_llm = ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = True
 
     @property
     def call(self) -> RootCall | None:
@@ -91,11 +88,6 @@ class RootCallbacks(BaseCallbackHandler):
         A stream leaves its run set in the context of its reader, but other calls of the reader are not part of the run.
         """
         return None if var_child_runnable_config.get() is None else self._calls.get(self._current.get())
-
-    @property
-    def in_branch(self) -> bool:
-        """True if this task is in a branch that a program started with `Send`."""
-        return self._sent.get()
 
     def on_chain_start(
         self,
@@ -113,8 +105,8 @@ class RootCallbacks(BaseCallbackHandler):
             self._note_branch(known)
             self._note_attempt(str(known.get("langgraph_checkpoint_ns", "")), run_id, parent_run_id)
         else:
-            self._sent.set(False)
-            self._attempts.set(_NO_ATTEMPTS)
+            self.in_branch.set(False)
+            self.attempts.set(_NO_ATTEMPTS)
             self._current.set(run_id)
             self._calls[run_id] = RootCall(inputs, known.get("thread_id"))
             if len(self._calls) > _MOST_RUNS:
@@ -138,20 +130,20 @@ class RootCallbacks(BaseCallbackHandler):
         """Note the start of a branch. Tools, and runs of another LangGraph thread, are not in a branch."""
         call = self._calls.get(self._current.get())
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
-            self._sent.set(False)
+            self.in_branch.set(False)
         elif tuple(metadata.get("langgraph_path", ()))[:1] == (_PUSHED,):
-            self._sent.set(True)
+            self.in_branch.set(True)
 
     def _note_attempt(self, namespace: str, run_id: UUID, parent_run_id: UUID) -> None:
         """Note a run that started in a node. Its parent is the run of the node, or another run in the node."""
         if not namespace:
             return
-        known = self._attempts.get()
+        known = self.attempts.get()
         attempt = known.get(namespace)
         if attempt is None or (parent_run_id != attempt.run_id and parent_run_id not in attempt.below):
             attempt = NodeAttempt(parent_run_id)
             outer = {one: found for one, found in known.items() if namespace.startswith(f"{one}|")}
-            self._attempts.set({**outer, namespace: attempt})
+            self.attempts.set({**outer, namespace: attempt})
         attempt.below.add(run_id)
 
     def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:

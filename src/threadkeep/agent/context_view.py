@@ -263,20 +263,14 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
     """Return the reason why an entry of the earlier call is missing in the later call."""
     if entry.section in _DEPARTURES:
         return _DEPARTURES[entry.section]
-    reason = _reason(entry, before, after)
-    if reason is None and entry.section == "steps" and before.run_id != after.run_id:
-        return "turn_over"
-    return reason or "deleted"
-
-
-def _reason(entry: Entry, before: ContextManifest, after: ContextManifest) -> Departure | None:
-    """Return the reason according to the later manifest; None if it does not mention the entry."""
     gaps = (gap for gap in after.excluded if entry.seq and gap.first_seq <= entry.seq <= gap.last_seq)
     if (gap := next(gaps, None)) is not None:
         return gap.reason
     if (left := next((one for one in reversed(after.left_out) if _is_of(entry, one, before, after)), None)) is not None:
         return left.reason
-    return "changed" if any(entry.id and entry.id == other.id for other in after.entries) else None
+    if any(entry.id and entry.id == other.id for other in after.entries):
+        return "changed"
+    return "turn_over" if entry.section == "steps" and before.run_id != after.run_id else "deleted"
 
 
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:

@@ -126,7 +126,10 @@ def _count_known(block: Mapping[str, object], counter: TokenCounter) -> int | No
     if kind in _PARTS and (parts := _parts(block.get(_PARTS[kind]))) is not None:
         return sum(count_block(part, counter) for part in parts) + _opaque(block.get("encrypted_content"))
     if kind in _MEDIA:
-        return LOW_DETAIL_TOKENS if _detail(block) == "low" else _pdf_pages(block) * PDF_PAGE_TOKENS or MEDIA_TOKENS
+        inner = block.get("image_url")
+        if (inner if isinstance(inner, Mapping) else block).get("detail") == "low":
+            return LOW_DETAIL_TOKENS
+        return _pdf_pages(block) * PDF_PAGE_TOKENS or MEDIA_TOKENS
     return _opaque(block.get("data")) if kind == "redacted_thinking" else None
 
 
@@ -141,11 +144,6 @@ def _parts(value: object) -> list[object] | None:
     if isinstance(value, Mapping) and value.get("type") == "content":
         return [value]
     return None
-
-
-def _detail(block: Mapping[str, object]) -> object:
-    inner = block.get("image_url")
-    return inner.get("detail") if isinstance(inner, Mapping) else block.get("detail")
 
 
 def _pdf_pages(value: object) -> int:
@@ -227,7 +225,8 @@ def count_message(message: BaseMessage, counter: TokenCounter) -> int:
     tokens = sum(map(counter, _calls(message))) if isinstance(message, AIMessage) else 0
     if isinstance(message.content, str):
         return tokens + counter(message.content)
-    known = _call_ids(message)
+    calls = [*message.tool_calls, *message.invalid_tool_calls] if isinstance(message, AIMessage) else []
+    known = frozenset([call["id"] for call in calls if call["id"]])
     blocks = [block for block in message.content if not isinstance(block, str) and block.get("type") != "text"]
     tokens += sum(count_block(block, counter) for block in blocks if not is_call(block, known))
     return tokens + counter(str(message.text))
@@ -237,9 +236,3 @@ def _calls(message: AIMessage) -> list[str]:
     """Return the name and arguments of each tool call as text, also of invalid calls, which the model receives too."""
     calls = [call["name"] + as_json(call["args"]) for call in message.tool_calls]
     return calls + [(call["name"] or "") + (call["args"] or "") for call in message.invalid_tool_calls]
-
-
-def _call_ids(message: BaseMessage) -> frozenset[str]:
-    if not isinstance(message, AIMessage):
-        return frozenset()
-    return frozenset(call["id"] for call in [*message.tool_calls, *message.invalid_tool_calls] if call["id"])

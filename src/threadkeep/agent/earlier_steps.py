@@ -89,7 +89,11 @@ class TurnSteps:
             return
         if asked.id not in [message.id for message in self._own]:
             self._own.append(asked)
-        self._own += [one.model_copy(update={"content": UNREAD_RESULT}) for one in _results_in(result)]
+        update = result.update if isinstance(result, Command) and isinstance(result.update, Mapping) else {}
+        results = [result] if isinstance(result, ToolMessage) else update.get("messages", ())
+        self._own += [
+            one.model_copy(update={"content": UNREAD_RESULT}) for one in results if isinstance(one, ToolMessage)
+        ]
 
     def forget(self) -> None:
         """Discard the steps of this turn."""
@@ -175,27 +179,15 @@ def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
     asked: list[int | None] = []
     following: Message | None = None
     for message in reversed(earlier):
-        parts = following is not None and following.role == "user" and _same_run(message, following)
-        if message.role == "user" and not parts:
+        following_run = following.run_id if following is not None and following.role == "user" else None
+        if message.role == "user" and (following_run is None or message.run_id != following_run):
             asked.append(message.seq)
         following = message
     return asked[:turns][-1] if asked and turns else None
 
 
-def _results_in(result: ToolMessage | Command[Any]) -> list[ToolMessage]:
-    """Return the messages for the model in the result of a tool."""
-    if isinstance(result, ToolMessage):
-        return [result]
-    update = result.update if isinstance(result.update, Mapping) else {}
-    return [message for message in update.get("messages", ()) if isinstance(message, ToolMessage)]
-
-
 def _is_answer(message: BaseMessage) -> bool:
     return isinstance(message, AIMessage) and not message.tool_calls
-
-
-def _same_run(one: Message, other: Message) -> bool:
-    return one.run_id is not None and one.run_id == other.run_id
 
 
 def _reduced(message: BaseMessage) -> BaseMessage:

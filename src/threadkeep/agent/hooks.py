@@ -43,10 +43,9 @@ from threadkeep.agent.invocation import (
     session_for,
 )
 from threadkeep.agent.participation import OpenCalls, Participation
-from threadkeep.agent.root_runs import RootRun, order_of, own_session, root_run, tool_of_sessions
+from threadkeep.agent.root_runs import own_session, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, place_in
 from threadkeep.agent.turns import OpenTurn
-from threadkeep.boundary import OnFailure
 from threadkeep.errors import StoreClosed
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
@@ -61,7 +60,6 @@ class TurnHooks:
         self._options = options
         self._others = others
         self._open = OpenCalls()
-        self._order = order_of(memory)
         memory.before_closing(self._open)
 
     @property
@@ -80,17 +78,12 @@ class TurnHooks:
             part.begun_by(call.runtime)
             if (run := root_callbacks.call) is not None:
                 run.at_end.append(partial(self._run_ended, part))
-            if self._options.ordered and self._may_wait(part):
-                await self._order.acquire(part.session.session_id, part.root, self.memory.observers)
-
-    def _may_wait(self, part: Participation) -> bool:
-        """Return True if an agent waits for earlier turns; agents in tools wait only for their own conversation.
-
-        An agent in a tool of such an agent does not wait, because two agents could wait for each other.
-        """
-        if part.parent is not None:
-            return len(tool_of_sessions.get()) < 2
-        return run_hold.get() is None and not tool_of_sessions.get()
+            # Agents in tools wait only for their own conversation. An agent in a tool of such an agent does not wait,
+            # because two agents could wait for each other.
+            tools = len(tool_of_sessions.get())
+            may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
+            if self._options.ordered and may_wait:
+                await part.root.order.acquire(part.root, self.memory.observers)
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
         """Store the question and return the messages for the model; None if the agent has no part in the turn."""
@@ -102,7 +95,7 @@ class TurnHooks:
         messages = part.root.with_question(request.messages)
         turn, asked = part.turn, part.root.question
         if turn is None:
-            turn = await self._begun(part, messages)
+            turn = await part.begin(messages)
         else:
             part.go_on(turn)
         if turn.answered is not None:
@@ -154,12 +147,20 @@ class TurnHooks:
         if not isinstance(error, Exception):
             await self._interrupt(part, said)
             return
-        self._order.release(part.session.session_id, part.root)
+        part.root.release_session()
         step.turn.keep()
         if not isinstance(error, GraphBubbleUp):
             part.model_failed = True
             part.root.release(part.author, part.key)
-            self._notify_model_failure(step.turn, error)
+            session_id = part.session.session_id
+            self.memory.observers.notify(
+                ModelFailed(
+                    channel=channel_of(session_id),
+                    error=type(error).__name__,
+                    run_id=step.turn.run_id,
+                    session_id=session_id,
+                )
+            )
             part.hold(said, "failed", step.call.runtime)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
@@ -192,10 +193,10 @@ class TurnHooks:
             # An interrupt or a failure, which may end the run. A retry continues without holding the session.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
-            self._order.release(part.session.session_id, part.root)
+            part.root.release_session()
             return
         said = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
-        await self._begun(part, call.messages)
+        await part.begin(call.messages)
         await self._interrupt(part, AIMessage(text_of(said), id=said.id) if said else "")
 
     async def _interrupt(self, part: Participation, said: BaseMessage | str) -> None:
@@ -203,7 +204,7 @@ class TurnHooks:
         try:
             await part.end(said, "interrupted")
         finally:
-            self._order.release(part.session.session_id, part.root)
+            part.root.release_session()
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
         """Store the final answer. If another process stored one first, put that answer into the state instead."""
@@ -212,7 +213,7 @@ class TurnHooks:
             part.leave()
             return None
         try:
-            turn = part.turn or await self._begun(part, part.root.with_question(call.messages))
+            turn = part.turn or await part.begin(part.root.with_question(call.messages))
             answer = final_answer(state, part.direct_calls)
             if answer is None or (turn.answered is not None and not part.said_ids):
                 part.leave()
@@ -223,22 +224,10 @@ class TurnHooks:
             failed = part.model_failed or is_limit_notice(answer, part.said_ids)
             winner = await part.end(answer, "failed" if failed else "complete")
         finally:
-            self._order.release(part.session.session_id, part.root)
+            part.root.release_session()
         if winner is None or winner.id == answer.id:
             return None
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
-
-    async def _begun(self, part: Participation, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Return the turn of a call after storing its question."""
-        if part.turn is None:
-            await self._open.settle_before(part)
-            with OnFailure(lambda: self._undo_begin(part)):
-                return await part.begin(messages)
-        return part.turn
-
-    def _undo_begin(self, part: Participation) -> None:
-        part.leave()
-        self._order.release(part.session.session_id, part.root)
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
         """Settle a run that failed or was cut off, and release the session for its next turn.
@@ -250,7 +239,7 @@ class TurnHooks:
         # The worker that executes a run settles its cancelled turns, because the run may continue in another process.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
-            self._order.release(part.session.session_id, part.root)
+            part.root.release_session()
             return None
         return self._settle_from_any_loop(part, error)
 
@@ -263,7 +252,7 @@ class TurnHooks:
         try:
             await part.fail(error)
         finally:
-            self._order.release(part.session.session_id, part.root)
+            part.root.release_session()
 
     def _part(self, call: AgentCall) -> Participation:
         """Return the part of an agent in the turn.
@@ -284,9 +273,10 @@ class TurnHooks:
         if self._options.scope == "own":
             # Each call is a turn in the agent's own conversation.
             parent, session = session, own_session(self.memory, session, author)
-            root = RootRun(call.runtime.control)
+            root = root_run(self.memory, call.runtime.control, session.session_id, shared=False)
         else:
-            root = root_run(self.memory, call.runtime.control, session.session_id, place)
+            shared = place is None or place.transcript
+            root = root_run(self.memory, call.runtime.control, session.session_id, shared=shared)
         run_id, metadata = run_id_of(call.config, call.runtime), metadata_of(call.config)
         part = Participation(
             self.memory, session, self._options, root, author, call.key, run_id, metadata, place, self._open
@@ -304,16 +294,6 @@ class TurnHooks:
                 self.memory.observers.notify(AgentOutsideTurn(session_id=session.session_id))
         self._open.add(part)
         return part
-
-    def _notify_model_failure(self, turn: OpenTurn, error: Exception) -> None:
-        self.memory.observers.notify(
-            ModelFailed(
-                channel=channel_of(turn.session.session_id),
-                error=type(error).__name__,
-                run_id=turn.run_id,
-                session_id=turn.session.session_id,
-            )
-        )
 
 
 @dataclass(frozen=True)

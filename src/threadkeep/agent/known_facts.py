@@ -25,7 +25,6 @@ from threadkeep.context.manifest import (
     FactExclusion,
     FactReference,
     FactsLeftOut,
-    ScopeRecall,
     TurnReference,
 )
 from threadkeep.context.quotation import (
@@ -232,7 +231,10 @@ def _block(
     places = fitting_lines(all_lines, room, request.counter) if fresh else []
     fitting = [place for place in places if place >= len(lines)]
     shown = [fresh[place - len(lines)] for place in fitting]
-    request.graph[:] = [_with_room(report, [fact for _, fact in shown]) for report in recalled.scopes]
+    request.graph.clear()
+    for report in recalled.scopes:
+        count = sum(fact.scope == report.scope for _, fact in shown)
+        request.graph.append(replace(report, shown=count, no_room=report.shown - count))
     if not facts and not shown and not notes:
         return None
     text = facts_text([*lines, *(all_lines[place] for place in fitting), *notes])
@@ -248,11 +250,6 @@ def _body_of(text: str) -> tuple[str, str]:
     """Return the JSON of a block's message, and its digest; cached, because many turns send the same block."""
     body = dump_message(section_message("facts", text))
     return body, digest_of(body)
-
-
-def _with_room(report: ScopeRecall, shown: Sequence[RecalledFact]) -> ScopeRecall:
-    count = sum(fact.scope == report.scope for fact in shown)
-    return replace(report, shown=count, no_room=report.shown - count)
 
 
 def _graph_reference(rank: int, fact: RecalledFact) -> FactReference:

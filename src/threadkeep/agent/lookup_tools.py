@@ -147,18 +147,15 @@ def read_tool_result(
     if found is None:
         known = ", ".join(f"{one.tool_call_id} ({one.name}, {len(text_of(one))} characters)" for one in results)
         return f"There is no such result. There are: {known}." if known else "No tool has answered in this run."
-    text = _arguments_of(messages, found.tool_call_id) if arguments else text_of(found)
+    text = text_of(found)
+    if arguments:
+        calls = (call for one in messages if isinstance(one, AIMessage) for call in one.tool_calls)
+        text = next((as_json(call["args"]) for call in calls if call["id"] == found.tool_call_id), "")
     first = min(max(start, 0), len(text))
     last = min(first + min(max(characters, 1), _MOST_CHARACTERS), len(text))
     more = f" More follows from start={last} on." if last < len(text) else ""
     quoted = quoted_text("arguments" if arguments else "result", text[first:last])
     return f"Characters {first} to {last} of {len(text)}. {_QUOTED}{more}\n{quoted}"
-
-
-def _arguments_of(messages: Sequence[BaseMessage], call_id: str) -> str:
-    """Return the arguments of a tool call as JSON."""
-    calls = (call for one in messages if isinstance(one, AIMessage) for call in one.tool_calls)
-    return next((as_json(call["args"]) for call in calls if call["id"] == call_id), "")
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:

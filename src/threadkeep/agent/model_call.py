@@ -185,10 +185,14 @@ def exclusions(
     draft: Draft, rows: Rows, recollection: Recollection
 ) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
     """Return the excluded positions of the transcript, in order, and the excluded messages of the run's state."""
-    if _nothing_is_out(draft, recollection):
+    read, call = recollection.messages, draft.call
+    out_of_state = draft.unsendable or draft.chosen.excluded or call.forgotten or call.superseded
+    out_of_session = recollection.excluded or recollection.begin or recollection.end != len(read) + 1
+    if not out_of_state and not out_of_session and (not read or read[0].seq == 1):
+        # As most calls, this one has all messages of its session and of the run's state.
         return (), ()
     out = [(id_of(message), reason) for message, reason in _out(draft)]
-    others = tuple(_stretches(draft.call, out, rows)) if out or draft.call.forgotten or draft.call.superseded else ()
+    others = tuple(_stretches(call, out, rows)) if out or call.forgotten or call.superseded else ()
     earlier = tuple(_before(recollection.end, recollection.excluded))
     places = _not_read(recollection, max(recollection.begin, 1, *(gap.last_seq + 1 for gap in earlier)))
     for message_id, reason in out:
@@ -197,16 +201,6 @@ def exclusions(
             places.setdefault(row.seq, reason)
     earlier = tuple(replace(gap, reason="over_budget") if _unsummarised(gap, draft) else gap for gap in earlier)
     return (*earlier, *_ranges(places)), others
-
-
-def _nothing_is_out(draft: Draft, recollection: Recollection) -> bool:
-    """Return True if a call has all messages of its session and of the run's state, as most calls do."""
-    if draft.unsendable or draft.chosen.excluded or draft.call.forgotten or draft.call.superseded:
-        return False
-    rows, end = recollection.messages, recollection.end
-    if recollection.excluded or recollection.begin or end is None or end - 1 != len(rows):
-        return False
-    return not rows or rows[0].seq == 1
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:

@@ -21,10 +21,9 @@ from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import control_of, metadata_of, node_of, run_id_of, session_for
 from threadkeep.agent.participation import Participation
 from threadkeep.agent.questions import question_before
-from threadkeep.agent.root_runs import RootRun, order_of, root_run, tool_of_sessions
+from threadkeep.agent.root_runs import root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, facts_of, place_in
 from threadkeep.agent.turns import OpenTurn
-from threadkeep.boundary import OnFailure
 from threadkeep.context.tokens import input_budget
 from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
@@ -44,10 +43,9 @@ class NodeTurns:
         part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None
         if ordered and not tool_of_sessions.get():
-            await order_of(self._memory).acquire(part.session.session_id, part.root, self._memory.observers)
-        with OnFailure(lambda: self.leave(part)):
-            state = part.root.with_question(messages)
-            turn = await part.begin(state)
+            await part.root.order.acquire(part.root, self._memory.observers)
+        state = part.root.with_question(messages)
+        turn = await part.begin(state)
         part.root.open_calls += 1
         state = part.root.with_answers(part.root.with_question(state))
         return NodeTurn(self, part, turn, state, turn.answered)
@@ -70,7 +68,7 @@ class NodeTurns:
             else:
                 await turn.open.close(turn.partial.text, "failed" if isinstance(error, Exception) else "interrupted")
         finally:
-            self.leave(turn.part)
+            turn.part.root.release_session()
 
     async def _close(self, turn: NodeTurn) -> None:
         if turn.reply is not None and turn.answered is None:
@@ -78,16 +76,13 @@ class NodeTurns:
         if isinstance(turn.reply, BaseMessage):
             turn.part.root.add_answer(turn.reply, turn.part.author)
 
-    def leave(self, part: Participation) -> None:
-        """Release the session for its next turn. This may be called from any OS thread."""
-        order_of(self._memory).release(part.session.session_id, part.root)
-
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
         """Take part in the turn of the run; if the program wrote the question, use a memory that stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         place = place_in(options, config)
-        root = root_run(memory, control_of(), session.session_id, place)
+        shared = place is None or place.transcript
+        root = root_run(memory, control_of(), session.session_id, shared=shared)
         key, run_id, metadata = (id(root.control), "", id(messages)), run_id_of(config), metadata_of(config)
         part = Participation(memory, session, options, root, node_of(config, place), key, run_id, metadata, place)
         part.silent = options.scope == "none" or (memory.identity, session.session_id) in tool_of_sessions.get()
@@ -96,7 +91,7 @@ class NodeTurns:
         if part.silent:
             nowhere = memory.null_memory()
             part.memory, part.session = nowhere, nowhere.session(session.session_id)
-            part.root = RootRun(object())
+            part.root = root_run(memory, object(), session.session_id, shared=False)
             part.root.begin(question_before(messages))
         return part
 
@@ -208,7 +203,7 @@ class TurnBlock:
         turn = self._ended()
         if isinstance(error, GeneratorExit):
             # The caller's coroutine was closed and cannot await.
-            turn.turns.leave(turn.part)
+            turn.part.root.release_session()
         else:
             await self._turns.call(lambda turns: turns.end(turn, error))
 

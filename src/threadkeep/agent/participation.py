@@ -36,7 +36,7 @@ from threadkeep.agent.root_runs import RootRun
 from threadkeep.agent.turn_context import Speaker
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.agent.turns import OpenTurn
-from threadkeep.boundary import ErrorBoundary
+from threadkeep.boundary import ErrorBoundary, OnFailure
 from threadkeep.errors import StoreError, ThreadkeepError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
@@ -167,7 +167,7 @@ class Participation:
             return
         if question is not root.question:
             root.begin(question, sent_by_caller(messages))
-        self._tried_before = root.begin_attempt(root_callbacks.attempts)
+        self._tried_before = root.begin_attempt()
         self._ordinal = root.claim(self.author, self.key)
 
     @property
@@ -181,26 +181,36 @@ class Participation:
         Raises:
             InvalidMessage, WrongUser: the question can never be stored in this session.
         """
-        root = self.root
-        async with root.storing.setdefault(self.memory, asyncio.Lock()):
-            if self.turn is not None:
+        if self.turn is not None:
+            return self.turn
+        await self.registry.settle_before(self)
+        with OnFailure(self._give_up):
+            async with self.root.storing.setdefault(self.memory, asyncio.Lock()):
+                if self.turn is None:
+                    self.turn = await self._begin(messages)
                 return self.turn
-            if root.turn is not None:
-                turn = await self._join(root.turn, messages)
-            else:
-                turn = await (self._go_on(messages) if self.resumed else self._ask(messages))
-                root.turn = turn
-                for answer in turn.earlier:
-                    root.add_answer(AIMessage(answer.content, id=answer.id), answer.author)
-                if self.parent is not None and turn.question_seq == 1:
-                    await self.session.belong_to(self.parent, self.author)
-                turn.answered = self._answered_at_end(turn)
-            if turn.answered is None or root.turn is not turn:
-                # If a caller repeats a question, a checkpointer's state has the answers of the first time.
-                seen = () if not root.answers else messages if self._goes_on else root.sent
-                turn.speak_as(self.author, root.claim_after_seen(self.author, self.key, seen))
-            self.turn = turn
-            return turn
+
+    def _give_up(self) -> None:
+        self.leave()
+        self.root.release_session()
+
+    async def _begin(self, messages: Sequence[BaseMessage]) -> OpenTurn:
+        root = self.root
+        if root.turn is not None:
+            turn = await self._join(root.turn, messages)
+        else:
+            turn = await (self._go_on(messages) if self.resumed else self._ask(messages))
+            root.turn = turn
+            for answer in turn.earlier:
+                root.add_answer(AIMessage(answer.content, id=answer.id), answer.author)
+            if self.parent is not None and turn.question_seq == 1:
+                await self.session.belong_to(self.parent, self.author)
+            turn.answered = self._answered_at_end(turn)
+        if turn.answered is None or root.turn is not turn:
+            # If a caller repeats a question, a checkpointer's state has the answers of the first time.
+            seen = () if not root.answers else messages if self._goes_on else root.sent
+            turn.speak_as(self.author, root.claim_after_seen(self.author, self.key, seen))
+        return turn
 
     async def _join(self, first: OpenTurn, messages: Sequence[BaseMessage]) -> OpenTurn:
         """Take part in the turn of another agent of the run."""
@@ -244,8 +254,8 @@ class Participation:
         turn = self._open(sent if self.options.question_text == "sent" else received)
         turn.sent_rows = history.rows
         await turn.begin(self.metadata, received=received, changed=history.changed)
-        same = [*map(transcript_text, sent)] == [*map(transcript_text, turn.question)]
-        turn.question_as_stored &= same
+        if self.options.question_text == "received":
+            turn.question_as_stored &= [*map(transcript_text, sent)] == [*map(transcript_text, received)]
         return turn
 
     async def _without_later_turns(self, question: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:

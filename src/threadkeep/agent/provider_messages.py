@@ -140,7 +140,12 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
     spoken = (_provider(message) for message in reversed(messages) if isinstance(message, AIMessage))
     known = _PROVIDERS.get(provider or "")
     target = known or next((name for name in spoken if name), None)
-    return [_as_text(m) if isinstance(m, AIMessage) and _is_foreign(m, target) else m for m in messages]
+    return [
+        m.model_copy(update={"content": transcript_text(m), "additional_kwargs": {}})
+        if isinstance(m, AIMessage) and _is_foreign(m, target)
+        else m
+        for m in messages
+    ]
 
 
 def is_blank(message: BaseMessage) -> bool:
@@ -224,10 +229,6 @@ def _is_foreign(message: AIMessage, target: str | None) -> bool:
     if isinstance(message.content, str):
         return said_by is not None and bool(message.additional_kwargs)
     return any(not isinstance(block, str) and block.get("type") != "text" for block in message.content)
-
-
-def _as_text(message: AIMessage) -> AIMessage:
-    return message.model_copy(update={"content": transcript_text(message), "additional_kwargs": {}})
 
 
 def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:

@@ -23,7 +23,7 @@ from threadkeep.agent.participation import Participation
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, first_since, superseded_places
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.quoted_sections import section_message
-from threadkeep.agent.root_runs import begun_turn, order_of, root_run, tool_of_sessions
+from threadkeep.agent.root_runs import begun_turn, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import AUTO_TOKENS, TurnOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
@@ -70,7 +70,7 @@ class GraphTurns:
             part.silent = True
             return turn
         if options.ordered:
-            await order_of(memory).acquire(session.session_id, root, memory.observers)
+            await root.order.acquire(root, memory.observers)
         turn.role = "guest" if root.recorded else "owner"
         root.recorded = True
         root.open_calls += 1
@@ -129,13 +129,13 @@ class GraphTurn:
 
     def leave(self) -> None:
         """End the call; if it owns its turn, release the session for the next one. Callable from any OS thread."""
-        root, session = self.part.root, self.part.session
+        root = self.part.root
         if self.role == "silent":
             return
         root.call_ends()
         if self.role == "owner":
             root.recorded = False
-            order_of(self.part.memory).release(session.session_id, root)
+            root.release_session()
 
     async def add_history(self) -> None:
         """Insert the earlier turns before the input."""
@@ -193,10 +193,12 @@ class GraphTurn:
         """
         end = self.ended or GraphEnd(())
         values = dict(saved or {})
-        messages = upto(values.get("messages", []), end.answers[-1].id) if end.answers else None
+        last = end.answers[-1].id if end.answers else None
+        there = values.get("messages", [])
+        places = [place for place, one in enumerate(there, start=1) if last is not None and id_of(one) == last]
         if saved is None and isinstance(self.given, Mapping):
             values = {name: value for name, value in self.given.items() if name in names}
-        whole = [*self._messages, *end.messages] if messages is None else messages
+        whole = list(there[: places[-1]]) if places else [*self._messages, *end.messages]
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
@@ -327,9 +329,3 @@ def restored_values(values: Mapping[str, Json], classes: Mapping[str, type]) -> 
         except ValidationError:  # stored by another version of the class
             found[name] = value
     return found
-
-
-def upto(messages: Sequence[BaseMessage], answer_id: str | None) -> list[BaseMessage] | None:
-    """Return the messages up to an answer; None if it is not among them."""
-    places = [place for place, message in enumerate(messages, start=1) if id_of(message) == answer_id]
-    return list(messages[: places[-1]]) if places else None

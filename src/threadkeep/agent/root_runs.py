@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,7 +23,6 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from threadkeep.agent.callbacks import root_callbacks
 from threadkeep.agent.conversion import id_of, text_of
 from threadkeep.agent.questions import question_before
-from threadkeep.agent.turn_options import CallPlace
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
 from threadkeep.history.memory import Identity, Memory
@@ -59,6 +58,8 @@ class RootRun:
     """
 
     control: object
+    session_id: str
+    order: SessionOrder
     begun: bool = False
     question: tuple[BaseMessage, ...] = ()
     sent: tuple[BaseMessage, ...] = ()
@@ -101,6 +102,11 @@ class RootRun:
             except RuntimeError:  # it is closed
                 return True
         return now - asked > _IDLE_SECONDS
+
+    def release_session(self) -> None:
+        """Release the session for its next turn if this run holds it. This may be called from any OS thread."""
+        if not self.recorded:
+            self.order.hand_on(self)
 
     def call_ends(self) -> None:
         """Count a model or tool call of the run as ended."""
@@ -172,19 +178,19 @@ class RootRun:
         end = asked[-1] + 1
         return [*messages[:end], *missing, *messages[end:]]
 
-    def begin_attempt(self, attempts: Mapping[str, UUID]) -> bool:
-        """Return True if a call is in a repeated attempt at a node; release the numbers of the earlier attempt.
-
-        `attempts` are the ids of the node runs around the call, by the checkpoint namespaces of their tasks.
-        """
+    def begin_attempt(self) -> bool:
+        """Return True if this task is in a repeated attempt at a node; release the numbers of the earlier attempt."""
+        attempts = {namespace: attempt.run_id for namespace, attempt in root_callbacks.attempts.get().items()}
         if not attempts:
             return False
         over = tuple(name for name, run_id in attempts.items() if self._attempts.get(name, run_id) != run_id)
         self._attempts.update(attempts)
         self._repeated_nodes.update(over)
         for claims in self._claims.values() if over else ():
-            for call in [call for call in claims if isinstance(call, tuple) and _is_below(str(call[1]), over)]:
-                del claims[call]
+            for call in list(claims):
+                namespace = f"{call[1]}|" if isinstance(call, tuple) else ""
+                if namespace.startswith(tuple(f"{node}|" for node in over)):
+                    del claims[call]
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
@@ -226,30 +232,27 @@ def _is_human(message: BaseMessage, texts: Container[str]) -> bool:
     return isinstance(message, HumanMessage) and text_of(message) in texts
 
 
-def _is_below(namespace: str, nodes: tuple[str, ...]) -> bool:
-    return any(namespace == node or namespace.startswith(f"{node}|") for node in nodes)
-
-
 def own_session(memory: Memory, session: Session, author: str | None) -> Session:
     """Return the session for an agent's own conversation below a session; the same agent always gets the same one."""
     digest = sha256(dump_json([session.session_id, author]).encode("utf-8", "surrogatepass")).hexdigest()
     return memory.session(f"own:{digest[:32]}", user_id=session.user_id, workspace=session.workspace)
 
 
-def root_run(memory: Memory, control: object, session_id: str, place: CallPlace | None = None) -> RootRun:
+def root_run(memory: Memory, control: object, session_id: str, *, shared: bool = True) -> RootRun:
     """Return the turn of a root run in a session. It is created at the first call and stored until the run ends.
 
-    If the end of runs is not reported, as for streams without a reader, the newest thousand are stored. A call in a
-    workflow's node without a transcript gets a new turn each time.
+    If the end of runs is not reported, as for streams without a reader, the newest thousand are stored. A turn
+    that is not `shared` with other calls, as in a workflow's node without a transcript, is new each time.
     """
-    if place is not None and not place.transcript:
-        return RootRun(control)
+    order = _orders.setdefault(memory.identity, SessionOrder())
+    if not shared:
+        return RootRun(control, session_id, order)
     runs = _root_runs.setdefault(memory.identity, OrderedDict())
     key = (id(control), session_id)
     found = runs.get(key)
     if found is None or found.control is not control:
         # `found` keeps the control object alive, so that its id stays unique.
-        found = runs[key] = RootRun(control)
+        found = runs[key] = RootRun(control, session_id, order)
         if (call := root_callbacks.call) is not None:
             call.at_end.append(partial(_forget, runs, key))
         if len(runs) > _MOST_ROOT_RUNS:
@@ -281,15 +284,16 @@ class SessionOrder:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._holders: dict[str, RootRun] = {}
         self._waiting: dict[str, dict[_Turn, RootRun]] = {}
 
-    async def acquire(self, session_id: str, run: RootRun, observers: Observers) -> None:
+    async def acquire(self, run: RootRun, observers: Observers) -> None:
         """Wait until a root run gets the session; other agents of the same run do not wait.
 
         A wait is reported once, after 30 seconds. It never ends if a tool runs the same session in its own OS thread.
         """
+        session_id = run.session_id
         run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop()])}
         with self._lock:
             holder = self._holders.setdefault(session_id, run)
@@ -307,7 +311,7 @@ class SessionOrder:
             with self._lock:
                 queue.pop(turn, None)
                 # The run may have got the session just when its caller was cancelled.
-                self._hand_on(session_id, run)
+                self.hand_on(run)
 
         report_at = time.monotonic() + _REPORT_SECONDS
         with OnFailure(leave):
@@ -320,37 +324,28 @@ class SessionOrder:
         with self._lock:
             queue.pop(turn, None)
 
-    def release(self, session_id: str, run: RootRun) -> None:
-        """Release the session to the next root run if this run holds it. This may be called from any OS thread."""
-        if run.recorded:
-            return
-        with self._lock:
-            self._hand_on(session_id, run)
-
     def _skip_cut_off(self, session_id: str) -> None:
         """Release the session to the next root run if the run that holds it was cut off."""
         with self._lock:
             holder = self._holders.get(session_id)
             if holder is not None and holder.is_cut_off:
-                self._hand_on(session_id, holder)
+                self.hand_on(holder)
 
-    def _hand_on(self, session_id: str, run: RootRun) -> None:
-        if self._holders.get(session_id) is not run:
-            return
-        queue = self._waiting.get(session_id, {})
-        for turn, following in queue.items():
-            if not turn.done():
-                self._holders[session_id] = following
-                following.last_seen = time.monotonic()
-                turn.set_result(None)
+    def hand_on(self, run: RootRun) -> None:
+        """Give the session to the next root run if this run holds it. This may be called from any OS thread."""
+        session_id = run.session_id
+        with self._lock:
+            if self._holders.get(session_id) is not run:
                 return
-        del self._holders[session_id]
-        self._waiting.pop(session_id, None)
+            for turn, following in self._waiting.get(session_id, {}).items():
+                if not turn.done():
+                    self._holders[session_id] = following
+                    following.last_seen = time.monotonic()
+                    turn.set_result(None)
+                    return
+            del self._holders[session_id]
+            self._waiting.pop(session_id, None)
 
 
 _orders: WeakKeyDictionary[Identity, SessionOrder] = WeakKeyDictionary()
-
-
-def order_of(memory: Memory) -> SessionOrder:
-    """Return the order of the sessions of a memory's database."""
-    return _orders.setdefault(memory.identity, SessionOrder())
+"""The order of the sessions of each database."""

@@ -293,28 +293,21 @@ class ModelFacts:
 
 
 def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
-    """Return the facts of a model; its window comes from the override, else its profile, else its name."""
-    name = _name_of(model)
+    """Return the facts of a model; its window comes from the override, else its profile, else its name.
+
+    The name is the one that a LangChain chat model gives its provider, in a form that can be stored; the provider is
+    the one that the model reports to tracers.
+    """
+    names = [getattr(model, attribute, None) for attribute in ("model_name", "model")]
+    name = next(iter([kept_name(one) for one in names if isinstance(one, str) and one]), None)
     profile = getattr(model, "profile", None)
     told = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
     window = known_window(name, override if override is not None else told)
-    return ModelFacts(name, window or DEFAULT_WINDOW, _provider_of(model), known=window is not None)
-
-
-def _name_of(model: BaseChatModel | None) -> str | None:
-    """Return the name that a LangChain chat model gives its provider, in a form that can be stored."""
-    for attribute in ("model_name", "model"):
-        name = getattr(model, attribute, None)
-        if isinstance(name, str) and name:
-            return kept_name(name)
-    return None
-
-
-def _provider_of(model: BaseChatModel | None) -> str | None:
-    """Return the provider that a model reports to tracers."""
-    told = model._get_ls_params() if model is not None else {}  # noqa: SLF001 - LangChain has no other way to ask
-    provider = told.get("ls_provider")
-    return provider if isinstance(provider, str) else None
+    traced = model._get_ls_params() if model is not None else {}  # noqa: SLF001 - LangChain has no other way to ask
+    provider = traced.get("ls_provider")
+    return ModelFacts(
+        name, window or DEFAULT_WINDOW, provider if isinstance(provider, str) else None, known=window is not None
+    )
 
 
 def kept_name(name: str) -> str:
