@@ -16,7 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from bench.lanes import Tell
 from threadkeep import Compression, Memory, ModelSummarizer, RecalledTurns, SessionMemory, open_memory
-from threadkeep.agent.quoted_sections import SECTION_KEY
+from threadkeep.agent.extras import SECTION_KEY
 from threadkeep.testing import ScriptedModel
 
 MAX_TOKENS = 4_000

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from threadkeep.agent.candidates import candidate_graph as candidate_graph
     from threadkeep.agent.counting import count_tokens as count_tokens
+    from threadkeep.agent.extras import RetrievedSnippets as RetrievedSnippets
     from threadkeep.agent.fact_learning import FactLearning as FactLearning
     from threadkeep.agent.knowledge_tools import knowledge_tools as knowledge_tools
     from threadkeep.agent.known_facts import KnownFacts as KnownFacts
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from threadkeep.agent.nodes import session_turn as session_turn
     from threadkeep.agent.prompts import PromptTemplate as PromptTemplate
     from threadkeep.agent.prompts import flatten_messages as flatten_messages
-    from threadkeep.agent.quoted_sections import RetrievedSnippets as RetrievedSnippets
     from threadkeep.agent.rebuilding import rebuild as rebuild
     from threadkeep.agent.recalled_turns import RecalledTurns as RecalledTurns
     from threadkeep.agent.recorded import recorded as recorded
@@ -137,7 +137,7 @@ _HOMES = {
     "threadkeep.agent.rebuilding": "rebuild",
     "threadkeep.agent.recorded": "recorded",
     "threadkeep.agent.recalled_turns": "RecalledTurns",
-    "threadkeep.agent.quoted_sections": "RetrievedSnippets",
+    "threadkeep.agent.extras": "RetrievedSnippets",
     "threadkeep.agent.reducers": "bounded_messages",
     "threadkeep.agent.counting": "count_tokens",
     "threadkeep.agent.summarizer": "ModelSummarizer",

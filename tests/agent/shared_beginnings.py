@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from threadkeep.agent.quoted_sections import SECTION_KEY
+from threadkeep.agent.extras import SECTION_KEY
 
 
 def told(messages: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:

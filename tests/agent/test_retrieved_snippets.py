@@ -14,7 +14,7 @@ from pydantic import Field
 from tests.recorded_events import RecordedEvents
 from threadkeep import Message, SessionMemory, rebuild
 from threadkeep.agent.counting import count_tokens
-from threadkeep.agent.quoted_sections import RetrievedSnippets
+from threadkeep.agent.extras import RetrievedSnippets
 from threadkeep.history.memory import Memory
 from threadkeep.observe import ExtraNotFound
 from threadkeep.testing import ScriptedModel

@@ -26,10 +26,9 @@ from threadkeep.agent.conversion import (
 )
 from threadkeep.agent.counting import count_message
 from threadkeep.agent.earlier_steps import EarlierSteps
-from threadkeep.agent.extras import Extra
+from threadkeep.agent.extras import Extra, section_message
 from threadkeep.agent.model_call import Assembled, Call, Draft, KeptWindow, Piece, dropped, exclusions
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, merge, merged_system, plain, repair
-from threadkeep.agent.quoted_sections import section_message
 from threadkeep.agent.shortening import items_of, shortened, size_of
 from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
 from threadkeep.context.plan import ContextPlan

@@ -114,7 +114,9 @@ class Measuring:
                 f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
                 "tools, or a model with a larger context window."
             )
-        other = self._other_counter(facts.name) if learns else None
+        # For a model of an unknown family, tokens of scripts other than Latin have their own factor.
+        unknown = facts.name is not None and family_of(facts.name) is None
+        other = memory.remembered_counts.remembering(other_tokens(estimate)) if learns and unknown else None
         return CallMeasure(
             model=facts.name,
             counter=counter,
@@ -133,12 +135,6 @@ class Measuring:
             factor = await self._memory.learned_factors.of(model) if model else None
             self._counters[model] = self._memory.remembered_counts.remembering(counter_for(model, factor=factor))
         return self._counters[model]
-
-    def _other_counter(self, model: str | None) -> TokenCounter | None:
-        """Return the counter of scripts other than Latin for a model of an unknown family; None for other models."""
-        if model is None or family_of(model) is not None:
-            return None
-        return self._memory.remembered_counts.remembering(other_tokens(estimate))
 
     def _tools_text(self, tools: Sequence[object]) -> str:
         """Return the description of the tools, cached while they are the same."""

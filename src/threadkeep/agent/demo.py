@@ -22,8 +22,8 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
+from threadkeep.agent.extras import SECTION_KEY
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING
-from threadkeep.agent.quoted_sections import SECTION_KEY
 from threadkeep.context.cut import cut_end
 from threadkeep.context.quotation import quoted_by
 from threadkeep.context.tokens import estimate

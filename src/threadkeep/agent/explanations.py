@@ -110,7 +110,12 @@ def fate_of(message: Message, home: SessionInfo, call: CallRecord) -> Fate:
     found = found or _quoted(message, home.session_id, call.manifest)
     if found is not None:
         return found
-    return _absent(message, call) if own else _elsewhere(home, call.session)
+    if own:
+        return _absent(message, call)
+    if home.user_id != call.session.user_id:
+        owner = home.user_id or "nobody"
+        return Fate("foreign", f"another user's ({owner}): nothing of it is ever recalled here")
+    return Fate("elsewhere", "in another session of the same user, and not recalled for this call")
 
 
 def _sent_as_itself(message: Message, manifest: ContextManifest) -> Fate | None:
@@ -146,13 +151,6 @@ def _absent(message: Message, call: CallRecord) -> Fate:
         covering = _covering(seq, manifest.entries, call.summaries)
         return Fate("summarised", f"in the summary of {covering}" if covering else "a summary stands for it")
     return Fate("left_out", in_words(gap.reason, manifest))
-
-
-def _elsewhere(home: SessionInfo, session: SessionInfo) -> Fate:
-    if home.user_id != session.user_id:
-        owner = home.user_id or "nobody"
-        return Fate("foreign", f"another user's ({owner}): nothing of it is ever recalled here")
-    return Fate("elsewhere", "in another session of the same user, and not recalled for this call")
 
 
 def _covering(seq: int, entries: Iterable[Entry], summaries: Mapping[str, Summary]) -> str | None:

@@ -1,4 +1,4 @@
-"""Extra sections of a prompt, such as recalled turns and results of a knowledge base, and their sources."""
+"""Extra sections of a prompt, such as recalled turns and passages of a knowledge base, and their sources."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from langchain_core.messages import BaseMessage, HumanMessage
 
-from threadkeep.agent.conversion import text_of
+from threadkeep.agent.conversion import digest_of, dump_message, text_of
+from threadkeep.agent.counting import count_message
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.manifest import Entry, FactsLeftOut, ScopeRecall, Section
+from threadkeep.context.quotation import SNIPPETS_HEADER, Quote, QuotedTurn, fitting, render, turns_text
 from threadkeep.context.tokens import TokenCounter
-from threadkeep.errors import StoreClosed
+from threadkeep.errors import InvalidInput, StoreClosed
 from threadkeep.history.session import Session
 from threadkeep.observe import ExtraNotFound, ExtraSection, Observer
 from threadkeep.records import Message
 
+if TYPE_CHECKING:
+    from langchain_core.documents import Document
+    from langchain_core.retrievers import BaseRetriever
+
 _RECENT_TURNS = 4
 _LEAST_ROOM = 64
+_RECENT_CHARACTERS = 1_000
 
 
 @dataclass(frozen=True)
@@ -109,3 +116,73 @@ async def find_all(
     # Await a single source directly: a task would cost time in each turn.
     found = [await found_by(sources[0])] if len(sources) == 1 else await asyncio.gather(*map(found_by, sources))
     return [extra for extra in found if extra is not None]
+
+
+SECTION_KEY = "threadkeep_section"
+"""The key in a message's `additional_kwargs` for the section of the message. It is not sent to providers."""
+
+
+def turns_message(turns: Sequence[QuotedTurn], *, home: str) -> HumanMessage:
+    """Return a message that quotes turns in order, for a prompt of the session `home`."""
+    return section_message("selected", turns_text(turns, home=home))
+
+
+def section_message(section: Section, text: str) -> HumanMessage:
+    """Return a message with a section of the context."""
+    return HumanMessage(text, additional_kwargs={SECTION_KEY: section})
+
+
+class RetrievedSnippets:
+    """A source of passages from any LangChain retriever.
+
+    The query includes the last turns before the input, to resolve words such as "it" and "that". If the retriever fails
+    or takes longer than `timeout_seconds`, an event reports it, and the model is called without passages.
+    """
+
+    section: ExtraSection = "snippets"
+
+    def __init__(self, retriever: BaseRetriever, *, timeout_seconds: float = 5.0) -> None:
+        """Raise `InvalidInput` if `timeout_seconds` is not above 0."""
+        if not timeout_seconds > 0:
+            raise InvalidInput("timeout_seconds of retrieved snippets is a number above 0.")
+        self._retriever = retriever
+        self._timeout_seconds = timeout_seconds
+
+    async def find(self, request: ExtraRequest, room: int) -> Extra | None:
+        """Return the passages that fit, best first; the last one may be cut with a mark."""
+        async with asyncio.timeout(self._timeout_seconds):
+            documents = await self._retriever.ainvoke(query_of(request))
+        return snippets_block(documents, request, room)
+
+
+def query_of(request: ExtraRequest) -> str:
+    """Return the query for a knowledge base: the last turns, then the input."""
+    return query_with(request.recent, request.text)
+
+
+def query_with(recent: Sequence[str], text: str) -> str:
+    """Return a question, preceded by the end of the messages before it."""
+    before = "\n".join(recent)[-_RECENT_CHARACTERS:]
+    return f"{before}\n{text}".strip()
+
+
+def snippets_block(documents: Sequence[Document], request: ExtraRequest, room: int) -> Extra | None:
+    """Return the passages that fit as one block of a prompt; None if there are none."""
+    quotes = [
+        Quote(f"passage {number}", document.page_content)
+        for number, document in enumerate(documents, start=1)
+        if document.page_content.strip()
+    ]
+    kept = fitting(SNIPPETS_HEADER, quotes, room, request.counter)
+    if not kept:
+        return None
+    message = section_message("snippets", render(SNIPPETS_HEADER, kept))
+    body = dump_message(message)
+    names = tuple(_name(document) for document in documents if document.page_content.strip())[: len(kept)]
+    tokens = count_message(message, request.counter)
+    return Extra(message, Entry("snippets", tokens, digest=digest_of(body), snippets=names), {digest_of(body): body})
+
+
+def _name(document: Document) -> str:
+    """Return the key of a passage: its id, or a hash of its text."""
+    return document.id or f"sha256-{digest_of(document.page_content)[:16]}"

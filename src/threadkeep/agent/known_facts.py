@@ -15,9 +15,8 @@ from langchain_core.runnables.config import ensure_config
 
 from threadkeep.agent.conversion import digest_of, dump_message
 from threadkeep.agent.counting import count_message
-from threadkeep.agent.extras import Extra, ExtraRequest
+from threadkeep.agent.extras import Extra, ExtraRequest, section_message
 from threadkeep.agent.knowledge_tools import ALL_SCOPES, RunScopes
-from threadkeep.agent.quoted_sections import section_message
 from threadkeep.agent.recalled_turns import embedder_of
 from threadkeep.agent.turn_options import IdOf
 from threadkeep.context.manifest import (
@@ -81,6 +80,8 @@ class KnownFacts:
     follow if the memory's options enable its recall.
     """
 
+    section: ExtraSection = "facts"
+
     def __init__(
         self,
         memory: Memory | SyncMemory,
@@ -108,11 +109,6 @@ class KnownFacts:
         self._embedder = embedder_of(embeddings, embeddings_name)
         self._selections: OrderedDict[tuple[Scope, ...], _Selection] = OrderedDict()
 
-    @property
-    def section(self) -> ExtraSection:
-        """The section `facts`."""
-        return "facts"
-
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
         """Return the block of facts that fits; None if nothing is known."""
         scopes, refused = self._scopes.of(request.session, ensure_config())
@@ -128,7 +124,9 @@ class KnownFacts:
         notes = _notes(request.text, self._directives - scopes.keys()) if self._directives else ()
         room -= sum(request.counter(f"{note}\n") for note in notes)
         recalls = memory.graphiti.recalls
-        graph = asyncio.ensure_future(_recall(memory, scopes, request)) if recalls else None
+        session = request.session
+        question = RecallQuestion(request.text, scopes, request.last_messages, session.session_id, session.workspace)
+        graph = asyncio.ensure_future(memory.graphiti.recall(question)) if recalls else None
         try:
             kept = await self._known(memory.knowledge, tuple(scopes.values()), request, room) if self._own else []
             recalled = GraphRecall() if graph is None else await graph
@@ -211,13 +209,6 @@ def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
     accepted, refused = accepted_directives(text)
     unowned = sorted({one.scope for one in accepted if one.scope in missing})
     return (*([REFUSED_LINE] if refused else []), *(UNOWNED_LINE.format(scope=scope) for scope in unowned))
-
-
-async def _recall(memory: Memory, scopes: Mapping[ScopeKind, Scope], request: ExtraRequest) -> GraphRecall:
-    """Return the facts that Graphiti recalls."""
-    session = request.session
-    question = RecallQuestion(request.text, scopes, request.last_messages, session.session_id, session.workspace)
-    return await memory.graphiti.recall(question)
 
 
 def _block(

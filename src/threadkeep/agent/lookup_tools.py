@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from langchain.tools import ToolRuntime
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool
 
 from threadkeep.agent.conversion import text_of
@@ -141,7 +141,8 @@ def read_tool_result(
         characters: How many characters to read.
         arguments: Whether to read what the tool was called with, as JSON, instead of its result.
     """
-    messages = _messages_of(runtime.state)
+    state: Any = runtime.state
+    messages = state.get("messages", ()) if isinstance(state, dict) else getattr(state, "messages", ())
     results = [message for message in messages if isinstance(message, ToolMessage)]
     found = next((one for one in reversed(results) if tool_call_id in (one.tool_call_id, one.name)), None)
     if found is None:
@@ -202,13 +203,6 @@ def _excerpt(text: str, query: str) -> str:
     start = max(0, min(places, default=0) - _EXCERPT_CHARACTERS // 3)
     end = start + _EXCERPT_CHARACTERS
     return f"{'… ' if start else ''}{text[start:end]}{' …' if end < len(text) else ''}"
-
-
-def _messages_of(state: Any) -> Sequence[BaseMessage]:
-    messages: Sequence[BaseMessage] = (
-        state.get("messages", ()) if isinstance(state, dict) else getattr(state, "messages", ())
-    )
-    return messages
 
 
 @functools.cache

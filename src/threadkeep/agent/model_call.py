@@ -191,7 +191,9 @@ def exclusions(
     if not out_of_state and not out_of_session and (not read or read[0].seq == 1):
         # As most calls, this one has all messages of its session and of the run's state.
         return (), ()
-    out = [(id_of(message), reason) for message, reason in _out(draft)]
+    pieces = [(draft.pieces[index], reason) for index, reason in draft.chosen.excluded]
+    out = [(id_of(message), reason) for message, reason in draft.unsendable]
+    out += [(id_of(piece.message), reason) for piece, reason in pieces if not piece.mark]
     others = tuple(_stretches(call, out, rows)) if out or call.forgotten or call.superseded else ()
     earlier = tuple(_before(recollection.end, recollection.excluded))
     places = _not_read(recollection, max(recollection.begin, 1, *(gap.last_seq + 1 for gap in earlier)))
@@ -229,13 +231,6 @@ def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
     pieces = [draft.pieces[index] for index, _ in draft.chosen.excluded]
     out = len([piece for piece in pieces if not piece.mark and piece.section != "earlier_steps"])
     return max(recollection.dropped - again, 0) + out + unsummarised
-
-
-def _out(draft: Draft) -> Iterator[tuple[BaseMessage, ExclusionReason]]:
-    yield from draft.unsendable
-    for index, reason in draft.chosen.excluded:
-        if not draft.pieces[index].mark:
-            yield draft.pieces[index].message, reason
 
 
 def _places(recollection: Recollection, reason: ExclusionReason) -> set[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from langchain.agents.middleware import PIIDetectionError
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langgraph.runtime import Runtime
 
 from threadkeep.agent.answers import storable
@@ -24,7 +24,7 @@ from threadkeep.agent.questions import (
     SentHistory,
     callers_question,
     compare_history,
-    is_summary,
+    is_question,
     question_asked,
     question_before,
     questions_back,
@@ -321,7 +321,7 @@ class Participation:
             if not of_tool or await self._open(block).is_stored(block[-1]):
                 question = block
                 break
-        if not question and any(map(is_summary, messages)):
+        if not question and any(isinstance(one, HumanMessage) and not is_question(one) for one in messages):
             question = self._question = await unanswered_question(self.session, self.run_id)
         after = next((place for place, message in enumerate(messages) if message is question[-1]), 0) if question else 0
         said = [message for message in messages[after + 1 :] if isinstance(message, AIMessage)]

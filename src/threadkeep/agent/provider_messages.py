@@ -181,28 +181,18 @@ def _with_valid_calls(message: AIMessage) -> AIMessage:
     extra = {
         key: value for key, value in message.additional_kwargs.items() if key not in {"tool_calls", "function_call"}
     }
+    content: str | list[str | dict[str, Any]] = message.content
+    if not isinstance(content, str):
+        content = [
+            block
+            for block in content
+            if isinstance(block, str)
+            or block.get("type") not in _CALL_BLOCKS
+            or str(block.get("call_id") or block.get("id")) in kept
+        ]
     return message.model_copy(
-        update={
-            "tool_calls": valid,
-            "invalid_tool_calls": [],
-            "additional_kwargs": extra,
-            "content": _without_calls(message.content, kept),
-        }
+        update={"tool_calls": valid, "invalid_tool_calls": [], "additional_kwargs": extra, "content": content}
     )
-
-
-def _without_calls(
-    content: str | list[str | dict[str, object]], kept: Collection[str]
-) -> str | list[str | dict[str, object]]:
-    if isinstance(content, str):
-        return content
-    return [
-        block
-        for block in content
-        if isinstance(block, str)
-        or block.get("type") not in _CALL_BLOCKS
-        or str(block.get("call_id") or block.get("id")) in kept
-    ]
 
 
 def _answered(calls: _Calls) -> Sequence[BaseMessage]:

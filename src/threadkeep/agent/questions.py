@@ -26,12 +26,7 @@ from threadkeep.records import Message, Role
 
 def is_question(message: BaseMessage) -> bool:
     """Return True if a message is from a person, and not a summary of `SummarizationMiddleware`."""
-    return isinstance(message, HumanMessage) and not is_summary(message)
-
-
-def is_summary(message: BaseMessage) -> bool:
-    """Return True if a message is a summary of `SummarizationMiddleware`."""
-    return message.additional_kwargs.get("lc_source") == "summarization"
+    return isinstance(message, HumanMessage) and message.additional_kwargs.get("lc_source") != "summarization"
 
 
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

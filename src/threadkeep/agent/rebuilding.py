@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from langchain_core.messages import BaseMessage
 
 from threadkeep.agent.conversion import digest_of_all, load_message, to_langchain
-from threadkeep.agent.quoted_sections import section_message, turns_message
+from threadkeep.agent.extras import section_message, turns_message
 from threadkeep.context.manifest import ContextManifest, Entry, TurnReference
 from threadkeep.context.quotation import QuotedTurn, summary_message_text
 from threadkeep.errors import ContextGone, InvalidInput

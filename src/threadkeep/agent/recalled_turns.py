@@ -11,8 +11,7 @@ from langchain_core.embeddings import Embeddings
 
 from threadkeep.agent.conversion import digest_of, dump_message
 from threadkeep.agent.counting import count_message
-from threadkeep.agent.extras import Extra, ExtraRequest
-from threadkeep.agent.quoted_sections import turns_message
+from threadkeep.agent.extras import Extra, ExtraRequest, turns_message
 from threadkeep.agent.turn_options import kept_name
 from threadkeep.context.manifest import Entry, QuoteReference
 from threadkeep.context.quotation import TURNS_HEADER, QuotedTurn, attribution
@@ -42,6 +41,8 @@ class RecalledTurns:
     of different models.
     """
 
+    section: ExtraSection = "selected"
+
     def __init__(
         self,
         memory: Memory | SyncMemory,
@@ -56,11 +57,6 @@ class RecalledTurns:
         self._memory = OnLoop(memory, lambda opened: opened)
         self._scope = scope
         self._embedder = embedder_of(embeddings, embeddings_name)
-
-    @property
-    def section(self) -> ExtraSection:
-        """The section `selected`."""
-        return "selected"
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
         """Return the block of turns that fits; None if no turn is relevant."""

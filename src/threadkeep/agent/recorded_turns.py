@@ -18,11 +18,11 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from threadkeep.agent.answers import final_answer, storable
 from threadkeep.agent.callbacks import Ending, with_callback
 from threadkeep.agent.conversion import id_of, identify, text_of, to_langchain
+from threadkeep.agent.extras import section_message
 from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
 from threadkeep.agent.participation import Participation
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, first_since, superseded_places
 from threadkeep.agent.questions import question_before
-from threadkeep.agent.quoted_sections import section_message
 from threadkeep.agent.root_runs import begun_turn, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import AUTO_TOKENS, TurnOptions
 from threadkeep.agent.turns import OpenTurn

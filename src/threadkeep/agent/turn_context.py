@@ -325,7 +325,9 @@ class TurnContext:
         options = self._options
         question_seq = self.question_seq if self._transcribed else None
         if options.no_history:
-            return _nothing_of(question_seq, self.questions)
+            last = (question_seq or 0) - self.questions
+            excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
+            return Recollection((), excluded=excluded, question_seq=question_seq, questions=self.questions)
         # Count tokens again, because the stored count may come from another counter, or from a caller.
         limits = Limits(options.message_limit, measure.budget, measure.counter)
         known_ids = {message_id for message in messages if (message_id := id_of(message)) is not None}
@@ -426,13 +428,6 @@ def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
     """Return True if a message continues the steps of the question before it, and not of an older question."""
     follows = is_question(before) or not is_utterance(before)
     return follows and not is_utterance(message) and ANSWERS not in message.response_metadata
-
-
-def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
-    """Return an empty history that excludes all earlier messages as `over_limit`."""
-    last = (question_seq or 0) - questions
-    excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
-    return Recollection((), excluded=excluded, question_seq=question_seq, questions=questions)
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:

@@ -13,9 +13,8 @@ from pydantic import Field, InstanceOf
 from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.extras import Extra, ExtraRequest
+from threadkeep.agent.extras import Extra, ExtraRequest, query_with, snippets_block
 from threadkeep.agent.questions import question_before
-from threadkeep.agent.quoted_sections import query_with, snippets_block
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError
 from threadkeep.observe import ExtraNotFound, ExtraSection
