@@ -62,9 +62,10 @@ class Assembler:
         self._layout = layout
         self._earlier_steps = steps or EarlierSteps()
         self._steps = {id(message) for messages in self._earlier_steps.messages.values() for message in messages}
-        known = isinstance(kept, KeptWindow) and kept.counter == counter and kept.extend(recollection.messages)
-        self.window = kept if known and isinstance(kept, KeptWindow) else KeptWindow(counter)
-        self.window.extend(recollection.messages)
+        self.window = kept if isinstance(kept, KeptWindow) and kept.counter == counter else KeptWindow(counter)
+        if not self.window.extend(recollection.messages):
+            self.window = KeptWindow(counter)
+            self.window.extend(recollection.messages)
         self._count = len(recollection.messages)
         # The cached window grows when later turns begin, so this turn copies the ids.
         self._rows_by_id = dict(self.window.rows_by_id)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
@@ -57,6 +58,15 @@ class RootCall:
     def goes_on(self) -> bool:
         """True if the root run continues from a checkpoint, without an input."""
         return self.input is None or isinstance(self.input, Command)
+
+    @cached_property
+    def sent(self) -> list[Any]:
+        """The messages in the input, in the forms in which the caller gave them."""
+        given = self.input.get("messages") if isinstance(self.input, Mapping) else None
+        if isinstance(given, list | tuple):
+            is_pair = isinstance(given, tuple) and len(given) == 2 and [type(part) for part in given] == [str, str]
+            return [given] if is_pair else list(given)
+        return [] if given is None else [given]
 
 
 class RootCallbacks(BaseCallbackHandler):

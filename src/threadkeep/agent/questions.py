@@ -109,12 +109,10 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
     call = root_callbacks.call
     if call is None or call.input is None:
         return messages if var_child_runnable_config.get() is None else ()
-    sent = call.input.get("messages") if isinstance(call.input, Mapping) else None
-    listed = sent if isinstance(sent, list | tuple) and not _is_pair(sent) else [] if sent is None else [sent]
-    ids = {one.get("id") if isinstance(one, Mapping) else getattr(one, "id", None) for one in listed}
+    ids = {one.get("id") if isinstance(one, Mapping) else getattr(one, "id", None) for one in call.sent}
     if None not in ids:
         return [one for one in messages if one.id in ids]
-    return messages[max(len(messages) - len(listed), 0) :]
+    return messages[max(len(messages) - len(call.sent), 0) :]
 
 
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
@@ -139,11 +137,8 @@ def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 def _asked_by_caller() -> list[BaseMessage]:
     """Return the question in the input of the root run; empty if there is none."""
     call = root_callbacks.call
-    sent = call.input.get("messages") if call is not None and isinstance(call.input, Mapping) else None
-    if not sent:
-        return []
     try:
-        return question_before(convert_to_messages([sent] if isinstance(sent, str) or _is_pair(sent) else sent))
+        return [] if call is None else question_before(convert_to_messages(call.sent))
     except (TypeError, ValueError, NotImplementedError):
         return []  # the program has other values under this name
 
@@ -186,11 +181,6 @@ def _stored_turn(
         return None
     named = [one.model_copy(update={"id": known[at].id}) if at in known else one for at, one in enumerate(sent)]
     return SentHistory(tuple(to_langchain(known[at]) for at in asked), rows=tuple(rows), sent=tuple(named))
-
-
-def _is_pair(sent: Sequence[object]) -> bool:
-    """Return True if a message is given as a pair of role and text."""
-    return isinstance(sent, tuple) and len(sent) == 2 and all(isinstance(part, str) for part in sent)
 
 
 RECEIVED: Final = "threadkeep:received"

@@ -286,7 +286,11 @@ class TurnContext:
         """
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
-            while begin < end and not await self._begins_later(messages[begin]):
+            # A later turn begins with its question, or with a reply to an older question.
+            for message in messages[begin:]:
+                begins = is_question(message) or ANSWERS in message.response_metadata
+                if begins and await self._is_later(message):
+                    break
                 begin += 1
             while begin < end and not await self._is_later(messages[end - 1]):
                 end -= 1
@@ -294,11 +298,6 @@ class TurnContext:
                 end += 1
             return {one.id for one in messages[begin:end]} - {None}
         return set()
-
-    async def _begins_later(self, message: BaseMessage) -> bool:
-        """Return True if a later turn begins with this message: its question, or a reply to an older question."""
-        begins = is_question(message) or ANSWERS in message.response_metadata
-        return begins and await self._is_later(message)
 
     async def _is_later(self, message: BaseMessage) -> bool:
         """Return True if another run stored this message after the question, or if it replies to another question."""
