@@ -246,13 +246,7 @@ class TurnHooks:
     async def _settle_from_any_loop(self, part: Participation, error: BaseException) -> None:
         # A closed memory has already settled its runs.
         with suppress(StoreClosed):
-            await self.memory.loop.run_from_any_loop(self._settle_ended(part, error))
-
-    async def _settle_ended(self, part: Participation, error: BaseException) -> None:
-        try:
-            await part.fail(error)
-        finally:
-            part.root.release_session()
+            await self.memory.loop.run_from_any_loop(part.fail(error))
 
     def _part(self, call: AgentCall) -> Participation:
         """Return the part of an agent in the turn.

@@ -425,20 +425,23 @@ class Participation:
         await self.end(self.text, self.status)
 
     async def fail(self, error: BaseException) -> None:
-        """Settle the call after its run failed, was cancelled, or lost the reader of its stream.
+        """Settle the call after its run failed, was cancelled, or lost the reader of its stream; release the session.
 
         If the run failed, a question that reached no model is stored without its text, because other middleware may
         have rejected the text. A rejected answer is not stored. Any other text of the model is stored, and the tool
         calls too.
         """
-        if self.registry.calls.get(self.key) is not self:
-            return
-        if self.turn is None and isinstance(error, Exception):
-            self.leave()
-            # The caller gets the error of the run.
-            with contextlib.suppress(ThreadkeepError):
-                await self.refuse()
-        elif isinstance(error, PIIDetectionError):
-            await self.end("", "failed")
-        else:
-            await self.settle()
+        try:
+            if self.registry.calls.get(self.key) is not self:
+                return
+            if self.turn is None and isinstance(error, Exception):
+                self.leave()
+                # The caller gets the error of the run.
+                with contextlib.suppress(ThreadkeepError):
+                    await self.refuse()
+            elif isinstance(error, PIIDetectionError):
+                await self.end("", "failed")
+            else:
+                await self.settle()
+        finally:
+            self.root.release_session()

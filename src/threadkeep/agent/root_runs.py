@@ -244,7 +244,7 @@ def root_run(memory: Memory, control: object, session_id: str, *, shared: bool =
     If the end of runs is not reported, as for streams without a reader, the newest thousand are stored. A turn
     that is not `shared` with other calls, as in a workflow's node without a transcript, is new each time.
     """
-    order = _orders.setdefault(memory.identity, SessionOrder())
+    order = _orders.get(memory.identity) or _orders.setdefault(memory.identity, SessionOrder())
     if not shared:
         return RootRun(control, session_id, order)
     runs = _root_runs.setdefault(memory.identity, OrderedDict())
