@@ -33,7 +33,6 @@ from threadkeep.agent.questions import (
     unanswered_question,
 )
 from threadkeep.agent.root_runs import RootRun
-from threadkeep.agent.turn_context import Speaker
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import ErrorBoundary, OnFailure
@@ -237,9 +236,8 @@ class Participation:
 
     def go_on(self, turn: OpenTurn) -> None:
         """Claim the number of the answer again if it was released when a model or a tool failed."""
-        speaker = turn.speaker
-        ordinal = self.root.reclaim(self.author, self.key, speaker.ordinal)
-        if ordinal != speaker.ordinal:
+        ordinal = self.root.reclaim(self.author, self.key, turn.ordinal)
+        if ordinal != turn.ordinal:
             turn.speak_as(self.author, ordinal)
 
     async def _ask(self, messages: Sequence[BaseMessage]) -> OpenTurn:
@@ -342,7 +340,8 @@ class Participation:
             self.options,
             question,
             self.place,
-            speaker=Speaker(self.author, self._ordinal),
+            author=self.author,
+            ordinal=self._ordinal,
             run_id=self.run_id,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.utils.uuid import uuid7
@@ -36,27 +36,15 @@ from threadkeep.store.driver import Joined, Statement
 from threadkeep.store.manifests import NotedManifest
 
 
-@dataclass(frozen=True)
-class Speaker:
-    """The author of an answer, and its number among the answers of the same author in the run, from 1."""
-
-    author: str | None = None
-    ordinal: int = 1
-
-    def said(self, message: Message) -> bool:
-        """Return True if a stored answer has this author and ordinal. Answers of early versions have neither."""
-        if message.answers is None:
-            return self.ordinal == 1
-        return message.author == self.author and (message.ordinal or 1) == self.ordinal
-
-
 class TurnContext:
     """The contexts of one turn. The last call's manifest is stored with the answer, the others in the background.
 
     `question_id` is the stored id of the newest message of the question; it identifies the turn. `question_seq` is the
-    `seq` of the last message of the question, if it is known, and `questions` is the number of
-    its messages. `question_as_stored` is False if the text of a repeated question may differ from the stored text.
-    `sent_rows` are the stored rows that were compared with the history that a client sent.
+    `seq` of this message, if it is known, and `questions` is the number of messages of the question.
+    `question_as_stored` is False if the text of a repeated question may differ from the stored text. `sent_rows` are
+    the stored rows that were compared with the history that a client sent. The answer has an `author`, and an `ordinal`
+    among the answers of this author in the run, from 1. Without a `run_id`, the turn has the run of the stored
+    question, or else a new one.
     """
 
     def __init__(
@@ -67,13 +55,16 @@ class TurnContext:
         question: Sequence[BaseMessage],
         place: CallPlace | None = None,
         *,
-        speaker: Speaker | None = None,
+        author: str | None = None,
+        ordinal: int = 1,
         run_id: str | None = None,
     ) -> None:
         self._memory = memory
         self.session = session
-        self.speaker = speaker or Speaker()
+        self.author = author
+        self.ordinal = ordinal
         self.run_id = str(uuid7()) if run_id is None else run_id
+        self._run_is_known = run_id is not None
         self._place = place
         self._transcribed = place is None or place.transcript
         self._options = options
@@ -127,7 +118,7 @@ class TurnContext:
         messages = [message for message in messages if message.id not in self._later_ids]
         measure = await self._measuring.of(use)
         self._use, self._budget = use, self._budget or measure.budget
-        self.steps.gather(messages[self._end(messages) :], self.speaker.author, self.speaker.ordinal)
+        self.steps.gather(messages[self._end(messages) :], self.author, self.ordinal)
         if self._assembler is None:
             self._assembler = await self._first_assembler(messages, measure, use)
         messages, superseded = self._without_superseded(await self.as_stored(messages))

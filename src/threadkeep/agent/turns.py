@@ -20,8 +20,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.agent.conversion import EDITS, STRUCTURED, from_langchain, id_of, is_stored_as, transcript_text
 from threadkeep.agent.holding import HeldAnswer
 from threadkeep.agent.questions import RECEIVED
-from threadkeep.agent.turn_context import Speaker, TurnContext
-from threadkeep.agent.turn_options import CallPlace, TurnOptions
+from threadkeep.agent.turn_context import TurnContext
 from threadkeep.errors import (
     MessageNotFound,
     MessageSuperseded,
@@ -29,9 +28,8 @@ from threadkeep.errors import (
     StoreUnavailable,
     TurnInMemoryOnly,
 )
-from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import PAGE_ROWS
-from threadkeep.history.session import Session, in_time
+from threadkeep.history.session import in_time
 from threadkeep.observe import HistoryDiffers
 from threadkeep.records import Json, Message, Receipt, Status
 from threadkeep.store.driver import Joined
@@ -54,25 +52,11 @@ class OpenTurn(TurnContext):
     answer first. `earlier` are the complete answers of all speakers that were read.
     """
 
-    def __init__(
-        self,
-        memory: Memory,
-        session: Session,
-        options: TurnOptions,
-        question: Sequence[BaseMessage],
-        place: CallPlace | None = None,
-        *,
-        speaker: Speaker | None = None,
-        run_id: str | None = None,
-    ) -> None:
-        """Create the turn; without a `run_id`, it has the run of the stored question, or else a new one."""
-        super().__init__(memory, session, options, question, place, speaker=speaker, run_id=run_id)
-        self.answered: AIMessage | None = None
-        self.earlier: tuple[Message, ...] = ()
-        self._run_is_known = run_id is not None
-        self._repeated = False
-        self._forgotten = False
-        self._known_question_id: str | None = None
+    answered: AIMessage | None = None
+    earlier: tuple[Message, ...] = ()
+    _repeated = False
+    _forgotten = False
+    _known_question_id: str | None = None
 
     async def begin(
         self,
@@ -203,7 +187,7 @@ class OpenTurn(TurnContext):
 
     def speak_as(self, author: str | None, ordinal: int) -> None:
         """Set the author and the number of the answer."""
-        self.speaker = Speaker(author, ordinal)
+        self.author, self.ordinal = author, ordinal
         self._find_answer()
 
     async def go_on(self) -> None:
@@ -251,9 +235,9 @@ class OpenTurn(TurnContext):
         answer = self._stored(
             message,
             status,
-            author=self.speaker.author,
+            author=self.author,
             answers=self.question_id or self.run_id,
-            ordinal=None if self.speaker.ordinal == 1 else self.speaker.ordinal,
+            ordinal=None if self.ordinal == 1 else self.ordinal,
         )
         told = status == "complete" and (self._hold is None or self._hold.told)
         # The transaction that ends the run may store the answer.
@@ -332,7 +316,13 @@ class OpenTurn(TurnContext):
         self._find_answer()
 
     def _find_answer(self) -> None:
-        found = [answer for answer in self.earlier if self.speaker.said(answer)]
+        # Answers of early versions have neither a question nor an author.
+        found = [
+            one
+            for one in self.earlier
+            if (one.answers is None and self.ordinal == 1)
+            or (one.answers is not None and one.author == self.author and (one.ordinal or 1) == self.ordinal)
+        ]
         self.answered = as_answer(found[-1]) if found else None
 
     async def _find(self, message_id: str | None) -> Message | None:

@@ -18,7 +18,6 @@ from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.callbacks import PartialAnswer, with_callback
 from threadkeep.agent.conversion import identify
 from threadkeep.agent.questions import question_before
-from threadkeep.agent.turn_context import Speaker
 from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.context.quotation import quoted_text
@@ -73,14 +72,14 @@ class ChatNode(AgentNode):
         conversation, messages = session_conversation(step), self.asked(state, step)
         session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
         options = self._options_for(conversation.kind, self.turn_options(step))
-        question, speaker = question_before(messages), Speaker(step.name)
+        question = question_before(messages)
         turn = OpenTurn(
             conversation.memory,
             session,
             options,
             question,
             conversation.call,
-            speaker=speaker,
+            author=step.name,
             run_id=step.context.run_id,
         )
         await turn.begin(metadata)
