@@ -13,11 +13,11 @@ from threadkeep.errors import InvalidSettings
 from threadkeep.store.driver import Backend
 
 type TranscriptLocation = Literal["tables", "graph_store"]
-"""The kind of store for transcripts: the tables, or a LangGraph store."""
+"""The kind of store that has the messages of sessions: the tables, or a LangGraph store."""
 
 _FORMS = "Write sqlite:////absolute/path.db, sqlite:// (in memory), or postgresql://user@host/database."
 
-# Query parameters of a DSN that identify the database, besides host, port, user and name.
+# Query parameters of a DSN that take part in identifying a database, besides host, port, user and name.
 _NAMING = ("hostaddr", "service", "options")
 _DEFAULT_PORT = "5432"
 _DSN = re.compile(
@@ -28,9 +28,9 @@ _HOST = re.compile(r"(?P<host>\[[^]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]{0,5}))?")
 
 @dataclass(frozen=True)
 class DatabaseAddress:
-    """A database: `path` for SQLite (None in memory), `dsn` for PostgreSQL.
+    """The address of a database: `path` of a SQLite file, `dsn` for PostgreSQL, neither for SQLite in memory.
 
-    `memory_name` is the name by which other connections of this process open the same SQLite database in memory. The
+    `memory_name` is the name by which further connections of this process open the same SQLite database in memory. The
     DSN may contain a password, which `str()` and `repr()` never show.
     """
 
@@ -52,7 +52,7 @@ class DatabaseAddress:
 
     @property
     def shown(self) -> str:
-        """The address without its secrets."""
+        """The address without its password and query parameters."""
         if self.dsn is not None:
             parts = _parts(self.dsn)
             user = parts["account"].partition(":")[0]
@@ -68,10 +68,11 @@ class DatabaseAddress:
 
 
 def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> DatabaseAddress:
-    """Return the database that a URL names.
+    """Return the database address that a URL names.
 
     Raises:
-        InvalidSettings: the URL is relative, uses `~`, or names neither SQLite nor PostgreSQL.
+        InvalidSettings: the URL names neither SQLite nor PostgreSQL, its path is relative or has `~`, or its port is
+            not a number.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -79,7 +80,7 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
     if scheme in ("postgresql", "postgres"):
         address = DatabaseAddress("postgres", dsn=f"postgresql://{rest}")
         if not all(_is_host(host) for host in _parts(f"postgresql://{rest}")["hosts"].split(",")):
-            # Do not quote the port, because it may be half of a password.
+            # Do not quote the port, because it may be a part of a password.
             raise InvalidSettings(
                 f"{variable} has a port that is not a number (in a password write # / : as %23 %2F %3A). {_FORMS}",
                 variable=variable,
@@ -112,13 +113,13 @@ def _is_host(text: str) -> bool:
 
 
 def _identity(dsn: str) -> list[tuple[str, str]]:
-    """Return the identity of the database to which libpq connects by a DSN, with defaults and without secrets."""
+    """Return the parameters that identify the database to which libpq connects by a DSN, without secrets."""
     parts = _parts(dsn)
     given = dict(parse_qsl(parts["query"]))
     written = [match for text in parts["hosts"].split(",") if (match := _HOST.fullmatch(text))]
     hosts = given["host"].split(",") if "host" in given else [unquote(match["host"]) for match in written]
     ports = given["port"].split(",") if "port" in given else [match["port"] or "" for match in written]
-    # One port applies to all hosts.
+    # A single port applies to all hosts.
     ports = ports * len(hosts) if len(ports) == 1 else ports
     user = given.get("user") or unquote(parts["account"].partition(":")[0])
     return [

@@ -1,4 +1,4 @@
-"""The keys of the HTTP service, and their table."""
+"""The API keys of the HTTP service, and their table."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from threadkeep.store.driver import Connection
 from threadkeep.store.statements import ClockedTables
 
 type KeyScope = Literal["read", "write", "admin"]
-"""The requests that a key may make: `write` includes `read`, and `admin` includes both."""
+"""The requests that a key allows: `write` includes `read`, and `admin` includes both."""
 
 KEY_SCOPES: tuple[KeyScope, ...] = ("read", "write", "admin")
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key as stored in the database. With a `user_id` it is only valid for requests of that user."""
+    """An API key as stored in the database. With a `user_id`, it is only valid for requests of that user."""
 
     key_id: str
     name: str
@@ -37,13 +37,13 @@ class ApiKey:
     last_used_at: datetime | None = None
 
     def is_valid(self, now: datetime) -> bool:
-        """Return whether requests with the key are accepted."""
+        """Return True if requests with the key are accepted at the time `now`."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
 @dataclass(frozen=True)
 class NewKey:
-    """A new key with its secret, which is not stored and cannot be read again."""
+    """A new key with its secret. The secret is not stored, so it cannot be read later."""
 
     name: str
     scope: KeyScope
@@ -58,7 +58,7 @@ _MAX_NAME: Final = 64
 
 
 def digest_of(secret: bytes) -> str:
-    """Return the digest of a key. The keys are random, so the digest needs neither salt nor many rounds."""
+    """Return the digest of a key. Keys are random, so the digest needs no salt and no repeated hashing."""
     return hashlib.sha256(secret).hexdigest()
 
 
@@ -66,7 +66,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
     """The table `chat_api_keys`, shared by all processes of a service."""
 
     async def all(self) -> list[ApiKey]:
-        """Return all keys, oldest first, revoked ones included."""
+        """Return all keys, oldest first, including revoked and expired keys."""
         rows = await self._driver.fetch(self._sql["all"], {})
         return [ApiKey(*row[:5], *(time_of(moment) for moment in row[5:])) for row in rows]
 
@@ -76,7 +76,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         """Create a key, and return it with its secret.
 
         Raises:
-            InvalidInput: the name, the scope or the user is not allowed, or a valid key already has the name.
+            InvalidInput: the name, the scope or the user is not allowed, or a valid key already has this name.
         """
         _check(name, scope, user_id)
         now = self._clock()
@@ -88,10 +88,10 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         return key
 
     async def rotate(self, name: str, *, overlap: timedelta) -> NewKey:
-        """Create a key with the name, scope and user of an older key, which expires after `overlap` or sooner.
+        """Create a key with name, scope and user of the valid one, which then expires after `overlap` at the latest.
 
         Raises:
-            ApiKeyNotFound: no valid key has the name.
+            ApiKeyNotFound: no valid key has this name.
         """
         now = self._clock()
         async with self._driver.writing() as connection:
@@ -105,10 +105,10 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         return key
 
     async def revoke(self, name: str) -> int:
-        """Revoke all keys of a name, and return their number.
+        """Revoke all keys with a name, and return how many were revoked.
 
         Raises:
-            ApiKeyNotFound: no key of the name is left to revoke.
+            ApiKeyNotFound: there is no key with this name, or all of them are revoked.
         """
         async with self._driver.writing() as connection:
             count = await connection.execute(self._sql["revoke"], {"name": name, "now": time_text(self._clock())})

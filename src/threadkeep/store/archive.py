@@ -28,7 +28,7 @@ from threadkeep.store.superseding import SupersedingWriter
 
 
 class SummaryArchive:
-    """A restorer of exported summaries.
+    """A writer of exported summaries.
 
     A summary is stored only if this database has all its messages, and if its range follows the active summaries.
     """
@@ -40,7 +40,7 @@ class SummaryArchive:
     async def restore(
         self, connection: Connection, session_id: str, archived: Iterable[ArchivedSummary]
     ) -> tuple[int, int]:
-        """Store summaries after their messages; return how many were stored and skipped, not counting existing ones."""
+        """Store summaries after their messages; return how many were stored and rejected, without existing ones."""
         stored = left_out = 0
         for item in archived:
             place = {"session_id": session_id, "id": item.summary.id}
@@ -70,12 +70,13 @@ class SummaryArchive:
         )
         place = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
         [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], place)
-        # Messages missing in the export must be deleted here too; otherwise other messages have their `seq` values.
+        # Covered messages that the export lacks must be deleted here too; otherwise other messages have their `seq`
+        # values.
         gone_here = gone_upto < summary.first_seq or gone_upto + moved_by <= int(deleted_seq)
         return here if gone_here and int(messages) == item.messages else None
 
     async def _seq(self, connection: Connection, session_id: str, message_id: str | None, otherwise: int) -> int | None:
-        """Return the `seq` of a message in this database; None if it is missing, `otherwise` if the id is None."""
+        """Return the `seq` of a message in this database; None if it is not here, `otherwise` if the id is None."""
         if message_id is None:
             return otherwise
         rows = await connection.fetch(self._sql["seq_of"], {"session_id": session_id, "id": message_id})
@@ -84,9 +85,9 @@ class SummaryArchive:
 
 @dataclass(frozen=True)
 class ArchivedPart:
-    """Some messages of an exported session, in order of `seq`; the counts and the last message in `info` are ignored.
+    """Messages of an exported session, in order of `seq`; the counts and the last message in `info` are ignored.
 
-    Summaries come with or after the last message that they cover.
+    A summary must be in the part with the last message that it covers, or in a later part.
     """
 
     info: SessionInfo
@@ -96,12 +97,13 @@ class ArchivedPart:
 
 @dataclass(frozen=True)
 class Restored:
-    """The result of restoring a part.
+    """The counts of restoring one part.
 
-    `stored` messages are new, `known` ones existed already. Of the stored messages, `moved` have another `seq` than
-    before, and `cleaned` had characters that databases reject. `summaries` were stored too; `summaries_left_out` were
-    not, because the messages that they cover have changed or another summary covers them. In a graph store,
-    `unarchived` messages were archived and are active now, and `limits_left_out` counts sessions with limits.
+    `stored` messages are new, `known` ones existed already. Of the stored messages, `moved` got another `seq` than in
+    the export, and `cleaned` had characters that databases reject. `summaries` were stored too; `summaries_left_out`
+    were not, because the messages that they cover have changed or another summary covers them. For a graph store,
+    `unarchived` counts messages that were archived and are active now, and `limits_left_out` sessions whose limits were
+    not stored.
     """
 
     stored: int = 0
@@ -115,19 +117,20 @@ class Restored:
 
 
 class Restoring(Protocol):
-    """A restorer of exported sessions."""
+    """A service that restores exported sessions."""
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts; return their results in the same order."""
+        """Store the parts; return their results in the order of the parts."""
 
 
 class Archive:
-    """A restorer of exported sessions into the tables.
+    """A service that restores exported sessions into the tables.
 
     A message keeps its id, times, tokens and status; a superseded one stays superseded. A message with an existing id
-    is not stored again. An existing session keeps its title, tags and metadata; new messages follow its own. The reset
-    stays after the same message, unless there is a later reset. Archived messages are archived again if they keep their
-    `seq`. All parts of one call are stored in one transaction; a part of another user's session is rejected alone.
+    is not stored again. An existing session keeps its title, tags and metadata; restored messages follow those that it
+    has. The last reset stays behind the same message, unless the existing session has a later reset. Archived messages
+    are archived again if they keep their `seq`. All parts of one call are stored in one transaction; if a part belongs
+    to another user's session, only this part is rejected.
     """
 
     def __init__(self, driver: Driver, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -139,9 +142,9 @@ class Archive:
         self._superseding = SupersedingWriter()
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in one transaction; return their results in the same order."""
+        """Store the parts in one transaction; return their results in the order of the parts."""
         outcomes: dict[int, Restored | WrongUser] = {}
-        # Lock sessions in the same order everywhere, which prevents deadlocks.
+        # All writers lock sessions in the order of their ids, which prevents deadlocks.
         places = sorted(range(len(parts)), key=lambda place: parts[place].info.session_id)
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["note_restored"], {"value": str(uuid7())})
@@ -182,7 +185,7 @@ class Archive:
     async def _insert(
         self, connection: Connection, part: ArchivedPart, fresh: Sequence[Message], seqs: Mapping[str, int]
     ) -> int:
-        """Store messages with the given `seq` values; return how many had characters that were replaced."""
+        """Store messages with the given `seq` values; return how many of them had characters that were replaced."""
         now = self._clock()
         kept = [clean_message(message) for message in fresh]
         await connection.fetch(self._sql["reserve"], _counting(part.info, kept))
@@ -203,20 +206,20 @@ class Archive:
     async def _restore_borders(
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
-        """Restore the reset and the end of the archived messages, each after the same message as in the export."""
+        """Restore the last reset and the end of archived messages, each behind the same message as in the export."""
         last_before = next((m for m in messages if info.reset_seq and m.seq == info.reset_seq), None)
         if last_before is not None:
             place = {"session_id": info.session_id, "reset_seq": seqs[str(last_before.id)]}
             await connection.execute(self._sql["restore_reset"], place)
         last_archived = next((m for m in messages if info.archived_seq and m.seq == info.archived_seq), None)
-        # If its `seq` has changed, other messages may precede it that the import must not archive.
+        # If the message has another `seq` here, other messages may precede it that must not be archived.
         if last_archived is not None and seqs[str(last_archived.id)] == last_archived.seq:
             border = {"session_id": info.session_id, "archived_seq": last_archived.seq}
             await connection.execute(self._sql["restore_archived"], border)
 
 
 def _counting(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
-    """Return the parameters of `reserve`; without messages, the statement only locks the session's row."""
+    """Return the parameters of `reserve`; without messages, this statement only locks the session's row."""
     turn = Turn(info.session_id, (), info.user_id)
     return session_parameters(turn, messages, now=time_text(info.updated_at))
 

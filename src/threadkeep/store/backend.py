@@ -22,24 +22,24 @@ from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import Transcripts
 
 VARIABLE: Final = "THREADKEEP_TRANSCRIPTS"
-"""The setting that selects the location of transcripts."""
+"""The setting that selects the store of transcripts."""
 
 _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]] = {
     "tables": ("any_indexed", "graph_store", "a graph store"),
     "graph_store": ("any_kept_here", "tables", "its tables"),
 }
-"""By wanted location: the statement that finds sessions in the other one, the other's name and its description."""
+"""By wanted location: the statement that finds sessions in the other location, that location, and its description."""
 
 
 class DamageRegister:
-    """The known damaged items of a backend. An item that was repaired or removed is dropped at its next read."""
+    """The damaged items of a backend found so far. An item is dropped when it can be read again."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str], SessionDamaged] = {}
 
     @contextmanager
     def noting(self, session_id: str, item: str) -> Iterator[None]:
-        """Record whether the item that is read in the block is damaged."""
+        """Record whether the item that the block reads is damaged."""
         try:
             yield
         except SessionDamaged as error:
@@ -49,19 +49,19 @@ class DamageRegister:
             self._items.pop((session_id, item), None)
 
     def forget(self, session_id: str) -> None:
-        """Forget a session that does not exist any more."""
+        """Remove the items of a session that does not exist any more."""
         for key in [key for key in self._items if key[0] == session_id]:
             del self._items[key]
 
     def of(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged items, sorted; with a `user_id` only items that are known to belong to this user."""
+        """Return the damaged items, sorted; with a `user_id`, only items known to belong to this user."""
         found = sorted(self._items.items())
         return [error for _, error in found if user_id in (None, error.user_id)]
 
 
 @dataclass(frozen=True)
 class TranscriptBackend:
-    """The transcripts of a memory, and the services that depend on their location."""
+    """The transcripts of a memory, and the services that depend on the store of the transcripts."""
 
     transcripts: Transcripts
     search: Search
@@ -73,10 +73,10 @@ class TranscriptBackend:
 
 @dataclass(frozen=True)
 class BackendDependencies:
-    """The dependencies of a transcripts backend: the tables, token counter, clock, and error callback.
+    """The dependencies of a transcripts backend: database driver, token counter, clock, and error callback.
 
-    `troubled` is called if another writer changed a session's conversation during a write (`ConversationChanged`, once
-    per attempt), and if a session's rows could not be updated.
+    A backend in a graph store calls `troubled` if another writer changed a conversation during a write
+    (`ConversationChanged`, once per attempt), and if the rows of a session in the tables could not be updated.
     """
 
     driver: Driver
@@ -88,7 +88,7 @@ class BackendDependencies:
 
 @asynccontextmanager
 async def open_table_backend(dependencies: BackendDependencies) -> AsyncIterator[TranscriptBackend]:
-    """Open transcripts in the tables.
+    """Open the transcripts backend that uses the tables.
 
     Raises:
         InvalidSettings: the transcripts of this database are in a graph store.
@@ -110,10 +110,10 @@ async def open_table_backend(dependencies: BackendDependencies) -> AsyncIterator
 
 
 async def check_location(driver: Driver, wanted: TranscriptLocation) -> None:
-    """Check that the messages of a database's sessions are in the wanted location.
+    """Check that a database has no sessions whose messages are in the other location.
 
     Raises:
-        InvalidSettings: they are in the other location; the message names the setting.
+        InvalidSettings: it has such sessions; the error names the setting.
     """
     statement, other, place = _ELSEWHERE[wanted]
     if await driver.fetch(load_statements("graph_index.sql")[statement], {}):

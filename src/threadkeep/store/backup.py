@@ -17,11 +17,11 @@ from threadkeep.store.private_files import is_read_only, make_private_database, 
 from threadkeep.store.sqlite_connection import connect, export_plain, read_only_uri, sqlite_errors
 
 type Report = Callable[[int, int], object]
-"""A callback that is called after each part, with the number of copied pages and the total number of pages."""
+"""A callback that is called after each part of a copy with the numbers of copied pages and of all pages."""
 
 _LOGS = ("-wal", "-shm")
 _BESIDE = ("-journal", *_LOGS)
-# SQLITE_CORRUPT and SQLITE_NOTADB: the file that a copy replaces may be unreadable.
+# SQLITE_CORRUPT and SQLITE_NOTADB. They are no reason to stop, because the file to be replaced may be unreadable.
 _DAMAGED = (11, 26)
 _PAGES = 2048
 _BUSY_SECONDS = 10.0
@@ -31,7 +31,7 @@ _OTHER_KEY = (
     "The file is encrypted with another key, or is not an intact copy of a Threadkeep database; "
     "check THREADKEEP_DATABASE_KEY, and name a file that `threadkeep backup` wrote."
 )
-# A row of `threadkeep_migrations` in the output of pg_restore.
+# A row of the table `threadkeep_migrations` in the output of pg_restore.
 _MIGRATION = re.compile(r"^(\d+)\t\d{4}_\w+\.sql\t", re.MULTILINE)
 _VERSION = "SELECT coalesce(max(version), 0) FROM threadkeep_migrations"
 
@@ -41,7 +41,8 @@ def copy_sqlite(
 ) -> None:
     """Copy a database as it is at this moment. Other processes may read and write it meanwhile.
 
-    The copy is renamed to `target` when it is complete and on disk. With the `key` of the database it is encrypted too.
+    The copy is renamed to `target` when it is complete and on disk. With the `key` of the database, the copy is
+    encrypted with the same key.
 
     Raises:
         StoreUnavailable: the database cannot be read, or the copy cannot be written.
@@ -51,7 +52,7 @@ def copy_sqlite(
     make_private_database(partial)
     try:
         with _translated(), closing(_opened(source, key)) as database, closing(connect(partial, key)) as copy:
-            # One read transaction for all parts; without it, each write of another process would restart the copy.
+            # One read transaction for the whole copy; without it, each write of another process would restart the copy.
             database.execute("BEGIN")
             database.execute("SELECT count(*) FROM sqlite_master").fetchall()
             database.backup(copy, pages=_PAGES, progress=lambda _, left, total: report(total - left, total))
@@ -64,7 +65,7 @@ def copy_sqlite(
 
 
 def backup_version(file: Path, key: str | None = None) -> int:
-    """Return the schema version of a backup.
+    """Return the schema version of a SQLite backup.
 
     Raises:
         InvalidInput: the file is not an intact copy of a Threadkeep database.
@@ -82,7 +83,7 @@ def backup_version(file: Path, key: str | None = None) -> int:
 
 
 def is_plain(file: Path) -> bool:
-    """Return whether a file is a SQLite database that is not encrypted."""
+    """Return True if a file is an unencrypted SQLite database."""
     with file.open("rb") as opened:
         return opened.read(16) == b"SQLite format 3\0"
 
@@ -90,10 +91,10 @@ def is_plain(file: Path) -> bool:
 def restore_sqlite(
     source: Path, target: Path, report: Report = lambda done, total: None, *, key: str | None = None
 ) -> None:
-    """Replace a database with a copy, while no process has it open. An interrupted call leaves the old database.
+    """Replace a database with a copy. No process may have it open; an interrupted call leaves the old database.
 
-    The old database may be damaged, or its file lost. If the path is a link, its target is replaced. With a `key` the
-    database is encrypted, even if the copy is not.
+    The old database may be damaged, or its file missing. If the path is a symbolic link, its target is replaced. With a
+    `key`, the new database is encrypted, even if the copy is not.
 
     Raises:
         StoreUnavailable: another process has the database open, or a file cannot be written.
@@ -111,11 +112,11 @@ def restore_sqlite(
             copy_sqlite(source, partial, report, key=key)
         if target.exists():
             _empty_log(target, key)
-        # Remove logs that a killed process or a damaged database left; SQLite would apply them to the copy.
+        # Remove log files that a killed process or a damaged database left; SQLite would apply them to the copy.
         for ending in _BESIDE:
             file.with_name(file.name + ending).unlink(missing_ok=True)
         partial.replace(file)
-        # The run engine's own database belongs to the old rows. It is created again from the table of runs.
+        # The run engine's own database fits only the replaced rows. It is created again from the table of runs.
         for ending in ("", *_LOGS):
             target.with_name(f"{target.name}.runs{ending}").unlink(missing_ok=True)
     finally:
@@ -123,7 +124,7 @@ def restore_sqlite(
 
 
 def _remove(partial: Path) -> None:
-    """Remove an incomplete file, with the files that SQLite creates next to it."""
+    """Remove an incomplete copy, and the files that SQLite creates next to it."""
     for ending in ("", *_BESIDE):
         partial.with_name(partial.name + ending).unlink(missing_ok=True)
 
@@ -144,7 +145,7 @@ def dump_postgres(dsn: str, target: Path) -> None:
 
 
 def dump_version(file: Path) -> int:
-    """Return the schema version of a copy that `pg_dump` wrote.
+    """Return the schema version of a PostgreSQL backup that `pg_dump` wrote.
 
     Raises:
         InvalidInput: the file is not an intact copy of a Threadkeep database.
@@ -160,7 +161,7 @@ def dump_version(file: Path) -> int:
 
 
 def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
-    """Restore a copy that `pg_dump` wrote into a database, in one transaction.
+    """Load a copy that `pg_dump` wrote into a database, in one transaction; with `replace`, drop existing tables.
 
     Raises:
         StoreUnavailable: there is no `pg_restore`, or it failed; the database is unchanged.
@@ -172,12 +173,12 @@ def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
 
 
 def _run(command: Sequence[str], dsn: str = "") -> str:
-    """Run a PostgreSQL tool and return its output. The password is passed in the environment, not as an argument."""
+    """Run a PostgreSQL tool, and return its output. The password is passed in the environment, not as an argument."""
     if which(command[0]) is None:
         raise StoreUnavailable(
             f"There is no {command[0]} on this machine; install PostgreSQL's client tools in the server's version."
         )
-    done = subprocess.run(  # noqa: S603 - our own command, without a shell
+    done = subprocess.run(  # noqa: S603 - a command of this module, without a shell
         command, env={**os.environ, **_environment(dsn)}, capture_output=True, text=True, check=False
     )
     if done.returncode:
@@ -188,7 +189,7 @@ def _run(command: Sequence[str], dsn: str = "") -> str:
 
 
 def _environment(dsn: str) -> Mapping[str, str]:
-    """Return the environment variables with which libpq connects to a database."""
+    """Return the environment variables that make libpq connect to a DSN's database."""
     from psycopg import pq
 
     options = pq.Conninfo.parse(dsn.encode())
@@ -211,10 +212,10 @@ def _encrypt(source: Path, target: Path, key: str) -> None:
 
 
 def _empty_log(path: Path, key: str | None) -> None:
-    """Move a database's WAL into its file, so that an interrupted restore loses nothing; skip a damaged database."""
+    """Move a database's WAL into its file, so that an interrupted restore loses nothing; skip a damaged one."""
     with _translated(), closing(_opened(path, None if is_plain(path) else key)) as database:
         try:
-            # Wait briefly only: a process that has the file open keeps its lock until it ends.
+            # Wait only briefly: a process that has the file open keeps its lock until the process ends.
             database.execute("PRAGMA busy_timeout = 500").fetchall()
             database.execute("PRAGMA journal_mode = DELETE").fetchall()
         except sqlite_errors() as error:

@@ -1,4 +1,4 @@
-"""Opening LangGraph checkpointers: Threadkeep's, and those of other systems. Importing this imports LangGraph."""
+"""Opens LangGraph checkpointers: Threadkeep's own, and those of other systems. This module imports LangGraph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from threadkeep.store.translating_saver import TranslatingSaver
 
 
 class SqliteCheckpointer(TranslatingSaver, AsyncSqliteSaver):
-    """LangGraph's checkpointer on SQLite."""
+    """LangGraph's checkpointer on SQLite, with Threadkeep's errors."""
 
     translated = translated
 
@@ -30,19 +30,20 @@ class SqliteCheckpointer(TranslatingSaver, AsyncSqliteSaver):
 def open_checkpointer(
     address: DatabaseAddress, options: StoreOptions, *, types: Sequence[type] = ()
 ) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
-    """Open a LangGraph checkpointer for `graph.compile(checkpointer=…)`. Open one per application.
+    """Open a LangGraph checkpointer for `graph.compile(checkpointer=…)`; an application should open only one.
 
-    While graphs run, it raises the store's errors, such as `StoreUnavailable`. It deserializes only LangGraph's safe
-    types, such as messages, and `types`; values of other types stay plain data.
+    While a graph runs, the checkpointer raises Threadkeep's errors, such as `StoreUnavailable`. It deserializes only
+    the types that LangGraph calls safe, such as messages, and `types`; values of other types stay plain data.
     """
-    # By default, LangGraph would import and call any function that a row names, unless the environment forbids it.
+    # Without this list, LangGraph would import and call any function that a row names, unless the environment forbids
+    # it.
     return _opened(address, options, JsonPlusSerializer(allowed_msgpack_modules=list(types) or None))
 
 
 def open_foreign_checkpoints(
     address: DatabaseAddress, columns: Mapping[str, frozenset[str]]
 ) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
-    """Open the checkpoints of another system's database for reading. `columns` has the columns of each table."""
+    """Open the checkpoints in another system's database for reading. `columns` has the column names of each table."""
     return _opened(address, FOREIGN_OPTIONS, StrictSerializer(), foreign=columns)
 
 
@@ -55,14 +56,14 @@ async def _opened(
     foreign: Mapping[str, frozenset[str]] | None = None,
 ) -> AsyncIterator[BaseCheckpointSaver[str]]:
     if address.dsn is not None:
-        from threadkeep.store.postgres_checkpointer import open_postgres_saver  # the extra `postgres`
+        from threadkeep.store.postgres_checkpointer import open_postgres_saver  # it needs the extra `postgres`
 
         async with open_postgres_saver(address.dsn, options, serde, set_up=foreign is None) as postgres:
             yield postgres
         return
     if foreign is None:
         make_folder(address.path)
-    # The saver commits itself and relies on implicit transactions.
+    # The saver commits by itself, and relies on implicit transactions when it writes.
     async with open_sqlite(address.path, options, autocommit=foreign is not None, read_only=foreign is not None) as raw:
         saver = SqliteCheckpointer(raw, serde=serde)
         if foreign is None:
@@ -70,21 +71,21 @@ async def _opened(
                 with translated():
                     await saver.setup()
         else:
-            # Skip `setup`, because it would write.
+            # Skip `setup`, because it would write to the other system's database.
             saver.is_setup = True
-            saver._has_task_path = "task_path" in foreign["writes"]  # noqa: SLF001 - `setup` would have detected it
+            saver._has_task_path = "task_path" in foreign["writes"]  # noqa: SLF001 - `setup` would have detected this
         yield saver
 
 
 class StrictSerializer:
     """A serializer of checkpoints that creates only messages and plain values, never objects by import path.
 
-    Instead of objects of other classes, it returns the values from which they would be created.
+    In place of objects of other classes, it returns the values from which they would be created.
     """
 
     def __init__(self) -> None:
         self._revive = Reviver(allowed_objects="messages")
-        # None allows LangGraph's own list of safe types, regardless of the environment.
+        # None means LangGraph's own list of safe types, regardless of the environment.
         self._strict = JsonPlusSerializer(allowed_msgpack_modules=None)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
@@ -92,7 +93,7 @@ class StrictSerializer:
         return self._strict.dumps_typed(obj)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Return the value of bytes, given with the name of their format.
+        """Return the deserialized value; `data` is the name of a format, and the bytes.
 
         Raises:
             NotImplementedError: the format is unknown, such as the format of encrypted checkpoints.

@@ -1,4 +1,4 @@
-"""Conversion between records and columns: messages, sessions, times and cleaned text."""
+"""Conversion between records and table columns: messages, sessions, times and cleaned text."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def utc_now() -> datetime:
 
 
 def time_of(value: Any) -> Any:
-    """Return the datetime of a value from either engine: a datetime, text, or microseconds; None stays None."""
+    """Convert a time from either database (text, microseconds or datetime) to a datetime; None stays None."""
     if isinstance(value, str):
         return datetime.fromisoformat(value)
     return _EPOCH + value * _UNIT if isinstance(value, int) else value
 
 
 def time_text(moment: datetime) -> str:
-    """Return a time as text for both engines: UTC, fixed width, so that text order is time order."""
+    """Return a time as text for both databases: UTC in fixed width, so that the order of texts is that of times."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
@@ -41,7 +41,7 @@ def time_microseconds(moment: datetime) -> int:
 
 
 def short_time(moment: datetime, backend: Backend) -> int | str:
-    """Return a time for a compact column: microseconds on SQLite, a timestamp on PostgreSQL."""
+    """Return a time for a compact column: microseconds for SQLite, text for PostgreSQL."""
     return time_microseconds(moment) if backend == "sqlite" else time_text(moment)
 
 
@@ -62,32 +62,32 @@ type Counter = Callable[[str], int]
 
 _ERASED_KEY = "threadkeep:erased"
 ERASED = '{"threadkeep:erased":true}'
-"""The metadata of an erased message: an empty row that keeps its `seq` and `id` and is in no window."""
+"""The stored metadata of an erased message, which is an empty row with its `seq` and `id`, and is in no window."""
 
 
 def shorten(text: str, characters: int) -> str:
-    """Return the text; if it has more characters, return its beginning and an ellipsis."""
+    """Return the text; if it has more than `characters`, return its beginning and an ellipsis."""
     return text if len(text) <= characters else text[:characters] + "…"
 
 
 def clean_text(text: str) -> str:
-    """Return the text with U+FFFD in place of characters that databases cannot store (NUL, lone surrogates)."""
+    """Replace characters that databases cannot store (NUL, lone surrogates) with U+FFFD, and return the text."""
     return text if text.isascii() and "\x00" not in text else _UNKEEPABLE.sub(_REPLACEMENT, text)
 
 
 def clean_json(value: Json) -> Json:
-    """Return the JSON value with all its text cleaned; the same object if nothing had to be replaced."""
+    """Clean all texts in a JSON value, and return it; it is the same object if nothing had to be replaced."""
     if isinstance(value, str):
         return clean_text(value)
     if not _UNKEEPABLE_JSON.search(dump_json(value)):
         return value
-    # The match may be text that only looks like an escape.
+    # The match may be a text that only looks like an escape sequence.
     cleaned = _clean_inside(value)
     return value if cleaned == value else cleaned
 
 
 def json_text(value: Json) -> str:
-    """Return a value as JSON text, without characters that databases cannot store."""
+    """Return a value as JSON text; characters that databases cannot store are replaced."""
     text = dump_json(value)
     return dump_json(_clean_inside(value)) if _UNKEEPABLE_JSON.search(text) else text
 
@@ -111,7 +111,7 @@ def _clean_inside(value: Json) -> Json:
 
 
 def clean_message(message: Message) -> Message:
-    """Return the message as it can be stored; the same object if nothing had to be replaced."""
+    """Clean the texts of a message, and return it; it is the same object if nothing had to be replaced."""
     content = clean_text(message.content)
     metadata = clean_mapping(message.metadata)
     original = clean_json(message.original) if message.original is not None else None
@@ -121,10 +121,10 @@ def clean_message(message: Message) -> Message:
 
 
 def identified(message: Message) -> Message:
-    """Return the message, with a new id if it has none. The fields of a copy are not validated again."""
+    """Return the message, or a copy with a new id if it has none. The copy's fields are not validated again."""
     if message.id is not None:
         return message
-    from langchain_core.utils.uuid import uuid7  # it imports pydantic, which reading does not need
+    from langchain_core.utils.uuid import uuid7  # this import loads pydantic, which reading does not need
 
     copy = _new(Message)
     _set(copy, "__dict__", {**message.__dict__, "id": str(uuid7())})
@@ -132,7 +132,7 @@ def identified(message: Message) -> Message:
 
 
 def message_parameters(message: Message, *, count: Counter, now: str) -> dict[str, object]:
-    """Return the parameters of `insert_message`, except `session_id` and `seq`."""
+    """Return the parameters of the statement `insert_message`, except `session_id` and `seq`."""
     return {
         "id": message.id,
         "role": message.role,
@@ -160,7 +160,7 @@ def _metadata_of(message: Message) -> str:
 
 
 def marks_of(message: Message) -> dict[str, object]:
-    """Return the columns that mark a message as superseded."""
+    """Return the columns that mark a message as superseded, as parameters."""
     return {
         "superseded_at": message.superseded_at and time_text(message.superseded_at),
         "superseded_by": message.superseded_by,
@@ -168,9 +168,9 @@ def marks_of(message: Message) -> dict[str, object]:
 
 
 def message_of(row: Row) -> Message:
-    """Return the message in a row with the columns that every message statement selects.
+    """Return the message in a row that begins with the columns that every statement for messages selects.
 
-    Rows were validated when they were written. They are not validated again, because every model call reads them.
+    Messages are validated when they are written, but not here, because every model call reads many of them.
     """
     (
         seq, id_, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at,
@@ -186,7 +186,7 @@ def message_of(row: Row) -> Message:
             "id": id_,
             "seq": seq,
             "sent_at": None if sent_at is None else time_of(sent_at),
-            # Texts are not passed to `time_of`, which saves a call for every message of every window.
+            # A text is not passed to `time_of`, which saves a function call per message of a window.
             "created_at": _from_text(created_at) if created_at.__class__ is str else time_of(created_at),
             "tokens": tokens,
             "status": status,
@@ -206,7 +206,7 @@ def message_of(row: Row) -> Message:
 
 
 def marked_message_of(row: Row) -> Message:
-    """Return the message in a row that also has `superseded_at` and `superseded_by`, in this order."""
+    """Return the message in a row that also has the columns `superseded_at` and `superseded_by`, in this order."""
     message = message_of(row)
     if (superseded_at := row[_MARKS]) is not None:
         superseded_by = row[_MARKS + 1]
@@ -244,12 +244,12 @@ def session_of(row: Row) -> SessionInfo:
 
 
 def retention_of(text: str | None) -> Retention | None:
-    """Return the limits in a session's row; None if it has no limits of its own."""
+    """Return the limits in the column `retention` of a session; None if it has no limits of its own."""
     return None if text is None else Retention.from_dict(json.loads(text))
 
 
 def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict[str, object]:
-    """Return the parameters of `reserve` for messages of one session."""
+    """Return the parameters of the statement `reserve` for messages of one session."""
     asked = [place for place, message in enumerate(messages, start=1) if message.role == "user"]
     first_user = next(filter(None, [messages[place - 1].content for place in asked]), None)
     return {
@@ -265,7 +265,7 @@ def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict
 
 @dataclass(frozen=True)
 class Prepared:
-    """Messages and their columns; `cleaned` are the ids of messages in which characters were replaced."""
+    """Messages and their columns; `cleaned` has the ids of messages in which characters were replaced."""
 
     messages: list[Message]
     columns: list[dict[str, object]]
@@ -273,10 +273,10 @@ class Prepared:
 
 
 def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
-    """Return the messages of a turn, ready to be stored; the answers of a delivered turn get a `told_at`.
+    """Prepare the messages of a turn for storing; if the turn was delivered, its answers get a `told_at`.
 
     Raises:
-        InvalidMessage: there are none, or one of them cannot be stored.
+        InvalidMessage: the turn has no messages, or one of them cannot be stored.
     """
     ready = prepare(turn.messages, count=count, stored_at=now)
     if turn.told or turn.told_at is not None:
@@ -287,7 +287,7 @@ def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
 
 
 def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Callable[[Message], str]) -> Prepared:
-    """Return the messages of a turn, ready to be stored; `stored_at` is their time, or returns the time of a message.
+    """Prepare messages for storing; `stored_at` is their time, or a function that returns the time of a message.
 
     Raises:
         InvalidMessage: there are none, or one of them cannot be stored.
@@ -309,16 +309,16 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Cal
 
 @dataclass(frozen=True)
 class GraphTurns:
-    """A filter that selects the turns to queue for Graphiti: turns with a complete answer.
+    """A filter that selects the turns to queue for Graphiti, which are those with a complete answer.
 
-    The statement that stores the row checks the consent for the `endpoint`. `workspace` is the default of a turn.
+    The statement that stores the row checks the consent for the `endpoint`. `workspace` is used for turns without one.
     """
 
     endpoint: str
     workspace: str | None = None
 
     def row(self, turn: Turn, messages: Sequence[Message], *, now: str) -> dict[str, object] | None:
-        """Return the columns of a turn's row without the `seq` values; None if the turn has no answer."""
+        """Return the columns of a turn's row, without the `seq` values; None if the turn has no complete answer."""
         if not any(message.role == "assistant" and message.status == "complete" for message in messages):
             return None
         workspace = turn.workspace or self.workspace

@@ -1,4 +1,4 @@
-"""Group commit: turns that arrive during a transaction share the next one and its disk sync."""
+"""Group commit: turns that arrive during a transaction share the next transaction and its disk sync."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Winner(NamedTuple):
 
 @dataclass
 class _Sorted:
-    """The messages of a turn, sorted into new ones (with their columns), existing ones and a duplicate answer."""
+    """The messages of a turn: new ones (with their columns), those that exist already, and a duplicate answer."""
 
     fresh: list[dict[str, object]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -47,12 +47,13 @@ class _Sorted:
 
 
 class TurnWriter:
-    """A writer that stores turns one by one.
+    """A writer that stores one turn at a time, and checks each message id.
 
-    A second complete answer to a question is not stored; the receipt names the first one. But an answer that was
-    delivered while the database was down (`Turn.told_at`) replaces an undelivered first answer; if the first answer was
-    delivered too, the second is stored as superseded. An answer to a superseded question is stored as superseded. If an
-    answer is the first message after a reset, and its question is before the reset, the reset moves behind the answer.
+    A second complete answer to a question is not stored; the receipt names the first one. But an answer that its caller
+    got while the database was down (`Turn.told_at`) replaces a first answer that no caller got; if the first answer was
+    also delivered, the second one is stored as superseded. An answer to a superseded question is stored as superseded.
+    If an answer is the first message after a reset, and its question is before the reset, the reset is moved behind the
+    answer.
     """
 
     def __init__(self, graph_turns: GraphTurns | None = None) -> None:
@@ -64,7 +65,7 @@ class TurnWriter:
         """Store a turn.
 
         Raises:
-            WrongUser: the session is another user's.
+            WrongUser: the session belongs to another user.
             QuestionGone: the message that the turn answers is not in the session.
         """
         turn, found = prepared.turn, _Sorted()
@@ -81,7 +82,7 @@ class TurnWriter:
 
     async def _question(self, connection: Connection, turn: Turn) -> Message:
         """Return the message that the turn answers."""
-        # Lock the session first: a concurrent deletion is then either complete, or waits for this turn.
+        # Lock the session first: a concurrent deletion is then either complete, or waits until this turn is stored.
         await connection.execute(self._sql["lock_session"], {"session_id": turn.session_id})
         rows = await connection.fetch(self._sql["message_with_id"], self._key(turn, turn.answers))
         if not rows:
@@ -96,7 +97,7 @@ class TurnWriter:
         columns: dict[str, object],
         found: _Sorted,
     ) -> None:
-        """Classify a message as new, known, or a duplicate answer."""
+        """Classify a message as new, as existing, or as a duplicate answer, and record this in `found`."""
         message_id = str(message.id)
         if rows := await connection.fetch(self._sql["seq_of"], self._key(prepared.turn, message_id)):
             [(seq, is_deleted), *_] = rows
@@ -161,22 +162,23 @@ def _with(receipt: Receipt, found: _Sorted) -> Receipt:
 type _Outcome = Receipt | StoreError | WrongUser | QuestionGone
 
 _GROUP_TURNS = 512
-# Each session that waits for a lock occupies a connection.
+# Each session that waits for a lock occupies a database connection.
 _WAITING_SESSIONS = 2
-# If this many sessions of a group are locked, the whole table probably is; the rest fails without an attempt.
+# If this many sessions of a group are locked, probably the whole table is; the others then fail without an attempt.
 _MOST_LOCKED = 4
 _REFUSED = "The turn cannot be stored together with its other statements; store one after the other."
 
 
 class GroupCommit:
-    """A writer that stores the turns of a process in groups. `append` returns when the turn is durable.
+    """A writer that stores the turns of a process in groups; `append` returns when its turn is durable.
 
-    Most turns are new, so a group is first passed to the driver as a whole, without checking its ids. Nothing
-    of the group is stored if a message exists already, if a turn's question does not exist or is before a reset, or if
-    two users use one session. Then the group is written again in one transaction, turn by turn, checking each id.
+    Most turns are new, so a group is first passed to the driver as a whole, without checking message ids. Nothing of
+    the group is stored if a message exists already, if a turn's question does not exist or is before a reset, or if two
+    users use one session. In these cases the group is written again in one transaction, turn by turn, and each id is
+    checked.
 
-    A session whose row is locked by another transaction gets a task that waits for the lock. Its later turns are queued
-    behind it, and turns of all other sessions are stored meanwhile.
+    If another transaction has locked the row of a session, a task waits for this lock. Later turns of the session are
+    queued for the task, and turns of all other sessions are stored meanwhile.
     """
 
     def __init__(self, driver: Driver, graph_turns: GraphTurns | None = None) -> None:
@@ -196,7 +198,8 @@ class GroupCommit:
             raise StoreClosed("The memory was closed; append inside its `async with open_memory(...)` block.")
         self._queue.append(prepared)
         if self._task is None:
-            # An empty context, because a copy of the first caller's would keep that caller's whole run in memory.
+            # The task gets an empty context; a copy of the first caller's context would keep that caller's run in
+            # memory.
             self._task = asyncio.create_task(self._write_groups(), context=Context(), name="threadkeep-group-commit")
         return await prepared.stored
 
@@ -209,7 +212,7 @@ class GroupCommit:
             await asyncio.wait(self._waiting)
 
     async def _write_groups(self) -> None:
-        """Write the queued turns, including turns that arrive meanwhile."""
+        """Write the queued turns in groups, including turns that arrive meanwhile."""
         try:
             while self._queue:
                 group, self._queue = self._queue[:_GROUP_TURNS], self._queue[_GROUP_TURNS:]
@@ -218,7 +221,7 @@ class GroupCommit:
             self._task = None
 
     async def _write_free(self, group: list[PreparedTurn]) -> None:
-        """Write the turns of a group; queue the turns of sessions that already wait for a lock."""
+        """Write the turns of a group; turns of sessions that wait for a lock are queued for their task."""
         free: list[PreparedTurn] = []
         for prepared in group:
             self._locked.get(prepared.turn.session_id, free).append(prepared)
@@ -230,11 +233,11 @@ class GroupCommit:
             await self._write_apart(free, error)
         except StoreUnavailable as error:
             _fail_all(free, error)
-        except Exception as error:  # noqa: BLE001 - the writer outlives any failure; each caller gets it
+        except Exception as error:  # noqa: BLE001 - the writer must survive any failure; each caller gets the error
             await self._write_alone(free, error)
 
     async def _write_apart(self, group: list[PreparedTurn], error: RowLocked) -> None:
-        """Write each session separately after a row was found locked, so that only locked sessions wait."""
+        """Write each session separately after a row was found locked; only the locked sessions then wait."""
         of_session = _by_session(group)
         if len(of_session) == 1:
             self._wait_for_lock(group)
@@ -250,7 +253,7 @@ class GroupCommit:
                 locked.append(turns)
             except StoreUnavailable as its_own:
                 _fail_all(turns, its_own)
-            except Exception as its_own:  # noqa: BLE001 - as above
+            except Exception as its_own:  # noqa: BLE001 - see above
                 await self._write_alone(turns, its_own)
         for turns in locked:
             self._wait_for_lock(turns)
@@ -263,19 +266,19 @@ class GroupCommit:
         task.add_done_callback(self._waiting.discard)
 
     async def _write_locked(self, session_id: str) -> None:
-        """Write the turns of a locked session, and later ones, with the full lock timeout."""
+        """Write the turns of a locked session, and those queued meanwhile, with the full lock timeout."""
         turns = self._locked[session_id]
         begun = 0
         async with self._waiting_slots:
             try:
                 while begun < len(turns):
                     group, begun = turns[begun:], len(turns)
-                    # Closing the memory must not wait for one lock after another.
+                    # If the memory is closing, it must not wait for one lock after another.
                     seconds = GROUP_LOCK_SECONDS if self._closed else None
                     _settle(group, await self._store_each(group, lock_timeout_seconds=seconds))
             except StoreUnavailable as error:
                 _fail_all(turns, error)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - see above
                 await self._write_alone(turns, error)
             finally:
                 del self._locked[session_id]
@@ -288,12 +291,12 @@ class GroupCommit:
         except StoreUnavailable as error:
             if not error.interrupted:
                 raise
-            # The commit may have happened before the connection broke, so check each id.
+            # The transaction may have been committed before the connection broke, so check each id.
             receipts = await self._store_apart(group)
         _settle(group, receipts)
 
     async def _store_apart(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a rejected group again: turns with joined statements one by one, the others with a check of each id."""
+        """Store a rejected group again: turns with joined statements alone, the others with a check of each id."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])
@@ -302,18 +305,18 @@ class GroupCommit:
         return [receipts.get(id(prepared)) or TurnRefused(_REFUSED) for prepared in group]
 
     async def _write_alone(self, group: list[PreparedTurn], error: Exception) -> None:
-        """Write each turn separately after the database rejected the group, so that only the invalid turn fails."""
+        """Write each turn separately after the database rejected their group, so that only the invalid turn fails."""
         if len(group) == 1:
             _fail(group[0], error)
             return
         for prepared in group:
             try:
                 await self._write_group([prepared])
-            except Exception as its_own:  # noqa: BLE001 - as above
+            except Exception as its_own:  # noqa: BLE001 - see above
                 _fail(prepared, its_own)
 
     async def _store_new(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store all turns at once, without checking their ids."""
+        """Store all turns of a group at once, without checking message ids."""
         sessions: list[dict[str, object]] = []
         rows: list[dict[str, object]] = []
         graph_turns: list[dict[str, object]] = []
@@ -351,7 +354,7 @@ class GroupCommit:
     async def _store_each(
         self, group: Sequence[PreparedTurn], *, lock_timeout_seconds: float | None = GROUP_LOCK_SECONDS
     ) -> list[_Outcome]:
-        """Store turn by turn in one transaction, skipping messages that exist already."""
+        """Store a group turn by turn in one transaction, without messages that exist already; return their outcomes."""
         receipts: dict[int, _Outcome] = {}
         async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
             for place, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):
@@ -366,7 +369,7 @@ class GroupCommit:
 
 
 def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
-    """Return the turns by session, in the order of the session ids."""
+    """Return the turns by session, sorted by session id."""
     of_session: dict[str, list[PreparedTurn]] = {}
     for prepared in group:
         of_session.setdefault(prepared.turn.session_id, []).append(prepared)
@@ -374,7 +377,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _noted(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the turn's row for Graphiti, if it has one; `left` counts the session's new messages from this turn on."""
+    """Return the turn's row for Graphiti in a list, or none; `left` is the number of new messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     places = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **places}]

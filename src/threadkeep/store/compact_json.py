@@ -1,6 +1,6 @@
-"""Compact JSON text: deflated with a vocabulary of common words; ids and hashes are stored as bytes.
+"""Compact form of JSON text: it is deflated with a vocabulary of common words; ids and hashes are stored as bytes.
 
-The first byte names the vocabulary, so that others can be added. Plain JSON text is read unchanged.
+The first byte is the number of the vocabulary, so that others can be added. Plain JSON text can be read too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from threadkeep.records import Json
 
 _JSON_AS_IT_IS = frozenset(b'{["-0123456789tfn')
 _RAW_DEFLATE = -15
-# Records are short: clearing deflate's larger default tables would take longer than the compression.
+# Records are short: with deflate's default, larger tables, clearing the tables would take longer than compressing.
 _MEMORY_LEVEL = 5
 _HEX = "[0-9a-f]"
-# Marks of extracted hashes (two units) and ids (one unit). JSON text never contains these characters, because it
-# escapes control characters.
+# Marks in the place of extracted hashes (two units of 16 bytes) and ids (one unit). JSON text never contains these
+# characters, because it escapes control characters.
 _HASH, _ID = "\x01", "\x02"
 _UNITS: Mapping[str, int] = {_HASH: 2, _ID: 1}
 _UNIT_BYTES = 16
@@ -30,8 +30,8 @@ _MOST_UNITS = 255
 _NAMES = re.compile(rf"\b(?:(?P<hash>{_HEX}{{64}})|{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}})\b", re.ASCII)
 _MARKS = re.compile(f"[{_HASH}{_ID}]")
 
-# The vocabulary for deflate; frequent words are at its end. Never change a vocabulary, because records need it.
-# Add a better one under a new number, with a migration (which may be empty), so that an older Threadkeep refuses to
+# The vocabularies for deflate, with frequent words at the end. Never change one, because stored records need it. Add a
+# better one under a new number, together with a migration (which may be empty): an older Threadkeep then refuses to
 # open a database that it could not read.
 _VOCABULARIES: Final[Mapping[int, bytes]] = {
     1: (
@@ -62,7 +62,7 @@ _NEWEST: Final = 1
 
 
 def compact(text: str) -> bytes:
-    """Return a JSON text in compact form; `expanded` restores exactly the same text."""
+    """Return a JSON text in compact form, from which `expanded` restores exactly this text."""
     taken: list[bytes] = []
     room = _MOST_UNITS
 
@@ -84,7 +84,7 @@ def expanded(stored: bytes) -> str:
     """Return the JSON text of a compact or plain value.
 
     Raises:
-        StoreError: a newer Threadkeep wrote it with an unknown vocabulary.
+        StoreError: a newer Threadkeep wrote the value with an unknown vocabulary.
     """
     if stored[0] in _JSON_AS_IT_IS:
         return stored.decode()
@@ -111,7 +111,7 @@ _EACH, _ALL, _FIELDS, _COUNT = "each", "all", "fields", "count"
 
 
 def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return a manifest in packed form, without the fields that `columns` has; leave another format unchanged."""
+    """Return a manifest in packed form, without the fields in `columns`; return it unchanged if that is impossible."""
     entries = manifest.get("entries")
     told = all(manifest.get(name) == value for name, value in columns.items())
     if not isinstance(entries, list) or _PACKED in manifest or not told:
@@ -125,7 +125,7 @@ def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str
 
 
 def unpacked(short: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return the manifest that was packed; return an unpacked one unchanged."""
+    """Return the manifest from its packed form; return a manifest that is not packed unchanged."""
     parts = short.get(_PACKED)
     if "entries" in short or not isinstance(parts, list):
         return dict(short)
@@ -136,12 +136,12 @@ def unpacked(short: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str,
 
 
 def places_of_ids(manifest: Mapping[str, Json]) -> set[int]:
-    """Return the `seq` values of the transcript messages in a manifest, with or without ids."""
+    """Return the `seq` values of a manifest's entries for transcript messages, whether their ids are omitted or not."""
     return {seq for entry in _entries(manifest) if (seq := _place(entry)) is not None}
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without the ids of transcript messages; with `ids`, omit an id only if it is the one there."""
+    """Return a manifest without ids of transcript messages; with `ids`, keep an id that differs from the one there."""
 
     def shorter(entry: Json) -> Json:
         place = _place(entry)
@@ -153,7 +153,7 @@ def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = No
 
 
 def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
-    """Return the manifest with its omitted ids restored, for the messages that the transcript still has."""
+    """Return the manifest with its omitted ids restored, except of messages that the transcript no longer has."""
 
     def whole(entry: Json) -> Json:
         if not isinstance(entry, Mapping) or entry.get("id") is not _AT_ITS_PLACE:
@@ -190,12 +190,12 @@ def _together(group: Sequence[Mapping[str, Json]]) -> Iterable[Json]:
     each: dict[str, Json] = {name: [one[name] for one in group] for name in group[0]}
     alike = {name: values[0] for name, values in each.items() if isinstance(values, list) and _same(values)}
     each = {name: values for name, values in each.items() if name not in alike}
-    # The fields keep the order of the entries, so that the text stays the same.
+    # Store the order of the fields too, so that unpacking restores exactly the same text.
     yield {_EACH: each, _ALL: alike, _FIELDS: list(group[0]), _COUNT: len(group)}
 
 
 def _same(values: list[Json]) -> bool:
-    """Return whether all values have the same JSON; 1 and True are equal in Python, but not in JSON."""
+    """Return True if all values are the same scalar; 1 and True are equal in Python, but not in JSON."""
     first = values[0]
     return (
         values.count(first) == len(values) and len(set(map(type, values))) == 1 and not isinstance(first, list | dict)

@@ -14,14 +14,14 @@ from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.statements import load_statements
 
 _LONG_SECONDS = 10.0
-# It is not worth blocking other writers for less free space.
+# Returning free space to the disk blocks other writers, so it is not worth it below this size.
 _MUCH_FREE_BYTES = 10 * 1024 * 1024
 _MUCH_FREE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class LockHolder:
-    """A process that may block others. `pid` is None if unknown; on PostgreSQL it names a process of the server."""
+    """A process that may block others. `pid` is None if unknown; on PostgreSQL it is a process of the server."""
 
     pid: int | None
     name: str
@@ -31,11 +31,11 @@ class LockHolder:
 
 @dataclass(frozen=True)
 class Condition:
-    """The condition of a database that responds.
+    """The condition of a database that can be read.
 
     `schema` is the version of its newest migration, `newest` the newest version that this code knows. `engine` has
-    settings of the database engine, by their names. The counts are None if this code does not know the schema;
-    `unindexed` messages are not in the search index yet. `free_bytes` of the file's `file_bytes` are free for later
+    settings of SQLite or PostgreSQL, by name. The counts are None if this code does not know the schema; `unindexed`
+    counts messages that are not in the search index yet. `free_bytes` of the file's `file_bytes` are free for later
     messages; both are 0 on PostgreSQL, which frees space by itself.
     """
 
@@ -51,12 +51,12 @@ class Condition:
 
     @property
     def much_is_free(self) -> bool:
-        """True if it is worth returning free space to the disk."""
+        """True if so much space is free that it is worth returning it to the disk."""
         return self.free_bytes >= max(_MUCH_FREE_BYTES, _MUCH_FREE_SHARE * self.file_bytes)
 
 
 async def read_condition(driver: Driver) -> Condition:
-    """Return the condition of a database, without changing anything.
+    """Read the condition of a database, without changing anything.
 
     Raises:
         StoreUnavailable: the database does not answer.
@@ -75,16 +75,16 @@ async def read_condition(driver: Driver) -> Condition:
 
 
 async def can_write(driver: Driver) -> None:
-    """Begin a write transaction and end it without a change.
+    """Check that a database can be written, by a write transaction without a change.
 
     Raises:
-        StoreUnavailable: the database is locked by others, read-only or full.
+        StoreUnavailable: the database is locked, read-only or full.
     """
     async with driver.writing():
         pass
 
 
-# Bytes of the -shm file that SQLite locks in WAL mode (wal.c), and of the database file otherwise (os_unix.c).
+# The byte whose lock shows a writer: in the -shm file in WAL mode (wal.c), in the database file otherwise (os_unix.c).
 _WAL_WRITE = 120
 _RESERVED = 0x40000001
 
@@ -98,7 +98,7 @@ class _Lock(NamedTuple):
 
 
 def lock_holders(path: Path, *, locks: Path = Path("/proc/locks")) -> tuple[LockHolder, ...]:
-    """Return the other processes that use a SQLite file, writers first."""
+    """Return the other processes that have a SQLite file open, writers first."""
     inodes = {_inode(path): _RESERVED, _inode(path.with_name(path.name + "-shm")): _WAL_WRITE}
     writes: dict[int, bool] = {}
     for lock in _locks(locks):
@@ -118,7 +118,7 @@ def _locks(locks: Path) -> Iterator[_Lock]:
     except OSError:
         return
     for line in lines:
-        # Format: "12: POSIX ADVISORY WRITE 4711 fd:01:1835023 120 120", and "->" before the kind of waiting locks.
+        # A line is "12: POSIX ADVISORY WRITE 4711 fd:01:1835023 120 120"; a waiting lock has "->" before "POSIX".
         words = line.split()
         if len(words) != 8 or words[1] not in ("POSIX", "OFDLCK"):
             continue
@@ -146,7 +146,7 @@ _SOUND = "ok"
 
 @dataclass(frozen=True)
 class SessionGap:
-    """A session that lacks messages, or has unexpected ones."""
+    """A session with fewer or more messages than its row says."""
 
     session_id: str
     expected: int
@@ -155,10 +155,11 @@ class SessionGap:
 
 @dataclass(frozen=True)
 class Integrity:
-    """The result of a check.
+    """The result of a check for damage.
 
-    `damage` has messages of the engine, which quote no rows: on SQLite the first 20. `gaps` has at most 20 sessions.
-    `indexes` is the number of PostgreSQL indexes that amcheck has checked; None if this user has no amcheck.
+    `damage` has the error messages of the database, which quote no rows; of SQLite's, at most 20. `gaps` has at most 20
+    sessions. `indexes` is the number of PostgreSQL indexes that amcheck has checked; None if this user cannot use
+    amcheck.
     """
 
     damage: tuple[str, ...] = ()
@@ -169,8 +170,8 @@ class Integrity:
 async def check_integrity(driver: Driver, *, transcripts: bool) -> Integrity:
     """Check a database for damage; with `transcripts` also the sessions in its tables.
 
-    SQLite reads the whole file. PostgreSQL reports known errors, and checks its indexes if it has the extension
-    amcheck.
+    On SQLite, the whole file is read. PostgreSQL reports the errors that it knows, and its indexes are checked if it
+    has the extension amcheck.
     """
     sql = load_statements("integrity.sql", f"{driver.backend}/integrity.sql")
     async with driver.reading() as connection:

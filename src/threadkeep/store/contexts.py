@@ -1,4 +1,4 @@
-"""The stored start of the next context: where the window begins, and the summaries of earlier messages."""
+"""Stored data for the next model call: anchors, tool calls, token factors, vectors and recall indexes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from threadkeep.store.summaries import Summaries, summary_of
 
 @dataclass(frozen=True)
 class ContextState:
-    """The anchor of a profile (the `seq` where its windows begin; 0 at first), and the active summaries, oldest first.
+    """The anchor of a profile (the `seq` where its windows begin, 0 at first) and the active summaries, oldest first.
 
     `reset_seq` is the `seq` of the last reset, 0 without a reset. Messages up to `archived_seq` are archived, messages
-    up to `deleted_seq` are deleted; summaries of both stay active. `revision` grows when stored messages change.
+    up to `deleted_seq` are deleted; summaries of both stay active. `revision` grows when stored messages are changed,
+    for example superseded.
     """
 
     anchor_seq: int = 0
@@ -38,17 +39,17 @@ class ContextState:
 
 @dataclass(frozen=True)
 class Steps:
-    """The tool calls and results of an agent's answer, as JSON, with the `seq` of the question."""
+    """The tool calls of an agent's answer with their results, as JSON, and the `seq` of the question."""
 
     seq: int
     body: str
 
 
 class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
-    """The tables `chat_anchors`, `chat_summaries` and `chat_steps`, for model calls."""
+    """The tables `chat_anchors`, `chat_summaries` and `chat_steps`, from which model calls are built."""
 
     async def state(self, session_id: str, profile: str, *, user_id: str | None = None) -> ContextState:
-        """Return the state for the next context; it is empty if the session is missing or belongs to another user.
+        """Return the state for the next model call; it is empty if the session is missing or another user's.
 
         A summary is active if it was not merged into another summary and covers messages since the last reset.
         """
@@ -56,14 +57,14 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         return state_of(await self._driver.fetch(sql, parameters))
 
     def state_statement(self, session_id: str, profile: str, *, user_id: str | None = None) -> Statement:
-        """Return the statement that reads the rows for `state_of`."""
+        """Return the statement whose rows `state_of` reads."""
         return self._sql["state"], {"session_id": session_id, "profile": profile, "user_id": user_id}
 
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
-        """Move the anchor of a profile to a message, forward only and only if the session exists.
+        """Move the anchor of a profile forward to a message; do nothing without the session or if it is there already.
 
-        With a `revision`, move it only if the session still has this revision, because windows start again after
-        messages were superseded.
+        With a `revision`, move the anchor only if the session still has this revision: after messages were superseded,
+        windows begin again at another message.
         """
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         async with self._driver.writing() as connection:
@@ -73,12 +74,12 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     def anchor_statement(
         self, session_id: str, profile: str, seq: int, *, revision: int | None = None
     ) -> Statement | None:
-        """Return the statement of `move_anchor` for a transaction that locks the session; None from a null store."""
+        """Return the statement of `move_anchor` for a transaction that locks the session; a null store returns None."""
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         return self._sql["move_anchor"], parameters
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
-        """Return the steps of an agent's answers, oldest first, to questions whose `seq` is at least `since`."""
+        """Return the tool calls of an agent's answers to the questions from the `seq` `since` on, oldest first."""
         parameters = {"session_id": session_id, "author": author, "since": since}
         rows = await self._driver.fetch(self._sql["steps"], parameters)
         return [Steps(int(seq), expanded(body)) for seq, body in rows]
@@ -86,7 +87,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the steps of an answer, if its question exists; delete those of all but the agent's newest `turns`."""
+        """Store the tool calls of an answer, if its question exists; keep only those of the agent's newest `turns`."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -96,7 +97,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
 
 
 def state_of(rows: Sequence[Row]) -> ContextState:
-    """Return the state in the rows of `state_statement`."""
+    """Return the state from the rows of `state_statement`."""
     if not rows:
         return ContextState()
     anchor_seq, *borders = rows[0][:5]
@@ -104,15 +105,15 @@ def state_of(rows: Sequence[Row]) -> ContextState:
 
 
 class TokenFactors(ClockedTables, sql=("token_factors.sql",)):
-    """The table `chat_token_factors`."""
+    """The table `chat_token_factors`, with the learned token factor of each model."""
 
     async def all(self) -> dict[str, tuple[float, int, float | None]]:
-        """Return by model: its factor, the number of samples, and the factor for non-Latin scripts if it has one."""
+        """Return for each model: its factor, the number of samples, and the factor for non-Latin scripts or None."""
         rows = await self._driver.fetch(self._sql["all"], {})
         return {str(model): (float(factor), int(samples), other) for model, factor, samples, other in rows}
 
     async def save(self, model: str, factor: float, samples: int, other: float | None = None) -> None:
-        """Store a model's factor, replacing the previous one; `other` is the factor for non-Latin scripts."""
+        """Store a model's factor in place of the previous one; `other` is the factor for non-Latin scripts."""
         row = {
             "model": clean_text(model),
             "factor": float(factor),
@@ -124,10 +125,10 @@ class TokenFactors(ClockedTables, sql=("token_factors.sql",)):
 
 
 class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
-    """The table `chat_embeddings`; a vector is bytes in the format of the caller."""
+    """The table `chat_embeddings`; the format of the vectors is up to the caller."""
 
     async def of_session(self, session_id: str, model: str, after_seq: int = 0) -> list[tuple[int, bytes]]:
-        """Return the `seq` and vector of embedded messages after a `seq`, in order."""
+        """Return the `seq` and the vector of each embedded message after `after_seq`, in order."""
         parameters = {"session_id": session_id, "model": model, "after_seq": after_seq}
         rows = await self._driver.fetch(self._sql["of_session"], parameters)
         return [(int(seq), bytes(vector)) for seq, vector in rows]
@@ -135,10 +136,10 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
     async def add(
         self, session_id: str, model: str, rows: Sequence[tuple[int, bytes]], *, last_id: str | None = None
     ) -> None:
-        """Store vectors of messages; skip messages that do not exist.
+        """Store vectors of messages by `seq`; messages that do not exist are skipped.
 
-        `last_id` is the id of the last row's message. If another message has its `seq`, the session was deleted and
-        created again, and nothing is stored.
+        `last_id` is the id of the message of the last row. If another message has that `seq`, nothing is stored,
+        because the session was deleted and created again.
         """
         if not rows:
             return
@@ -155,7 +156,7 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
 
 @dataclass(frozen=True)
 class IndexedState:
-    """The state of a session when it was indexed for recall."""
+    """The state of a session at the time when its recall index was begun."""
 
     created_at: datetime
     begin: int
@@ -163,80 +164,80 @@ class IndexedState:
 
     @classmethod
     def of(cls, info: SessionInfo) -> Self:
-        """Return the state of a session as it is now."""
+        """Return the current state of a session."""
         begin = max(info.reset_seq, info.archived_seq, info.deleted_seq) + 1
         return cls(info.created_at, begin, info.revision)
 
     @property
     def begins(self) -> tuple[datetime, int]:
-        """The time when the session began, and the first `seq` that may be indexed."""
+        """The time when the session was created, and the first `seq` that may be indexed."""
         return self.created_at, self.begin
 
 
 @dataclass
 class IndexedTexts:
-    """The messages of a session that were indexed for recall, in order, and a digest of their texts."""
+    """The indexed messages of a session by `seq`, in order, and a digest of their texts."""
 
     seqs: array[int] = field(default_factory=lambda: array("Q"))
     digest: str = ""
 
     def add(self, seq: int, text: str) -> None:
-        """Add the next message."""
+        """Add the next message in order."""
         self.seqs.append(seq)
         self.digest = sha256(f"{self.digest} {text}".encode("utf-8", "surrogatepass")).hexdigest()
 
     def copy(self) -> IndexedTexts:
-        """Return a copy, which does not change when messages are added."""
+        """Return a copy, which does not change when messages are added to this object."""
         return replace(self, seqs=self.seqs[:])
 
 
 class RecallIndexes(Protocol):
-    """The stored indexes of sessions for recall; an index is bytes in the format of the caller.
+    """The stored recall indexes of sessions; their format is up to the caller.
 
-    When messages of an index are deleted or erased, the index is deleted with them.
+    When indexed messages are deleted or erased, the index of their session is deleted too.
     """
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the stored index of a session if it has this version and ends at `last_seq` or before."""
+        """Return the stored index of a session; None unless it has this version and ends at or before `last_seq`."""
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a session by one that ends at `last_seq`, unless the session has changed."""
+        """Replace the stored index of a session by one that ends at `last_seq`, if `state` is still current."""
 
     async def remove(self, session_id: str) -> None:
-        """Delete the index of a session; ignore errors of the store."""
+        """Delete the index of a session; errors of the store are ignored."""
 
     async def has_texts(self, session_id: str, texts: IndexedTexts) -> bool:
-        """Return False if other programs have changed or deleted texts that were indexed."""
+        """Return False if other programs have changed or deleted texts since they were indexed."""
 
 
 class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql")):
-    """The table `chat_recall_indexes`; an index is bytes in the format of the caller."""
+    """The table `chat_recall_indexes`; the format of an index is up to the caller."""
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the stored index of a session if it has this version and ends at `last_seq` or before."""
+        """Return the stored index of a session; None unless it has this version and ends at or before `last_seq`."""
         parameters = {"session_id": session_id, "version": version, "last_seq": last_seq}
         rows = await self._driver.fetch(self._sql["index_of"], parameters)
         return bytes(rows[0][0]) if rows else None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a session by one that ends at `last_seq`, unless the session has changed."""
+        """Replace the stored index of a session by one that ends at `last_seq`, if `state` is still current."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
-        # Use one statement, so that the server has received all of the data when it locks the session.
+        # Use one statement: the server has then received all data before it locks the session.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])
 
     async def remove(self, session_id: str) -> None:
-        """Delete the index of a session; ignore errors of the database."""
+        """Delete the index of a session; errors of the database are ignored."""
         with contextlib.suppress(StoreError):
             await self._driver.write([(self._sql["delete_index"], {"session_id": session_id})])
 
     async def has_texts(self, session_id: str, texts: IndexedTexts) -> bool:
-        """Return True, because only this package changes the tables, and it deletes the index with the texts."""
+        """Return True: only this package changes the tables, and it deletes an index when its texts change."""
         return True
 
 
 @dataclass(frozen=True)
 class ContextTables:
-    """The tables with the stored data of contexts, except the transcripts."""
+    """The tables from which model calls are built, except the transcripts."""
 
     contexts: Contexts
     summaries: Summaries
@@ -246,7 +247,7 @@ class ContextTables:
 
     @classmethod
     def over(cls, driver: Driver, *, clock: Callable[[], datetime]) -> Self:
-        """Return all tables of one database."""
+        """Return all these tables of one database."""
         return cls(
             contexts=Contexts(driver),
             summaries=Summaries(driver, clock=clock),

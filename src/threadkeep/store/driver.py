@@ -1,4 +1,4 @@
-"""The database interface of the stores: a few methods, the same on both engines."""
+"""The interface to databases for the stores: a few methods, which are the same for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ type Statement = tuple[str, Parameters]
 
 
 GROUP_LOCK_SECONDS = 0.5
-"""Seconds that a write of many sessions waits for a row that another transaction has locked."""
+"""The seconds that a write for many sessions waits for a row that another transaction has locked."""
 
 
 _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
@@ -28,10 +28,11 @@ _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 @contextmanager
 def waiting_until(moment: float | None) -> Iterator[None]:
-    """Limit the time that calls in the block wait for connections and locks; `moment` is a monotonic time.
+    """Let calls in the block wait for connections and locks only until `moment`, a value of `time.monotonic()`.
 
-    A call that does not get them by then raises `StoreUnavailable` and has written nothing. A statement that has begun
-    is not interrupted. Tasks created in the block have the same limit. With None, each call has only its own limit.
+    A call that does not get a connection or lock by then raises `StoreUnavailable` and has written nothing. A statement
+    that has begun is not interrupted. Tasks created in the block have the same limit. With None, only the driver's own
+    timeouts apply.
     """
     token = _deadline.set(moment)
     try:
@@ -41,18 +42,18 @@ def waiting_until(moment: float | None) -> Iterator[None]:
 
 
 def seconds_left() -> float | None:
-    """Return the seconds that a call may wait, at least 0; None if there is no limit."""
+    """Return the seconds that a database call may still wait, at least 0; None if there is no limit."""
     moment = _deadline.get()
     return None if moment is None else max(moment - time.monotonic(), 0.0)
 
 
 def unstorable_text() -> InvalidInput:
-    """Return the error for a parameter with a character that the engine cannot encode."""
+    """Return the error for a text parameter that contains a character which no database can store."""
     return InvalidInput("A text has a NUL character or half of a surrogate pair, which no database stores; remove it.")
 
 
 class TurnRefused(StoreError):
-    """A turn cannot be stored together with the statements that belong to it; nothing was stored."""
+    """A turn cannot be stored in one transaction with the statements joined to it; nothing was stored."""
 
 
 class DuplicateRow(StoreError):
@@ -60,15 +61,15 @@ class DuplicateRow(StoreError):
 
 
 class RowLocked(StoreUnavailable):
-    """Another transaction kept a row locked for too long; other rows may be free."""
+    """Another transaction kept a row locked for too long; writes to other rows may succeed."""
 
 
 class StatementCancelled(StoreUnavailable):
-    """The server interrupted a statement, perhaps while it waited for a locked row; the transaction is rolled back."""
+    """The server interrupted a statement, perhaps while it waited for a lock; the transaction is rolled back."""
 
 
 class Appended(NamedTuple):
-    """The new `last_seq` of each session, and the rows that the statements before and after the messages returned."""
+    """The new `last_seq` of each session, and the rows that the statements `before` and `after` the turns returned."""
 
     last_seqs: Mapping[str, int]
     before: Sequence[list[Row]] = ()
@@ -90,8 +91,8 @@ class Joined(NamedTuple):
 class PreparedTurn:
     """A turn that is ready to be stored: its cleaned messages with ids, and their columns.
 
-    If `is_joined`, it is stored in one transaction with the statements `before` and `after`, or not at all; `rows`
-    receives the rows of the statements.
+    If `is_joined`, the turn is stored in one transaction with the statements `before` and `after`, or not at all;
+    `rows` then has the rows that these statements returned.
     """
 
     turn: Turn
@@ -106,7 +107,7 @@ class PreparedTurn:
     is_joined: bool = False
 
     def receipt(self, first_seq: int, count: int) -> Receipt:
-        """Return the receipt of the turn; its first message has `first_seq`."""
+        """Return the receipt of the turn; `first_seq` is the `seq` of the first of `count` stored messages."""
         return Receipt(
             first_seq=first_seq,
             last_seq=first_seq + count - 1,
@@ -116,10 +117,10 @@ class PreparedTurn:
 
 
 class Connection(Protocol):
-    """A connection that is valid inside the block that lent it. Parameters of statements are written `:name`.
+    """A connection, valid only in the block that lends it. Statements refer to parameters as `:name`.
 
-    Raises `StoreUnavailable` if the database does not answer, is locked beyond its timeout, full or read-only, and
-    `DuplicateRow` if a unique constraint is violated.
+    Raises `StoreUnavailable` if the database does not answer, is locked for longer than the timeout, full or read-only,
+    and `DuplicateRow` if a unique constraint is violated.
     """
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
@@ -129,62 +130,62 @@ class Connection(Protocol):
         """Execute a statement; return the number of changed rows."""
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Return all rows of each statement, with one round trip; each sees the changes of the statements before it."""
+        """Execute statements in one round trip and in order; return the rows of each."""
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Execute a statement once for each row of parameters."""
 
 
 class Transaction(Protocol):
-    """A write transaction with few round trips; it begins with its first statements and ends with its last ones.
+    """A write transaction with few round trips: BEGIN is sent with the first statements, COMMIT with the last ones.
 
-    Raises the errors of a connection. Whatever is not committed is rolled back.
+    Raises the errors of a connection. Without a commit, the transaction is rolled back.
     """
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Return all rows of each statement, with one round trip."""
+        """Execute statements in one round trip; return the rows of each."""
 
     async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
-        """Execute the last statements and commit, with one round trip; return all rows of each.
+        """Execute the last statements and commit, in one round trip; return the rows of each.
 
-        The statements `beside` come last; on PostgreSQL they wait `GROUP_LOCK_SECONDS` at most for a lock.
+        The statements `beside` come last; on PostgreSQL they wait for a lock for at most `GROUP_LOCK_SECONDS`.
         """
 
 
 class Driver(Protocol):
     """An open database.
 
-    `reading()` lends a connection for single statements. `writing()` lends one inside a transaction that takes its
-    write lock at once, is durable when the block ends, and is rolled back when the block raises. On PostgreSQL it
-    raises `RowLocked` after waiting `lock_timeout_seconds` for one lock; None means the timeout of the options. On both
-    engines, 0 means no limit.
+    `reading()` lends a connection for single statements. `writing()` lends one inside a write transaction, which is
+    durable when the block ends, and rolled back when the block raises. SQLite locks the database at its begin. On
+    PostgreSQL, it raises `RowLocked` after waiting `lock_timeout_seconds` for one lock; None means the timeout of the
+    options. On both databases, 0 means no limit.
     """
 
     @property
     def backend(self) -> Backend:
-        """The name of the engine."""
+        """The name of the database system."""
 
     async def check_file(self) -> None:
         """Check that the path of a SQLite database still names the file that was opened.
 
         Raises:
-            DatabaseFileReplaced: it was removed or replaced.
+            DatabaseFileReplaced: the file was removed or replaced.
         """
 
     def reading(self) -> AbstractAsyncContextManager[Connection]:
-        """Lend a connection for reading."""
+        """Lend a connection for reading, for one block."""
 
     def writing(self, *, lock_timeout_seconds: float | None = None) -> AbstractAsyncContextManager[Connection]:
-        """Lend a connection inside a write transaction."""
+        """Lend a connection inside a write transaction, for one block."""
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Lend a write transaction; it takes its write lock with its first statements."""
+        """Lend a write transaction for one block; it takes its locks with its first statements."""
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
-        """Return all rows of a single statement that reads."""
+        """Execute a single statement that only reads; return its rows."""
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements as one write transaction with one round trip; return all rows of each."""
+        """Execute statements as one write transaction in one round trip; return the rows of each."""
 
     async def append(
         self,
@@ -200,14 +201,14 @@ class Driver(Protocol):
         Args:
             sessions: parameters of the statement `reserve`, in ascending order of `session_id`, each session once.
             messages: parameters of `insert_message`, with `behind` instead of `seq`: the number of later messages of
-                the session in this group; and with `question`, the id of the message that its turn answers, if any.
+                the session in this group; `question` is the id of the message that the turn answers, or None.
             graph_turns: parameters of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
             before: statements that are executed first, in the same transaction.
             after: statements that are executed last, in the same transaction.
 
-        Another user's session is skipped with its messages.
-        If a message's id exists already, or an answered message does not, `DuplicateRow` is raised and nothing is
-        stored. If another transaction has locked a session, `RowLocked` is raised soon.
+        A session of another user is skipped with its messages. If a message's id exists already, or an answered message
+        does not, nothing is stored and `DuplicateRow` is raised. If another transaction has locked a session,
+        `RowLocked` is raised soon.
         """
 
     async def close(self) -> None:
@@ -221,9 +222,10 @@ _RARE_IDLE_SECONDS = 10.0
 class StoreOptions:
     """Options for opening a database. Times are in seconds.
 
-    `synchronous` is SQLite's: with FULL every acknowledged turn survives a power cut; with NORMAL the last ones may be
-    lost (but never by a crash of the process). A `key` of 64 hexadecimal digits encrypts SQLite files with SQLCipher,
-    which needs the extra `sqlcipher`. `partitions` is the number of partitions of a new PostgreSQL database.
+    `synchronous` is the PRAGMA of SQLite: with FULL, every acknowledged turn survives a power cut; with NORMAL, a power
+    cut may lose the last ones, but a crash of the process loses none. A `key` of 64 hexadecimal digits encrypts SQLite
+    files with SQLCipher, which needs the extra `sqlcipher`. `partitions` is the number of message partitions in a new
+    PostgreSQL database.
     """
 
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
@@ -236,5 +238,5 @@ class StoreOptions:
     key: str | None = field(default=None, repr=False)
 
     def for_rare_use(self) -> StoreOptions:
-        """Return the options of a pool that holds no connections while it is not used."""
+        """Return the options of a pool that keeps no connections while it is not used."""
         return replace(self, pool_min_size=0, pool_max_idle_seconds=min(self.pool_max_idle_seconds, _RARE_IDLE_SECONDS))

@@ -1,4 +1,4 @@
-"""Erasing the rows of a person or a session from all tables of a database."""
+"""Erasure of the rows of a person or a session from all tables of a database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from threadkeep.store.partitions import index_statements
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.superseding import SupersedingWriter
 
-# LangGraph's tables on the two engines; `thread_id` is the run's id, or the caller's own thread.
+# LangGraph's tables on SQLite and PostgreSQL; `thread_id` is the id of a run, or a thread id of the application.
 _CHECKPOINTS = ("checkpoints", "writes", "checkpoint_writes", "checkpoint_blobs")
 _TABLES = load_statements("foreign.sql")
 _KEY_FIELDS = ("key_id", "user_id", "name", "scope", "created_at", "expires_at", "revoked_at", "last_used_at")
@@ -31,13 +31,13 @@ _LOG_WAIT_MILLISECONDS = 50
 
 
 async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
-    """Empty the WAL of a SQLite file; with `vacuum` also rewrite the file. Return False if a reader uses the WAL."""
+    """Empty the WAL of a SQLite file; with `vacuum`, rewrite the file first. Return False if a reader uses the WAL."""
     sql = load_statements("sqlite/retention.sql")
     async with driver.reading() as connection:
         if vacuum:
             await connection.execute(sql["vacuum"], {})
         [(usual,)] = await connection.fetch("PRAGMA busy_timeout", {})
-        # While an attempt waits for a reader, no process can write.
+        # While an attempt waits for a reader, no process can write, so each attempt waits only briefly.
         await connection.execute(f"PRAGMA busy_timeout = {_LOG_WAIT_MILLISECONDS}", {})
         try:
             for _ in range(_LOG_TRIES):
@@ -51,9 +51,9 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
 
 @dataclass(frozen=True)
 class Erasable:
-    """The subject of an erase: the ids of a person, or one session. The field of the other kind is empty.
+    """The target of an erasure: all ids of a person, or one session; the other field is empty.
 
-    `noted` is the scope under which the sessions of an erase are noted until the erase is complete.
+    `noted` is the scope under which the sessions to erase are noted until the erasure is complete.
     """
 
     ids: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Erasable:
 
 
 class TableErasing:
-    """The rows of persons and sessions in the tables. Each method can be repeated after an interruption."""
+    """Access to the rows of persons and sessions in the tables. Each method can be repeated after an interruption."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         self._driver = driver
@@ -78,22 +78,22 @@ class TableErasing:
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the sessions to delete as a whole, including those that an interrupted erase has deleted."""
+        """Return the sessions to delete as a whole, including noted ones that an interrupted erasure has deleted."""
         async with self._driver.reading() as connection:
             return [str(row[0]) for row in await self._fetch(connection, "own_sessions_of", wanted)]
 
     async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
-        """Note the sessions of an erase, so that a repeated erase still finds their data when their rows are gone."""
+        """Note the sessions to erase, so that a repeated erasure finds their data even if their rows are gone."""
         async with self._driver.writing() as connection:
             rows = [{"noted": wanted.noted, "session_id": session_id} for session_id in session_ids]
             await connection.execute_many(self._sql["note_session"], rows)
 
     async def forget_notes(self, wanted: Erasable) -> None:
-        """Delete the notes of a complete erase."""
+        """Delete the notes of an erasure that is complete."""
         await self._driver.write([(self._sql["forget_notes"], {"noted": wanted.noted})])
 
     async def counts(self, wanted: Erasable) -> dict[str, int]:
-        """Return the number of rows by table, including checkpoints of the sessions and runs."""
+        """Return the number of rows to erase by table, including checkpoints of the sessions and runs."""
         threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
             found = {str(name): int(count) for name, count in await self._fetch(connection, "counts", wanted)}
@@ -109,7 +109,7 @@ class TableErasing:
         return {**found, "shared messages": len(shared)}
 
     async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
-        """Return the `seq` values of the person's messages in other persons' sessions, by session."""
+        """Return the `seq` values of the person's messages in sessions of other owners, by session."""
         found: dict[str, list[int]] = defaultdict(list)
         if wanted.ids:
             async with self._driver.reading() as connection:
@@ -118,9 +118,9 @@ class TableErasing:
         return dict(found)
 
     async def empty(self, session_id: str, seqs: Sequence[int]) -> None:
-        """Turn messages of a session into empty rows, and delete the data that was derived from them.
+        """Empty messages of a session, which keeps their rows, and delete the data derived from the messages.
 
-        The checkpoints of the session's graphs are deleted entirely, because their states contain the messages.
+        The LangGraph checkpoints of the session are deleted entirely, because graph states contain the messages.
         """
         async with self._driver.writing() as connection:
             for table in await self._checkpoint_tables(connection):
@@ -134,7 +134,7 @@ class TableErasing:
                 if await connection.execute(self._sql["mark_erased"], {**place, "now": time_text(self._clock())}):
                     marked.append(seq)
             if marked:
-                # Refresh before the texts are emptied, because the title is compared with them.
+                # Refresh the session before the texts are emptied, because its title is compared with them.
                 await self._superseding.refresh(connection, session_id, marked)
             else:
                 await connection.execute(self._sql["note_change"], {"session_id": session_id})
@@ -155,7 +155,7 @@ class TableErasing:
                 await connection.execute(self._sql[name], place)
 
     async def delete_person(self, ids: Sequence[str]) -> None:
-        """Delete the rows of a person that belong to no session."""
+        """Delete the rows that belong to a person and to no session."""
         statements = ("delete_runs_of_user", "forget_answered_user", "delete_active_sessions", "delete_values")
         channels = ("delete_outgoing", "delete_channel_sessions")
         knowledge = ("delete_facts", "delete_procedures", "delete_person", "delete_api_keys", "delete_groups_of_user")
@@ -165,17 +165,17 @@ class TableErasing:
                     await connection.execute(self._sql[name], {"id": id_, "named": address_of(id_)})
 
     async def values(self, ids: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return the values that front ends and frameworks store for a person: scope, name and value, sorted."""
+        """Return the values that front ends and frameworks have stored for a person, sorted: scope, name and value."""
         rows = [row for id_ in ids for row in await self._driver.fetch(self._sql["values_of_person"], {"id": id_})]
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts in other persons' scopes that have evidence in this person's sessions and runs."""
+        """Return the ids of facts outside this person's scopes with evidence in the target's sessions or runs."""
         async with self._driver.reading() as connection:
             return [str(row[0]) for row in await self._fetch(connection, "facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
-        """Return the steps of a session's turns: agent, question's `seq`, ordinal, and the tool calls with results."""
+        """Return the tool calls of a session's turns, each with agent, `seq` of the question, ordinal, and results."""
         rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
             {"author": author, "seq": seq, "ordinal": ordinal, "steps": json.loads(expanded(body))}
@@ -188,9 +188,9 @@ class TableErasing:
         return [dict(zip(_KEY_FIELDS, row, strict=True)) for row in sorted(rows, key=lambda row: str(row[0]))]
 
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
-        """Delete facts with evidence in deleted sessions, and the sessions' threads and groups in the Graphiti queue.
+        """Delete facts with evidence in deleted sessions, and the threads and Graphiti groups of these sessions.
 
-        Unsent episodes of deleted facts are dropped; the worker of their group deletes the others in Graphiti.
+        Unsent Graphiti episodes of deleted facts are dropped; a worker deletes those that were sent.
         """
         async with self._driver.writing() as connection:
             rows = [{"session_id": session_id} for session_id in session_ids]
@@ -200,33 +200,33 @@ class TableErasing:
             await connection.execute(self._sql["retract_lost_facts"], {})
 
     async def groups_without_session(self) -> list[str]:
-        """Return the ids of deleted sessions that still have a group in Graphiti."""
+        """Return the ids of deleted sessions that still have a Graphiti group."""
         return [str(row[0]) for row in await self._driver.fetch(self._sql["groups_without_session"], {})]
 
     async def forget_group(self, session_id: str) -> None:
-        """Delete the row of a session's group in Graphiti."""
+        """Delete the row of a session's Graphiti group."""
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["delete_group_of_session"], {"session_id": session_id})
 
     async def episodes_elsewhere(self, wanted: Erasable) -> int:
-        """Return the number of episodes that stay in shared Graphiti groups, such as a workspace's."""
+        """Return the number of the target's episodes that stay in shared Graphiti groups, such as a workspace's."""
         async with self._driver.reading() as connection:
             return int((await self._fetch(connection, "episodes_elsewhere", wanted))[0][0])
 
     async def branches(self, session_id: str) -> int:
-        """Return the number of branches of a session, which have copies of its messages."""
+        """Return the number of branches of a session; a branch has copies of its messages."""
         return int((await self._driver.fetch(self._sql["branches"], {"session_id": session_id}))[0][0])
 
     async def retractions(self) -> int:
-        """Return the number of episodes that Graphiti has not confirmed as deleted yet."""
+        """Return the number of episodes whose deletion Graphiti has not confirmed yet."""
         return int((await self._driver.fetch(self._sql["retractions"], {}))[0][0])
 
     async def forget_runs(self, wanted: Erasable) -> None:
-        """Delete facts of all scopes with evidence in runs of the person or session, before the runs are deleted."""
+        """Delete facts of all scopes with evidence in the target's runs; call this before the runs are deleted."""
         await self._driver.write([self._selecting("drop_facts_of_runs", wanted)])
 
     async def delete_checkpoints(self, wanted: Erasable) -> None:
-        """Delete the checkpoints of the sessions, of their runs, and of all runs that were deleted."""
+        """Delete the checkpoints of the target's sessions and runs, and of all runs that were deleted."""
         threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
             tables = await self._checkpoint_tables(connection)
@@ -241,7 +241,7 @@ class TableErasing:
         return sorted({str(row[0]) for row in rows}.intersection(_CHECKPOINTS))
 
     async def known(self, *, sessions: bool) -> list[str]:
-        """Return the ids of all sessions and checkpoint threads if `sessions`, otherwise of all users."""
+        """Return the ids of all sessions and checkpoint threads if `sessions` is True, otherwise of all users."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["known_sessions" if sessions else "known_users"], {})
             for table in await self._checkpoint_tables(connection) if sessions else ():
@@ -251,8 +251,8 @@ class TableErasing:
     async def overwrite(self, *, vacuum: bool) -> bool:
         """Overwrite deleted texts in the search index and the WAL; return False if a reader uses the WAL.
 
-        On PostgreSQL dead rows stay until VACUUM. With `vacuum`, all tables of the schema are rewritten, which blocks
-        all access; the planner's statistics are rewritten too, because they contain values of rows.
+        On PostgreSQL, dead rows stay until VACUUM. With `vacuum`, all tables of the schema are rewritten, which blocks
+        access to them. The planner's statistics are rewritten too, because they contain values of rows.
         """
         if self._driver.backend == "postgres":
             if vacuum:
@@ -265,7 +265,8 @@ class TableErasing:
         async with self._driver.reading() as connection:
             for (table,) in await connection.fetch(self._sql["tables"], {}):
                 await connection.execute(f"VACUUM (FULL, ANALYZE) {table}", {})
-            # Without permission VACUUM only warns, and CHECKPOINT fails: then the server's next one has its effect.
+            # Without permission, VACUUM only warns and CHECKPOINT fails; the server's next checkpoint then has the same
+            # effect.
             await connection.execute("VACUUM FULL pg_catalog.pg_statistic", {})
             with contextlib.suppress(StoreError):
                 await connection.execute("CHECKPOINT", {})
@@ -274,7 +275,7 @@ class TableErasing:
         return await connection.fetch(*self._selecting(name, wanted))
 
     def _selecting(self, name: str, wanted: Erasable) -> Statement:
-        # The statements need at least one row of values; no user has the empty id.
+        # The statements need at least one row of ids, and no user has an empty id.
         ids = [{"id": id_} for id_ in wanted.ids] or [{"id": ""}]
         parameters = {**row_parameters(ids), "session_id": wanted.session_id, "noted": wanted.noted}
         return for_rows(self._sql[name], len(ids)), parameters

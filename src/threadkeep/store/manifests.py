@@ -1,4 +1,4 @@
-"""Records of model calls (manifests): the parts of each context, and texts that are not in the transcript."""
+"""Records of model calls (manifests): the parts of each model call, and its texts that are not in the transcript."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ type _Noted = tuple[NotedManifest, dict[str, Json]]
 _TRIES = 5
 _LAST: Cursor = (datetime.max.replace(tzinfo=UTC), "~", 2**31 - 1)
 _ROWS_AT_ONCE = 500
-# A use renews `used_at` only at this age, so that not every call writes to every text.
+# A further use of a text updates `used_at` only if it is older than this, so that not every call writes every text.
 _RENEWAL = timedelta(hours=1)
 # The largest expected difference between the clocks of two processes.
 _CLOCKS_DIFFER = timedelta(minutes=1)
@@ -37,10 +37,10 @@ _CLOCKS_DIFFER = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class NotedManifest:
-    """The record of a model call that is not stored yet; it is stored with its session or, without one, with its run.
+    """A record of a model call that is not stored yet; it will belong to its session or, without one, to its run.
 
-    `manifest` returns the values of the record when it is written. `texts` maps digests to texts of the context that
-    are in no transcript. `again` means that an earlier attempt may have stored the record.
+    `manifest` is called when the record is written, and returns its values. `texts` maps digests to texts of the model
+    call that are in no transcript. `again` means that an earlier attempt may have stored the record.
     """
 
     session_id: str | None
@@ -52,15 +52,15 @@ class NotedManifest:
 
     @property
     def place(self) -> tuple[bool, str]:
-        """The row that storing the record locks: a session or a run. Sessions sort first."""
+        """A sort key: the session or run whose row is locked when the record is stored. Sessions come first."""
         return self.session_id is None, self.session_id or self.run_id
 
 
 @dataclass(frozen=True)
 class StoredManifest:
-    """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the memory that it was read from.
+    """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the memory from which it was read.
 
-    `session_id` is the session with which it is stored; None if it is stored with its run.
+    `session_id` is the session to which it belongs; None if it belongs to its run.
     """
 
     session_id: str | None
@@ -72,13 +72,13 @@ class StoredManifest:
 
     @property
     def cursor(self) -> Cursor:
-        """The cursor for the page of older records."""
+        """The cursor with which the page of older records begins."""
         return self.created_at, self.run_id, self.call
 
 
 @dataclass(frozen=True)
 class _Keeper:
-    """The owner of records: a session or a run."""
+    """The owner of a record: a session or a run."""
 
     column: Literal["session_id", "run_id"]
     name: str
@@ -89,36 +89,36 @@ class _Keeper:
         return self.name if self.column == "session_id" else None
 
     def statement(self, name: str) -> str:
-        """Return the name of a statement for this kind of owner."""
+        """Return the name of the variant of a statement for this kind of owner."""
         return name if self.column == "session_id" else f"{name}_of_run"
 
 
 class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql")):
-    """The tables `chat_manifests` and `chat_context_texts`, and their counterparts for runs without a session.
+    """The tables `chat_manifests` and `chat_context_texts`, and the same two for runs without a session.
 
-    A text is stored once per session (or run) under its digest, as long as calls use it. Both are deleted with their
-    session or run.
+    A text is stored once per session (or run) under its digest, as long as model calls use it. Manifests and texts are
+    deleted with their session or run.
     """
 
     async def add(self, entries: Iterable[NotedManifest]) -> int:
-        """Store a group of records in one transaction; return how many of them are stored now.
+        """Store a group of records in one transaction; return how many of them are in the database afterwards.
 
-        If the session of a record does not exist yet, the record is stored with its run. The same holds for a record
-        that is older than its session: it belongs to an earlier session with the same id. A record is skipped if its
-        run does not exist either.
+        If the session of a record does not exist yet, the record is stored with its run. So is a record older than its
+        session, because it belongs to an earlier session with the same id. A record is skipped if its run does not
+        exist either.
 
         Raises:
             InvalidMessage: a manifest is not JSON; nothing was stored.
             RowLocked: another transaction has locked one of the sessions; nothing was stored.
         """
         rows = [(entry, _clean_manifest(entry)) for entry in entries]
-        # Lock sessions and runs in the same order everywhere, which prevents deadlocks.
+        # All writers lock sessions and runs in the same order, which prevents deadlocks.
         rows.sort(key=lambda row: row[0].place)
         for tries_left in reversed(range(_TRIES)):
             try:
                 return await self._add(rows)
             except DuplicateRow:
-                # Two processes assigned the same number to calls of one run.
+                # Two processes have given the same number to two calls of one run.
                 if not tries_left:
                     raise
         return 0
@@ -126,7 +126,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     def joined(self, entry: NotedManifest) -> list[Statement]:
         """Return the statements that store a record in the transaction that stores its session's messages.
 
-        All ids of transcript messages in the manifest must match the transcript, because they are not stored again.
+        All ids of transcript messages in the manifest must match the transcript, because they are not stored.
         """
         session_id = str(entry.session_id)
         short = packed(without_ids(entry.manifest()), _columns(session_id, entry.run_id))
@@ -143,18 +143,18 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         ]
 
     def _dropping(self, session_id: str, entries: Iterable[NotedManifest]) -> Statement:
-        """Return the statement that drops texts of calls, if messages of the session were erased during the calls."""
+        """Return the statement that deletes the session's texts if its messages were erased during the calls."""
         begun = min(entry.created_at for entry in entries) - _CLOCKS_DIFFER
         key = {"session_id": session_id, "marker": erase_marker(session_id), "begun": time_text(begun)}
         return self._sql["drop_texts_after_erase"], key
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the calls of a run in order, if the run or its session belongs to this user."""
+        """Return the records of a run in order; with a `user_id`, only if the run or its session is that user's."""
         found = await self._fetch("of_run", {"run_id": run_id, "user_id": user_id})
         return sorted(found, key=lambda stored: (stored.session_id or "", stored.call))
 
     async def of_runs(self, run_ids: Iterable[str]) -> list[StoredManifest]:
-        """Return the calls of several runs, unordered."""
+        """Return the records of several runs, in any order."""
         found: list[StoredManifest] = []
         async with self._driver.reading() as connection:
             for some in batched(sorted(set(run_ids)), _ROWS_AT_ONCE):
@@ -166,7 +166,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return the calls of a session, the newest first, before a cursor."""
+        """Return the records of a session that are older than the cursor `before`, newest first."""
         moment, run_id, call = before or _LAST
         parameters = {"created_at": self._moment(moment), "run_id": run_id, "call": call, "limit": limit}
         return await self._fetch("of_session", {"session_id": session_id, "user_id": user_id, **parameters})
@@ -174,7 +174,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     async def texts(
         self, session_id: str | None, digests: Iterable[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """Return the existing texts of a session and of a run, by digest."""
+        """Return the stored texts of a session and of a run by digest; unknown digests are left out."""
         wanted = sorted(set(digests))
         if not wanted:
             return {}
@@ -183,7 +183,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
 
     async def purge(self, before: datetime, limit: int) -> int:
-        """Delete rows older than `before`, manifests first, at most `limit` of each table; return their number."""
+        """Delete old manifests and texts, at most `limit` rows of each table; return the number of deleted rows."""
         manifests: Parameters = {"before": self._moment(before), "limit": limit}
         texts: Parameters = {"before": time_text(before - _RENEWAL), "limit": limit}
         async with self._driver.writing() as connection:
@@ -200,7 +200,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
             return await self._whole(connection, found)
 
     async def _whole(self, connection: Connection, found: Sequence[StoredManifest]) -> list[StoredManifest]:
-        """Return manifests with their omitted ids restored."""
+        """Restore the omitted message ids in manifests, and return the manifests."""
         ids = {
             session_id: await self._ids_at(
                 connection, session_id, [each.manifest for each in found if each.session_id == session_id]
@@ -212,7 +212,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     async def _ids_at(
         self, connection: Connection, session_id: str | None, manifests: Iterable[Mapping[str, Json]]
     ) -> dict[int, str]:
-        """Return the ids of the session's messages that occur in manifests, by `seq`."""
+        """Return the ids of the session's messages that are mentioned in manifests, by `seq`."""
         places = sorted({place for manifest in manifests for place in places_of_ids(manifest)}) if session_id else []
         ids: dict[int, str] = {}
         for some in batched(places, _ROWS_AT_ONCE):
@@ -254,12 +254,12 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Return whether the record is stored already, with its owner or (before the session existed) with its run."""
+        """Return True if the record is stored already: with its owner, or with its run before the session existed."""
         keepers = dict.fromkeys((keeper, _Keeper("run_id", noted[0].run_id)))
         return any([await self._was_noted(connection, each, key, noted) for each in keepers])
 
     async def _was_noted(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Return whether the owner has an equal record. Unpack both, because packing depends on the transcript."""
+        """Return True if this owner has an equal record. Both are unpacked: packing depends on the transcript."""
         entry, manifest = noted
         rows = await connection.fetch(self._sql[keeper.statement("noted_then")], key)
         found = [_manifest_of((keeper.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
@@ -283,7 +283,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
 
 
 def erase_marker(session_id: str) -> str:
-    """Return the name under which an erase of messages in a session is noted; it does not reveal the session's id."""
+    """Return the name under which an erasure of messages is noted; it does not reveal the id of the session."""
     return sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -297,7 +297,7 @@ def _clean_manifest(entry: NotedManifest) -> dict[str, Json]:
 
 
 def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
-    """Return the fields of a manifest that are columns of its row, in the order of the unpacked manifest."""
+    """Return the fields of a manifest that are stored as columns of its row, in the order of the unpacked manifest."""
     return ({} if session_id is None else {"session_id": session_id}) | {"run_id": run_id}
 
 

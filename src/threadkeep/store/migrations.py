@@ -1,4 +1,4 @@
-"""Numbered migrations. Each is applied once, by one process at a time; a database with newer ones is rejected.
+"""Numbered migrations of the schema. Each is applied once, by one process; a database with unknown ones is rejected.
 
 The first one creates the whole schema of version 0.1.0; it has the number of the last migration before that version.
 """
@@ -15,13 +15,13 @@ from threadkeep.store.partitions import check_partitions, make_partitions
 from threadkeep.store.statements import load_script
 
 type ToldOfMigration = Callable[[int, int, str], object]
-"""A callback that gets, before each migration, the number of finished ones, the total, and the file name."""
+"""A callback that gets, before each migration, the numbers of finished and of all due migrations, and the file name."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
 )"""
 _APPLIED = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
-# Any fixed number identifies this lock among the advisory locks of a PostgreSQL database.
+# An arbitrary fixed number, which identifies this lock among the advisory locks of a PostgreSQL database.
 _LOCK = "SELECT pg_advisory_xact_lock(7310865112)"
 _IS_THERE: dict[Backend, str] = {
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'",
@@ -31,14 +31,14 @@ _IS_THERE: dict[Backend, str] = {
 
 
 def known_migrations(backend: Backend) -> list[tuple[int, str]]:
-    """Return the version and file name of each migration of an engine, in order."""
+    """Return the version and the file name of each migration for a database system, in order."""
     folder = files("threadkeep.store").joinpath("sql", backend)
     names = sorted(entry.name for entry in folder.iterdir() if entry.name[:4].isdigit())
     return [(int(name[:4]), name) for name in names]
 
 
 async def schema_version(driver: Driver) -> int:
-    """Return the newest migration of a database; 0 for an empty one."""
+    """Return the version of a database's newest migration; 0 for an empty database."""
     async with driver.reading() as connection:
         return await _version(connection, driver.backend)
 
@@ -46,10 +46,11 @@ async def schema_version(driver: Driver) -> int:
 async def migrate(
     driver: Driver, now: datetime, *, told: ToldOfMigration | None = None, partitions: int | None = None
 ) -> list[int]:
-    """Bring a database to the newest schema; return the versions that were applied now.
+    """Bring a database to the newest schema; return the versions of the migrations that this call applied.
 
-    Concurrent processes take turns, and the later ones find nothing to do. A database that is up to date is only read.
-    In a new PostgreSQL database, messages are partitioned by session into `partitions`; other databases stay as is.
+    Of concurrent processes, one migrates, and the others wait and find nothing to do. A database that is up to date is
+    only read. In a new PostgreSQL database, messages are partitioned by session into `partitions`; an existing one
+    stays as it is.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.
@@ -69,7 +70,7 @@ async def migrate(
         )
     if found == newest:
         return []
-    # Migrating a large database takes long, and processes that start meanwhile wait for it.
+    # There is no lock timeout, because migrating a large database takes long and other starting processes must wait.
     async with driver.writing(lock_timeout_seconds=0) as connection:
         if driver.backend == "postgres":
             await connection.fetch(_LOCK, {})

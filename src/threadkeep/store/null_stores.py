@@ -1,4 +1,4 @@
-"""Null stores for runs without a session, and for data that a LangGraph store does not have."""
+"""Null stores: for runs without a session, and for data that memories of a LangGraph store do not have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threadkeep.store.transcripts import Branching, Recent, Superseded
 
 
 class NullContexts(Contexts):
-    """A null store without anchors, summaries and steps."""
+    """A null store: it has no anchors, summaries or tool calls."""
 
     def __init__(self) -> None:
         """Do nothing; there is no database."""
@@ -28,7 +28,7 @@ class NullContexts(Contexts):
         """Return None."""
 
     async def steps(self, *_: Any, **__: Any) -> list[Steps]:
-        """Return no steps."""
+        """Return no tool calls."""
         return []
 
     async def keep_steps(self, *_: Any, **__: Any) -> None:
@@ -70,7 +70,7 @@ class NullTranscripts:
         return Recent(())
 
     async def find(self, *_: Any, **__: Any) -> None:
-        """Return None; there are no messages and no sessions."""
+        """Return None; there are no messages or sessions."""
 
     tell = session = change = reset = find
 

@@ -1,4 +1,4 @@
-"""Opening databases by address; an engine's library is imported only when it is used."""
+"""Opens databases by address; the library of a database system is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from threadkeep.store.private_files import make_private_folder
 from threadkeep.store.statements import load_statements
 
 SETUP_SECONDS: Final = 60.0
-"""Seconds that a process waits while another process creates LangGraph's tables."""
+"""The seconds that a process waits while another process creates LangGraph's tables."""
 
 _POLL_SECONDS = 0.05
 
@@ -30,7 +30,7 @@ async def open_database(
 ) -> AsyncIterator[Driver]:
     """Open a database without migrating its schema.
 
-    With `read_only` nothing can be written, and a SQLite file must exist.
+    With `read_only`, nothing can be written, and a SQLite file must already exist.
 
     Raises:
         StoreUnavailable: the database does not answer.
@@ -55,15 +55,15 @@ async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_
 
 
 def make_folder(path: Path | None) -> None:
-    """Create the folder of a SQLite file, for this user only."""
+    """Create the folder of a SQLite file, accessible only to this user."""
     if path is not None:
-        with contextlib.suppress(OSError):  # opening the file will report the error with its cure
+        with contextlib.suppress(OSError):  # opening the file will report the error with a cure
             make_private_folder(path.parent)
 
 
 @asynccontextmanager
 async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
-    """Allow one process at a time to set up a SQLite file. It locks a separate file: SQLite locks the database file."""
+    """Let one process at a time set up a SQLite file. A separate file is locked: SQLite itself locks the database."""
     if path is None:
         yield
         return
@@ -93,7 +93,7 @@ FOREIGN_OPTIONS = StoreOptions(pool_max_size=2, pool_timeout_seconds=10.0)
 
 
 class ForeignDatabase:
-    """The tables of another system."""
+    """The tables of another system's database, to read from them."""
 
     def __init__(self, driver: Driver, columns: Mapping[str, frozenset[str]]) -> None:
         self._driver = driver
@@ -101,13 +101,13 @@ class ForeignDatabase:
         self.columns = columns
 
     async def rows(self, statement: str, **parameters: object) -> list[Row]:
-        """Return the rows of a statement of `foreign.sql`."""
+        """Return the rows of a statement from `foreign.sql`."""
         return await self._driver.fetch(self._sql[statement], parameters)
 
 
 @asynccontextmanager
 async def open_foreign(address: DatabaseAddress) -> AsyncIterator[ForeignDatabase]:
-    """Open a database of another system.
+    """Open a database of another system for reading.
 
     Raises:
         StoreUnavailable: the database does not answer, or the file is not a database.

@@ -1,4 +1,4 @@
-"""The outbox: answers are recorded before their runs begin, and each answer is sent by one process."""
+"""The outbox: messages to send are recorded before their runs begin, and each is sent by one process at a time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from threadkeep.store.statements import ClockedTables
 type Address = Mapping[str, Json]
 
 WRONG_CLOCK_SECONDS = 3_600.0
-"""The largest accepted difference between the clocks of two processes. No claim of a message is longer."""
+"""The largest accepted difference between the clocks of two processes. No claim on a message lasts longer."""
 _USER = "user_id"
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
 
 
 def address_of(user_id: str) -> str:
-    """Return the part of a stored address's JSON text that names a person."""
+    """Return the part of a stored address's JSON text that contains a person's id."""
     return json_text({_USER: user_id})[1:-1]
 
 
@@ -32,8 +32,9 @@ def address_of(user_id: str) -> str:
 class Outgoing:
     """A message to send: the answer of a run to `message_id`, or a `content` that is not in a transcript.
 
-    `parts_sent` parts have arrived. `uncertain` is true if a process died or lost its connection while it
-    sent a part: the part may have arrived. `partial` is the text of a growing answer so far.
+    `parts_sent` is the number of parts that have arrived. `uncertain` is true if a process died or lost its connection
+    while it sent a part, so that this part may have arrived. `partial` is the text so far of an answer that is still
+    being written.
     """
 
     number: int
@@ -55,7 +56,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Recipient:
-    """The person of a session: the channel and the address of their last message, and the owner of the session."""
+    """The person of a session: channel and address of the person's last message, and the owner of the session."""
 
     channel: str
     address: Address = field(repr=False)
@@ -64,7 +65,7 @@ class Recipient:
 
 @dataclass(frozen=True)
 class LeftMessage:
-    """A message without a run: its row in the outbox, its address, and the `message` that was added with it."""
+    """A message for which no run was created: its outbox number, its address, and the `message` added with it."""
 
     number: int
     channel: str
@@ -77,9 +78,9 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
 
     Guarantees:
 
-    - A message is added once, however often its platform delivers it.
-    - An answer becomes `ready` when its run is over; different processes may add, execute and send it.
-    - One owner at a time sends a message, and the messages of a session go out in the order in which they were added.
+    - The answer to a message is added once, however often its platform delivers the message.
+    - An answer becomes `ready` when its run is over; different processes may add it, execute the run, and send it.
+    - One owner at a time sends a message, and the messages of a session are sent in the order in which they were added.
     - An owner that has lost its claim cannot change a message, because each write checks the owner.
     - Messages are deleted with their session.
     """
@@ -99,13 +100,13 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         about: str | None = None,
         message: str | None = None,
     ) -> bool:
-        """Add the answer to a message; return False if it exists already.
+        """Add the answer to a message; return False if this message already has one.
 
-        Without a `content`, the run supplies the answer. If the answer `waits`, it is ready when the run is over, else
-        at once. It is sent after the delay `after`, in which the platform may fetch it. With `remember`, `address`
-        and `user_id` are stored for the session's person, even before the session is. `about` is the person who
-        gets the answer, also in a group; erasing this person erases the answer. `message` has the data needed to
-        process the message again; it is dropped when the answer is ready.
+        Without a `content`, the run supplies the text. If the answer `waits`, it is ready when the run is over, else at
+        once. It is sent after the delay `after` at the earliest; until then, the platform may fetch it. With
+        `remember`, `address` and `user_id` are stored as the session's recipient, even before the session exists.
+        `about` is the person who gets the answer, also in a group; erasing this person erases the answer. `message` has
+        the data needed to process the message again; it is dropped when the answer is ready.
         """
         now = self._now()
         person = {**address, _USER: user_id} if user_id is not None else address
@@ -125,7 +126,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return True
 
     async def send(self, session_id: str, message_id: str, content: str) -> bool:
-        """Add an unsolicited text; return False if it exists already, or the session has no known address.
+        """Add a text that answers no message; return False if it exists already or the session has no known address.
 
         The text is not sent as a reply to the person's last message.
         """
@@ -147,14 +148,14 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             return bool(await connection.fetch(self._sql["add"], row))
 
     async def own(self, channel: str, session_id: str, user_id: str) -> bool:
-        """Assign a session without an owner to its person; return False if a person has written in it.
+        """Give a session without an owner to a user; return False if it has an owner or a person has written in it.
 
         Earlier versions stored a bot's first message without an owner, and later rejected the person.
         """
         return await self._execute("own", {"channel": channel, "session_id": session_id, "user_id": user_id}) > 0
 
     async def recipient(self, session_id: str) -> Recipient | None:
-        """Return the person of a session; None if no channel has received a message in it."""
+        """Return the recipient of a session; None if no channel has received a message in it."""
         rows = await self._driver.fetch(self._sql["recipient"], {"session_id": session_id})
         if not rows:
             return None
@@ -163,31 +164,31 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return Recipient(rows[0][0], address, user_id if isinstance(user_id, str) else None)
 
     async def answer(self, channel: str, session_id: str, message_id: str, content: str) -> bool:
-        """Answer a message with a text instead of a run; return False if its answer is not waiting."""
+        """Answer a message with a text instead of by a run; return False if its answer does not wait for a run."""
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             parameters = {**key, "content": clean_text(content), "now": self._now()}
             return await self._let_go(connection, await connection.fetch(self._sql["answer"], parameters)) > 0
 
     async def waits(self, channel: str, session_id: str, message_id: str) -> bool:
-        """Return whether the answer to a message waits for its run."""
+        """Return True if the answer to a message waits for its run."""
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
         return bool(await self._driver.fetch(self._sql["waits"], key))
 
     async def find(self, channel: str, session_id: str, message_id: str) -> Outgoing | None:
-        """Return the answer to a message; None if there is none."""
+        """Return the outbox entry of the answer to a message; None if there is none."""
         return await self._find(channel, session_id=session_id, message_id=message_id)
 
     async def entry(self, channel: str, number: int) -> Outgoing | None:
-        """Return the answer with a number; None if there is none or it belongs to another channel."""
+        """Return the outbox entry with a number; None if there is none or it belongs to another channel."""
         return await self._find(channel, number=number)
 
     async def note_partial(self, number: int, text: str) -> bool:
-        """Store the partial text of a growing answer; return False if the answer no longer waits for its run."""
+        """Store the text so far of an answer in progress; return False if the answer no longer waits for its run."""
         return await self._execute("note_partial", {"number": number, "partial": clean_text(text)}) > 0
 
     async def note_fetched(self, number: int, *, is_all: bool) -> bool:
-        """Record that the platform fetched an answer, or its first part; return False if it was not ready."""
+        """Record that the platform fetched an answer, or only its first part; return False if it was not ready."""
         statement = "end_fetched" if is_all else "note_fetched"
         return await self._execute(statement, {"number": number, "now": self._now()}) > 0
 
@@ -204,26 +205,26 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             return await self._let_go(connection, await connection.fetch(self._sql["make_ready"], parameters))
 
     async def left(self, *, older_than: timedelta) -> list[LeftMessage]:
-        """Return the messages older than `older_than` that have no run, because their process died."""
+        """Return the waiting messages older than `older_than` for which no run was created, because a process died."""
         rows = await self._driver.fetch(self._sql["left"], {"before": time_text(self._clock() - older_than)})
         found = [(number, channel, _address(address)) for number, channel, address in rows]
         return [LeftMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]
 
     async def end_unasked(self, *, older_than: timedelta) -> int:
-        """End waiting answers older than `older_than` without a run (their process died); return their number."""
+        """End answers that wait longer than `older_than` for a run that was never created; return their number."""
         now = self._clock()
         parameters = {"now": time_text(now), "before": time_text(now - older_than)}
         return await self._execute("end_unasked", parameters)
 
     async def due(self, channel: str, *, limit: int) -> list[int]:
-        """Return the numbers of a channel's messages that may be sent now, longest wait first."""
+        """Return the numbers of a channel's messages that may be sent now, those that wait longest first."""
         beyond = self._later(WRONG_CLOCK_SECONDS)
         parameters = {"channel": channel, "now": self._now(), "beyond": beyond, "limit": limit}
         rows = await self._driver.fetch(self._sql["due"], parameters)
         return [number for (number,) in rows]
 
     async def claim(self, number: int, owner: str, *, seconds: float) -> Outgoing | None:
-        """Claim a message for some seconds; return None if it may not be sent now, or another process claimed it."""
+        """Claim a message for some seconds; return None if it may not be sent now or another process has claimed it."""
         times = {"now": self._now(), "until": self._later(seconds), "beyond": self._later(WRONG_CLOCK_SECONDS)}
         parameters = {"number": number, "owner": owner, **times}
         async with self._driver.writing() as connection:
@@ -236,39 +237,40 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(message, run_id=runs[0][0]) if runs else message
 
     async def note_part(self, message: Outgoing, owner: str, parts: int, *, seconds: float) -> bool:
-        """Record the number of parts that have arrived, and extend the claim; return False if the claim was lost."""
+        """Record how many parts have arrived, and extend the claim; return False if the claim was lost."""
         parameters = {"number": message.number, "owner": owner, "parts": parts, "until": self._later(seconds)}
         return await self._execute("note_part", parameters) > 0
 
     async def move(self, number: int, owner: str, address: Address) -> bool:
-        """Change the address for the unsent parts of a message; return False if the claim was lost."""
+        """Change the address to which the unsent parts of a message go; return False if the claim was lost."""
         return await self._change("move", number, owner, address=json_text(address))
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
-        """Release a message, to be tried again at the time `until`; return False if the claim was lost."""
+        """Release a message, so that it is tried again at the time `until`; return False if the claim was lost."""
         values = {"at": time_text(until), "error": error, "uncertain": uncertain}
         return await self._change("postpone", number, owner, **values)
 
     async def end(self, number: int, owner: str, status: Literal["delivered", "nothing"], error: str = "") -> bool:
-        """End a message; return False if the claim was lost."""
+        """Mark a message as delivered, or as having nothing to send; return False if the claim was lost."""
         return await self._change("end", number, owner, status=status, error=error or None, now=self._now())
 
     async def fail(self, number: int, owner: str, error: str) -> bool:
         """Mark a message as failed, for a person to handle; return False if the claim was lost.
 
-        `error` is the name of a kind of error; it must not quote texts.
+        `error` is the name of a kind of error; it must not quote any message.
         """
         return await self._change("fail", number, owner, error=error, now=self._now())
 
     async def sent(self, channel: str, session_id: str, *, limit: int = 50) -> list[Outgoing]:
-        """Return the answers of a session that have arrived at least in part, newest first."""
+        """Return the messages of a session of which at least a part has arrived, newest first."""
         parameters = {"channel": channel, "session_id": session_id, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["sent"], parameters)]
 
     async def fail_sent(self, number: int, error: str, *, parts: int, address: Address) -> bool:
-        """Mark an answer that the platform had accepted as failed after `parts`; a retry uses the new `address`.
+        """Mark an answer that the platform had accepted as failed after `parts` parts; a retry uses `address`.
 
-        Return False if it has another status. The content of a delivered text is gone, so its retry sends nothing.
+        Return False if the answer has another status. A text without a run is deleted on delivery, so that its retry
+        sends nothing.
         """
         values = {"number": number, "error": error, "parts": parts, "address": json_text(address), "now": self._now()}
         return await self._execute("fail_sent", values) > 0
@@ -278,13 +280,13 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("retry", {"number": number, "now": self._now()}) > 0
 
     async def drop(self, number: int) -> bool:
-        """Drop a message; return False if it is over already."""
+        """Drop a message without sending it; return False if it has ended already."""
         return await self._execute("drop", {"number": number, "now": self._now()}) > 0
 
     async def entries(
         self, *, status: OutboxStatus | None = None, channel: str | None = None, after: int = 0, limit: int = 100
     ) -> list[Outgoing]:
-        """Return messages after a number, in order."""
+        """Return the messages with higher numbers than `after`, in order, of one status or channel if given."""
         parameters = {"status": status, "channel": channel, "after": after, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["entries"], parameters)]
 
@@ -294,7 +296,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return {(channel, status): count for channel, status, count in rows}
 
     async def times(self) -> dict[str, tuple[datetime | None, datetime | None]]:
-        """Return, by channel, the times when the oldest open answer was added and when a person last wrote."""
+        """Return for each channel when its oldest open answer was added, and when a person last wrote in it."""
         rows = await self._driver.fetch(self._sql["times"], {})
         return {
             channel: (None if oldest is None else time_of(oldest), None if heard is None else time_of(heard))
@@ -318,7 +320,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _let_go(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Remove the stored message from rows that no longer need it to start a run; return the number of rows."""
+        """Delete the stored `message` from rows that need it no longer to start a run; return the number of rows."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:

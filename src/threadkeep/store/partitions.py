@@ -1,4 +1,4 @@
-"""Messages and their search index in partitions by session, on PostgreSQL."""
+"""Partitions of messages and their search index by session, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Dri
 from threadkeep.store.statements import load_statements
 
 type Progress = Callable[[int, int, int], object]
-"""A callback that is called after each step, with the numbers of finished ranges, all ranges and copied messages."""
+"""A callback that gets, after each step, the numbers of finished ranges, of all ranges and of copied messages."""
 
 _RANGES = 200
-# Short, because readers wait too. Below deadlock_timeout, because PostgreSQL may then abort other transactions.
+# Short, because readers also wait. Below deadlock_timeout, because PostgreSQL may then abort other transactions.
 _LOCK_SECONDS = GROUP_LOCK_SECONDS
 _PAUSE_SECONDS = 1.0
 _MOST_TRIES = 100
 _SQL = load_statements("postgres/partitions.sql")
-# A line that is not indented begins the next statement.
+# A line that is not indented begins the next statement of a script.
 _STATEMENT_END = re.compile(r";\n(?=\S)")
 
 
 def check_partitions(backend: Backend, partitions: int | None) -> None:
-    """Check that a database can have partitions.
+    """Check that a database can have partitions if they are requested.
 
     Raises:
         InvalidSettings: the database is SQLite.
@@ -42,7 +42,7 @@ def check_partitions(backend: Backend, partitions: int | None) -> None:
 
 
 async def index_statements(connection: Connection, sql: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the statements for the current form of the search index, which another process may have partitioned."""
+    """Return the statements for the search index in its current form, which another process may have changed."""
     if "is_partitioned" not in sql:
         return sql
     [(is_partitioned,)] = await connection.fetch(sql["is_partitioned"], {})
@@ -50,16 +50,16 @@ async def index_statements(connection: Connection, sql: Mapping[str, str]) -> Ma
 
 
 async def make_partitions(connection: Connection, partitions: int) -> None:
-    """Turn the empty tables of a new schema into partitioned ones."""
+    """Replace the empty tables of a new schema with partitioned ones."""
     await connection.fetch(_SQL["count"], {"count": str(partitions)})
     for name in ("create", "index", "swap"):
         await _run(connection, name)
 
 
 class PartitionState(NamedTuple):
-    """The number of partitions of the tables, and of an unfinished copy.
+    """The number of partitions of the tables (0 without any), and the same of an unfinished copy.
 
-    `owner` and `views` are set if they prevent the tables from being replaced.
+    `owner` is set if another PostgreSQL user owns the tables, `views` if views use them; both prevent replacing them.
     """
 
     partitions: int
@@ -69,7 +69,7 @@ class PartitionState(NamedTuple):
     views: str | None
 
     def refusal(self, wanted: int) -> str | None:
-        """Return why the tables cannot get the wanted number of partitions, with the cure; None if they can."""
+        """Return why the tables cannot get the wanted number of partitions, with a cure; None if they can."""
         if self.partitions not in (0, wanted):
             cure = "to change the number, export the sessions and import them into a new database."
             return f"This database has {self.partitions} partitions; {cure}"
@@ -83,7 +83,7 @@ class PartitionState(NamedTuple):
 
 
 async def partition_state(driver: Driver) -> PartitionState:
-    """Return the state of the tables; on SQLite they have no partitions."""
+    """Return the state of the tables; on SQLite, the state has no partitions."""
     if driver.backend == "sqlite":
         return PartitionState(0, 0, is_begun=False, owner=None, views=None)
     async with driver.reading() as connection:
@@ -91,9 +91,9 @@ async def partition_state(driver: Driver) -> PartitionState:
 
 
 async def partition(driver: Driver, partitions: int, *, report: Progress) -> bool:
-    """Turn the tables of a database in use into partitioned ones; return False if they are partitioned already.
+    """Partition the tables of a database that is in use; return False if they are partitioned already.
 
-    After an interruption the next call continues. Several callers share the work.
+    After an interruption, the next call continues. Concurrent callers share the work.
 
     Raises:
         InvalidInput: the tables cannot get this number of partitions.
@@ -123,7 +123,7 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
 
 
 async def abandon(driver: Driver) -> bool:
-    """Remove an unfinished copy; return False if there is none."""
+    """Remove an unfinished partitioned copy; return False if there is none."""
 
     async def remove(connection: Connection) -> bool:
         if is_begun := await _lock(connection) and (await _state(connection)).is_begun:
@@ -138,7 +138,7 @@ async def _state(connection: Connection) -> PartitionState:
 
 
 async def _lock(connection: Connection) -> bool:
-    """Wait for other callers; return False if one of them has already replaced the tables."""
+    """Take the lock for partitioning; return False if another caller has already replaced the tables."""
     await connection.fetch(_SQL["lock"], {})
     return not (await _state(connection)).partitions
 
@@ -159,7 +159,7 @@ async def _step(connection: Connection) -> tuple[int, int]:
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy the oldest noted ranges; return the numbers of ranges and messages."""
+    """Copy the ranges that were noted first, up to a limit; return the numbers of ranges and messages."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}
@@ -170,7 +170,7 @@ async def _copy(connection: Connection) -> tuple[int, int]:
 
 
 async def _swap(connection: Connection) -> None:
-    """Copy the remaining changes, and replace the tables while they are locked against reading and writing."""
+    """Copy the remaining changes, and replace the tables while they are locked against reads and writes."""
     if not await _lock(connection):
         return
     await _run(connection, "hold")
@@ -180,7 +180,7 @@ async def _swap(connection: Connection) -> None:
 
 
 async def _briefly[T](driver: Driver, work: Callable[[Connection], Awaitable[T]]) -> T:
-    """Execute `work`, which locks tables, in one transaction; retry if other transactions keep the tables locked."""
+    """Execute `work`, which locks tables, in a transaction; retry if other transactions keep the tables locked."""
     for _ in range(_MOST_TRIES - 1):
         try:
             async with driver.writing(lock_timeout_seconds=_LOCK_SECONDS) as connection:

@@ -1,4 +1,4 @@
-"""The PostgreSQL driver: a pool of psycopg connections that detects a restarted server."""
+"""The PostgreSQL driver: a pool of psycopg connections, which are checked after a pause or a failure."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ from threadkeep.store.statements import load_statements
 
 type DictConnection = psycopg.AsyncConnection[DictRow]
 
-# Longer than `RunServiceOptions.reaps_every`; otherwise each query of an idle worker would need two round trips.
+# Longer than `RunServiceOptions.reaps_every`; otherwise each query of an idle worker would be preceded by a check.
 TRUSTED_SECONDS = 3.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
-# The pool retries for this time with pauses that double; after that, the next caller starts again. So a server that
-# returns after a long time is found within seconds.
+# The pool retries for this time, with pauses that double; after that, the next caller starts it again. So a server that
+# was away for long is found within seconds.
 _RECONNECT_SECONDS = 5
-# Any fixed number identifies this lock among a database's advisory locks. It is not a parameter: a statement with
-# parameters keeps its snapshot until the next statement, and CREATE INDEX CONCURRENTLY waits for old snapshots.
+# An arbitrary fixed number, which identifies this lock among a database's advisory locks. It is not a parameter: a
+# statement with parameters keeps its snapshot until the next one, and CREATE INDEX CONCURRENTLY waits for old
+# snapshots.
 _TRY_SETUP_LOCK = "SELECT pg_try_advisory_xact_lock(7310865113)"
 
 
@@ -70,15 +71,15 @@ class PostgresDriver:
 
     @property
     def backend(self) -> Backend:
-        """The name of the engine."""
+        """The name of the database system."""
         return "postgres"
 
     async def check_file(self) -> None:
-        """Do nothing, because the files belong to the server."""
+        """Do nothing, because the files belong to the PostgreSQL server."""
 
     @classmethod
     async def open(cls, dsn: str, options: StoreOptions, *, read_only: bool = False) -> Self:
-        """Return a driver with a filled pool.
+        """Return a driver whose pool has its first connections.
 
         Raises:
             StoreUnavailable: the server does not answer in time.
@@ -91,7 +92,7 @@ class PostgresDriver:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[PostgresConnection]:
-        """Lend a connection for reading; a broken one is replaced once, transparently."""
+        """Lend a connection for reading; if it breaks, it is replaced once and the statement is repeated."""
         with translated():
             loan = _Loan(self._pool, self._used)
             try:
@@ -102,7 +103,7 @@ class PostgresDriver:
                 await loan.give_back()
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
-        """Return all rows of a single statement that reads."""
+        """Execute a single statement that only reads; return its rows."""
         async with self.reading() as connection:
             return await connection.fetch(sql, parameters)
 
@@ -115,7 +116,7 @@ class PostgresDriver:
                     await PostgresConnection(raw).fetch(sql, parameters)
                 yield PostgresConnection(raw)
             if transaction.status != transaction.Status.COMMITTED:
-                # psycopg ends the block without an error if the connection was closed.
+                # psycopg ends the block without an error if the connection was closed meanwhile.
                 raise psycopg.OperationalError("The connection was closed before the transaction was committed.")
 
     @asynccontextmanager
@@ -129,7 +130,7 @@ class PostgresDriver:
                 await connection.roll_back()
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements as one write transaction, in one round trip; return all rows of each."""
+        """Execute statements as one write transaction in one round trip; return the rows of each."""
         async with self.transaction() as transaction:
             return await transaction.commit(statements)
 
@@ -142,7 +143,7 @@ class PostgresDriver:
         before: Sequence[Statement] = (),
         after: Sequence[Statement] = (),
     ) -> Appended:
-        """Store a group of new turns with one statement, which is its own transaction unless there are others."""
+        """Store a group of new turns with one statement; with `before` or `after`, with one transaction."""
         parameters = {
             "sessions": json.dumps(sessions, ensure_ascii=False),
             "messages": json.dumps(messages, ensure_ascii=False),
@@ -165,10 +166,10 @@ class PostgresDriver:
         await self._pool.close()
 
     async def _configure(self, raw: RawConnection) -> None:
-        """Read times in UTC, and JSON columns as text, because one codec parses them for both engines."""
+        """Set up a new connection: times in UTC, JSON columns as text (parsed by this package), and the timeouts."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
-        # Not set by connection options, which would replace those of the DSN. A pooler keeps each client's time zone.
+        # Not a connection option, which would replace the options in the DSN. A pooler keeps each client's time zone.
         await raw.execute("SELECT set_config('TimeZone', 'UTC', FALSE)")
         if await negotiate_pooler(raw):
             self._is_pooled = True
@@ -178,7 +179,7 @@ class PostgresDriver:
             await raw.execute("SET default_transaction_read_only = on")
 
     def _short_wait(self) -> Sequence[Statement]:
-        """Return the statement that limits a transaction's wait for each lock to `GROUP_LOCK_SECONDS` or less."""
+        """Return the statement that limits a transaction's wait for each lock to at most `GROUP_LOCK_SECONDS`."""
         return self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds or GROUP_LOCK_SECONDS))
 
     def _lock_timeout(self, given: float | None) -> Sequence[Statement]:
@@ -210,9 +211,10 @@ class PostgresDriver:
 
 
 class _Loan:
-    """A pooled connection for the duration of a block; `used` has the time at which each connection last worked.
+    """A connection lent from the pool for one block; `used` has the time at which each connection last worked.
 
-    The pool's own context manager costs a tenth of a short read, because it ends a transaction that does not exist.
+    The pool's own context manager takes a tenth of the time of a short read, because it tries to end a transaction that
+    does not exist.
     """
 
     def __init__(self, pool: AsyncConnectionPool[RawConnection], used: WeakKeyDictionary[RawConnection, float]) -> None:
@@ -221,17 +223,17 @@ class _Loan:
         self._raw: RawConnection | None = None
 
     async def take(self) -> RawConnection:
-        """Return a working connection; one that worked a moment ago is not checked, to save a round trip."""
+        """Return a working connection. If it worked up to 3 seconds ago, it is not checked, to save time."""
         raw = self._raw = await self._connection()
         if time.monotonic() - self._used.get(raw, 0.0) <= TRUSTED_SECONDS or await _lives(raw):
             return raw
         return await self.exchange()
 
     async def exchange(self) -> RawConnection:
-        """Return a working connection in exchange for a broken one.
+        """Give back a broken connection, and return a working one.
 
-        If one connection is broken, others are likely broken too, so the pool checks all of them at once. By itself it
-        would find them one by one, with pauses that double.
+        If one connection is broken, others probably are too, so the pool checks all of them at once. Otherwise it would
+        find them one by one, with pauses that double.
         """
         await self.give_back()
         self._used.clear()
@@ -241,12 +243,12 @@ class _Loan:
 
     async def _connection(self) -> RawConnection:
         left = seconds_left()
-        # With a timeout of zero the pool never returns a connection.
+        # With a timeout of zero, the pool would never return a connection.
         limit = None if left is None else min(max(left, _LEAST_SECONDS), self._pool.timeout)
         return await self._pool.getconn(limit)
 
     async def give_back(self) -> None:
-        """Return the connection to the pool, if there is one."""
+        """Give the connection back to the pool, if one was taken."""
         raw, self._raw = self._raw, None
         if raw is not None:
             await close_in_pipeline(raw)
@@ -284,10 +286,10 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
 
 @asynccontextmanager
 async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
-    """Allow one process at a time into the block, across machines.
+    """Let one process at a time run the block, across all machines.
 
-    It polls, because a transaction that waits in the server would block CREATE INDEX CONCURRENTLY. The lock
-    belongs to a transaction, because a pooler shares sessions between clients.
+    The lock is polled, because a transaction that waits in the server would block CREATE INDEX CONCURRENTLY. It is a
+    lock of a transaction, not of a session, because a pooler shares sessions between clients.
     """
     with translated():
         async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=_CONNECT_SECONDS) as raw:
@@ -303,10 +305,10 @@ async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
 
 
 async def close_in_pipeline(raw: psycopg.AsyncConnection[Any]) -> None:
-    """Close a connection that a cancelled call has left in pipeline mode; the pool then opens a new connection.
+    """Close a connection if a cancelled call left it in pipeline mode; the pool then opens a new one.
 
-    psycopg 3.3.9 leaves the mode on if it is cancelled between entering it and the next statement. In this mode, a
-    statement returns its rows before it is committed, and is rolled back when the connection ends.
+    psycopg 3.3.9 leaves this mode on if it is cancelled between entering the mode and the next statement. In pipeline
+    mode, a statement returns its rows before it is committed, and is rolled back when the connection is closed.
     """
     if raw.info.pipeline_status != psycopg.pq.PipelineStatus.OFF:
         await raw.close()
@@ -321,10 +323,10 @@ async def _lives(raw: RawConnection) -> bool:
 
 
 async def negotiate_pooler(raw: psycopg.AsyncConnection[Any]) -> bool:
-    """Return whether a pooler such as pgbouncer is in front of the server; if so, turn prepared statements off.
+    """Detect a pooler such as pgbouncer; if there is one, turn prepared statements off and return True.
 
     In transaction mode each transaction may get another session of the server, so no prepared statement, setting or
-    lock may be left in a session. A pooler is detected by its process ids, which differ from the server's.
+    lock may be left in a session. A pooler reports process ids that differ from the server's.
     """
     cursor = await raw.execute("SELECT pg_backend_pid() AS pid", prepare=False)
     row = await cursor.fetchone()
@@ -340,5 +342,5 @@ async def _configure_dict_connection(raw: DictConnection) -> None:
 
 
 def _timeout_text(seconds: float) -> str:
-    """Return seconds as a PostgreSQL setting of at least 1 ms; 0 stays 0, which turns the timeout off."""
+    """Return seconds as a PostgreSQL setting of at least 1 ms; 0 turns the timeout off."""
     return f"{max(1, round(seconds * 1000))}ms" if seconds > 0 else "0"

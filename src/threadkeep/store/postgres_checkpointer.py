@@ -1,4 +1,4 @@
-"""LangGraph's checkpointer on PostgreSQL, with Threadkeep's errors. Importing this imports LangGraph and psycopg."""
+"""LangGraph's checkpointer on PostgreSQL, with Threadkeep's errors. This module imports LangGraph and psycopg."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadkeep.store.translating_saver import TranslatingSaver
 
 
 class PostgresCheckpointer(TranslatingSaver, AsyncPostgresSaver):
-    """LangGraph's checkpointer on PostgreSQL."""
+    """LangGraph's checkpointer on PostgreSQL, with Threadkeep's errors."""
 
     translated = translated
 
@@ -25,7 +25,7 @@ class PostgresCheckpointer(TranslatingSaver, AsyncPostgresSaver):
 async def open_postgres_saver(
     dsn: str, options: StoreOptions, serde: SerializerProtocol, *, set_up: bool
 ) -> AsyncIterator[PostgresCheckpointer]:
-    """Open a checkpointer; with `set_up`, create its tables if they are missing."""
+    """Open a checkpointer for one block; with `set_up`, create its tables if they are missing."""
     async with open_dict_pool(dsn, options) as pool:
         saver = PostgresCheckpointer(conn=pool, serde=serde)
         if set_up:

@@ -29,7 +29,7 @@ _IN_TRANSACTION = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionS
 
 
 class PostgresConnection:
-    """A psycopg connection with the methods of `threadkeep.store.driver.Connection`."""
+    """A psycopg connection with the methods of the protocol `threadkeep.store.driver.Connection`."""
 
     def __init__(self, raw: RawConnection, another: Callable[[], Awaitable[RawConnection]] | None = None) -> None:
         self.raw = raw
@@ -42,7 +42,7 @@ class PostgresConnection:
         except psycopg.OperationalError:
             if self._another is None or not self.raw.closed:
                 raise
-            # A read can be repeated safely.
+            # Only reads get here with `_another`, and a read can be repeated safely.
             self.raw, self._another = await self._another(), None
             cursor = await self.raw.execute(_query(sql), parameters)
         return await cursor.fetchall()
@@ -53,13 +53,13 @@ class PostgresConnection:
         return cursor.rowcount
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Return all rows of each statement, in one round trip."""
+        """Execute statements in one round trip; return the rows of each."""
         async with self._pipeline():
             cursors = [await self.raw.execute(_query(sql), parameters) for sql, parameters in statements]
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     async def transact(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements as one transaction; return all rows of each."""
+        """Execute statements as one transaction; return the rows of each."""
         async with AsyncOnFailure(self.roll_back):
             return await PostgresTransaction(self).commit(statements)
 
@@ -70,9 +70,9 @@ class PostgresConnection:
 
     @asynccontextmanager
     async def _pipeline(self) -> AsyncIterator[None]:
-        """Open a pipeline for statements, unless libpq is too old for pipelines.
+        """Open a pipeline for the block, unless libpq is too old for pipelines.
 
-        psycopg would log a warning for each block that ends with an error, so the error is raised after the block.
+        psycopg would log a warning if an error left its pipeline block, so the error is raised after that block.
         """
         failure: BaseException | None = None
         try:
@@ -89,15 +89,15 @@ class PostgresConnection:
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Execute a statement once for each row of parameters."""
-        # psycopg's own pipeline would turn a cancellation at its start into an AssertionError.
+        # The pipeline that psycopg itself opens would turn a cancellation at its start into an AssertionError.
         async with self._pipeline(), self.raw.cursor() as cursor:
             await cursor.executemany(_query(sql), rows)
 
 
 class PostgresTransaction:
-    """A write transaction, with a pipeline for each group of statements; `first` are executed at its begin.
+    """A write transaction with one pipeline per call; the statements `first` are executed right after BEGIN.
 
-    `limits` returns the statement that shortens the lock timeout for the statements `beside`.
+    `limits` returns the statements that shorten the lock timeout for the statements `beside`.
     """
 
     def __init__(
@@ -112,19 +112,19 @@ class PostgresTransaction:
         self._limits = limits
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Return all rows of each statement."""
+        """Execute statements in one round trip; return the rows of each."""
         first, self._first = self._first, []
         return (await self._connection.fetch_each([*first, *statements]))[len(first) :]
 
     async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
-        """Execute the last statements and commit; return all rows of each."""
+        """Execute the last statements and commit; return the rows of each."""
         limits = self._limits() if beside else ()
         rows = await self.fetch_each([*statements, *limits, *beside, ("COMMIT", {})])
         return [*rows[: len(statements)], *rows[len(statements) + len(limits) : -1]]
 
 
 def _query(sql: str) -> LiteralString:
-    """Return the query as a literal string, as psycopg requires: queries come from package files, never from input."""
+    """Return the query as the literal string that psycopg requires: queries come from package files, not from input."""
     return for_psycopg(sql)
 
 
@@ -141,7 +141,7 @@ _CURES: Mapping[type[BaseException], str] = {
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate the errors of psycopg into Threadkeep's, each with its cure."""
+    """Translate the errors of psycopg into Threadkeep's errors, each with a cure."""
     try:
         yield
     except psycopg.errors.UniqueViolation as error:
@@ -163,14 +163,14 @@ def translated() -> Iterator[None]:
         raise StoreUnavailable(_CURES[type(error)]) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         if (error.sqlstate or "").startswith("54"):
-            # The call exceeds a limit of the server, so a retry does not help.
+            # The call exceeds a limit of the server, so a retry would not help.
             raise _refusal(error) from None
         raise StoreUnavailable(
             f"PostgreSQL does not answer ({type(error).__name__}); check that it runs and lets this machine connect.",
             interrupted=True,
         ) from error
     except (psycopg.Error, UnicodeEncodeError) as error:
-        # Raise it without its cause, because the server's details may quote a row with message texts.
+        # Suppress the cause, because the server's details may quote a row with message texts.
         raise _refusal(error) from None
 
 

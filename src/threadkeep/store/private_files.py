@@ -16,9 +16,9 @@ _BESIDE = ("", "-wal", "-shm", "-journal")
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents with mode 0700; restrict Threadkeep's own data folder if it exists.
+    """Create a folder and its missing parents with mode 0700; if it is in Threadkeep's data folder, restrict that too.
 
-    Other existing folders are not changed, because `/tmp` or a home may be among them.
+    Other existing folders are not changed, because `/tmp` or a home folder may be among them.
     """
     for place in reversed((folder, *folder.parents)):
         if not place.exists():
@@ -29,19 +29,19 @@ def make_private_folder(folder: Path) -> None:
 
 
 def make_private_database(path: Path) -> None:
-    """Create a SQLite file with mode 0600, or restrict an existing one; SQLite gives its WAL the same mode.
+    """Create a SQLite file with mode 0600, or restrict an existing one; SQLite creates its WAL with the same mode.
 
-    An existing file is not opened: closing it would release the locks of all connections of this process, and another
-    process could then delete the WAL.
+    An existing file is not opened, because closing it would release the locks of all connections of this process to it;
+    another process could then delete the WAL.
     """
-    with contextlib.suppress(OSError):  # the file exists, or SQLite will report the error
+    with contextlib.suppress(OSError):  # the file exists already, or SQLite will report the error
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
     for ending in _BESIDE:
         tighten(path.with_name(path.name + ending))
 
 
 def is_read_only(path: Path) -> bool:
-    """Return whether a file exists but this process cannot write it, because of its mount, its folder or its mode."""
+    """Return True if a file exists and this process cannot write it, because of its mount, its folder or its mode."""
     return path.is_file() and not (_may_use(path, os.W_OK) and _may_use(path.parent, os.W_OK | os.X_OK))
 
 
@@ -50,7 +50,7 @@ def _may_use(path: Path, mode: int) -> bool:
 
 
 def tighten(path: Path) -> None:
-    """Remove the permissions of other users from a file or folder of this user, and log that."""
+    """Remove the permissions of other users from a file or folder that this user owns, and log this."""
     with contextlib.suppress(OSError):
         state = path.stat()
         if state.st_mode & _OTHERS and state.st_uid == os.geteuid():

@@ -1,4 +1,4 @@
-"""Retention in the tables: archiving and deleting old messages, and deleting finished runs."""
+"""Retention in the tables: archives and deletes old messages, and deletes finished runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from threadkeep.store.transcripts import END
 type Action = Literal["archive", "delete"]
 
 REDELIVERY: Final = timedelta(days=7)
-"""The time for which ids of deleted messages are remembered, so that a redelivered message is not a new turn."""
+"""How long ids of deleted messages are remembered: a message that its platform sends again is then no new turn."""
 
-# A margin, because not every use of a text updates its time.
+# A margin for texts of model calls, because not every use of a text updates its time.
 _TEXT_RENEWAL = timedelta(days=1)
 STEP_MESSAGES: Final = 200
-"""The maximum number of messages in a step."""
+"""The maximum number of messages that one step removes."""
 
 _STEP_CHARACTERS = 100_000
 _NEVER = "1970-01-01T00:00:00.000000+00:00"
@@ -32,24 +32,24 @@ _BEGIN: dict[Action, str] = {"archive": "begin_archiving", "delete": "begin_dele
 
 
 class Counts:
-    """A base class of frozen dataclasses of numbers, which can be added field by field."""
+    """A base class for frozen dataclasses whose fields are numbers or such dataclasses, and can be added."""
 
     def __add__(self, other: Self) -> Self:
         added = vars(other)
         return type(self)(**{name: number + added[name] for name, number in vars(self).items()})
 
     def to_dict(self) -> dict[str, Json]:
-        """Return the numbers as JSON values."""
+        """Return the numbers as JSON values, by field name."""
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True)
 class Prunable:
-    """The data of a session that retention needs.
+    """The data about a session that retention needs.
 
-    `first_stored_at` is the time of the first existing message, `first_live_at` of the first that is not archived; None
-    if there is none. Without its own `retention`, the limits in the settings apply. `message_count` is the number of
-    active messages, including archived ones.
+    `first_stored_at` is the time of the first existing message, `first_live_at` that of the first one that is not
+    archived; None if there is none. If `retention` is None, the limits in the settings apply. `message_count` is the
+    number of active messages, including archived ones.
     """
 
     session_id: str
@@ -65,13 +65,13 @@ class Prunable:
 
     @property
     def has_superseded(self) -> bool:
-        """True if it has superseded messages."""
+        """True if the session has superseded messages."""
         return self.message_count != self.last_seq - self.deleted_seq
 
 
 @dataclass(frozen=True)
 class Removal:
-    """A removal of a session's messages up to a `seq`; with `idle_before`, only if it has been idle since then."""
+    """A removal of a session's messages up to a `seq`; with `idle_before`, only if the session was idle since then."""
 
     session_id: str
     action: Action
@@ -87,7 +87,7 @@ class Removal:
 
 @dataclass(frozen=True)
 class Removed:
-    """The result of one step: the last `seq`, and the messages and tokens removed, including superseded ones."""
+    """The result of one step: the last removed `seq`, and the numbers of removed messages and tokens."""
 
     upto_seq: int
     messages: int
@@ -97,8 +97,8 @@ class Removed:
 class RetentionRows:
     """The interface through which retention uses the tables of sessions.
 
-    Guarantees: a step is atomic; it starts only at the current boundary; remaining messages keep their `seq`. A step
-    locks the session's row (on SQLite the file) for the time that a few hundred messages take.
+    Guarantees: a step is atomic; it starts only where earlier removals ended; remaining messages keep their `seq`. A
+    step locks the session's row (on SQLite the file) for the time that removing up to 200 messages takes.
     """
 
     archives = True
@@ -113,42 +113,42 @@ class RetentionRows:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return sessions in the order of their ids; if `with_own`, only sessions with their own limits."""
+        """Return sessions after an id, in the order of their ids; with `with_own`, only those with their own limits."""
         parameters = {"after": after, "limit": limit, "user_id": user_id}
         statement = self._sql["sessions_with_own" if with_own else "sessions"]
         return [_prunable(row) for row in await self._driver.fetch(statement, parameters)]
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """Return one session; None if it does not exist (or is not this user's)."""
+        """Return the data of one session; None if it does not exist or is not this user's."""
         parameters = {"session_id": session_id, "user_id": user_id}
         rows = await self._driver.fetch(self._sql["session"], parameters)
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the last `seq` before the first message after `after` that was stored at `moment` or later."""
+        """Return the `seq` before the first message after `after` that was stored at `moment` or later."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` before the newest `messages` active messages; 0 if there are fewer active messages."""
+        """Return the `seq` before the newest `messages` active messages; 0 if there are not as many."""
         parameters = {"session_id": session.session_id, "after": session.deleted_seq, "others": messages - 1}
         rows = await self._driver.fetch(self._sql["first_of_newest"], parameters)
         return int(rows[0][0]) - 1 if rows else 0
 
     async def extent(self, removal: Removal) -> Removed:
-        """Return the numbers of messages and tokens that a removal would remove now."""
+        """Return how many messages and tokens a removal would remove now."""
         between = {"session_id": removal.session_id, "after": removal.after_seq, "upto": removal.upto_seq}
         [(messages, tokens)] = await self._driver.fetch(self._sql["extent"], between)
         return Removed(removal.upto_seq, int(messages), int(tokens))
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Remove the next messages; return None if the removal is complete or the session has changed.
+        """Remove the next messages of a removal; return None if nothing is left to remove or the session has changed.
 
         Raises:
             RowLocked: another transaction has locked the session.
         """
-        # Query only the range of one step, so that no query plan reads the whole session.
+        # Read only the range of one step, so that no query plan reads the whole session.
         upto = min(removal.upto_seq, removal.after_seq + messages)
         place = {"session_id": removal.session_id, "after": removal.after_seq, "upto": upto}
         rows = _of_one_step(await self._driver.fetch(self._sql["sizes"], place))
@@ -169,7 +169,7 @@ class RetentionRows:
         return removed
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a session that has no messages left, unless new ones have arrived since."""
+        """Delete a session that has no messages left; return False if it got new ones meanwhile."""
         place = {"session_id": session_id}
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await self._begins(connection, "begin_deleting_session", place, idle_before):
@@ -177,7 +177,7 @@ class RetentionRows:
             return await delete_session(connection, self._deletion, session_id)
 
     async def forget_ids(self) -> None:
-        """Forget the ids of messages deleted so long ago that their platform does not send them again."""
+        """Forget the ids of messages that were deleted more than seven days ago; platforms do not send these again."""
         parameters = {"before": time_text(self._clock() - REDELIVERY), "limit": STEP_MESSAGES}
         while True:
             async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
@@ -185,19 +185,19 @@ class RetentionRows:
                     return
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return whether a session exists (for this user), and its own limits."""
+        """Return whether a session exists (for this user), and its own limits or None."""
         rows = await self._driver.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
         return bool(rows), retention_of(rows[0][0]) if rows else None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Set or remove a session's own limits; return False if it does not exist (or is not this user's)."""
+        """Set a session's own limits, or remove them with None; return False if it is missing or not this user's."""
         value = None if retention is None else dump_json(retention.to_dict())
         parameters = {"session_id": session_id, "user_id": user_id, "retention": value}
         async with self._driver.writing() as connection:
             return await connection.execute(self._sql["set_retention"], parameters) > 0
 
     async def reclaim_space(self) -> bool:
-        """Shrink the file; no process can write meanwhile. Return False on PostgreSQL, which uses autovacuum."""
+        """Shrink the SQLite file, while other writes wait. Return False on PostgreSQL, which uses autovacuum."""
         if "vacuum" not in self._sql:
             return False
         await self._driver.write([(self._sql["optimize_search"], {})])
@@ -215,7 +215,7 @@ class RetentionRows:
         return await connection.execute(self._sql[statement], parameters) > 0
 
     async def _forget(self, connection: Connection, place: Parameters) -> None:
-        """Delete the search entries, steps and vectors of the messages, and the recall index of the session."""
+        """Delete the search entries, tool calls and vectors of messages, and the recall index of their session."""
         sql = await index_statements(connection, self._sql)
         for name in ("forget_range", "delete_steps", "delete_vectors", "delete_recall_index"):
             await connection.execute(sql[name], place)
@@ -236,7 +236,7 @@ class RetentionRows:
         await connection.execute(self._sql["delete"], {**place, "active": active})
 
     async def _retitle(self, connection: Connection, place: Parameters, last_seq: int) -> None:
-        """If the title comes from a removed message, replace it with one from the first remaining user message."""
+        """If the title comes from a removed message, make a new one from the first remaining user message."""
         going = await connection.fetch(self._sql["first_user"], place)
         if not going:
             return
@@ -250,7 +250,7 @@ class RetentionRows:
 
 
 def _of_one_step(rows: list[Row]) -> list[Row]:
-    """Return the first rows that fit into one step, at least one."""
+    """Return the first rows whose texts fit into one step, at least one row."""
     characters = 0
     for count, row in enumerate(rows):
         characters += row[2]
@@ -267,20 +267,20 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The times before which expired runs have ended; without `set_aside_before`, runs set aside do not expire."""
+    """The times before which runs must have ended to be expired; None means that runs set aside do not expire."""
 
     before: datetime
     set_aside_before: datetime | None = None
 
     def parameters(self) -> Parameters:
-        """Return the parameters of statements."""
+        """Return the cutoffs as parameters of statements."""
         aside = self.set_aside_before
         return {"before": time_text(self.before), "set_aside_before": _NEVER if aside is None else time_text(aside)}
 
 
 @dataclass(frozen=True)
 class FinishedTree:
-    """An expired run with all its descendants; `workflow` and the times belong to the root run."""
+    """An expired run with all its descendants; `workflow`, `status` and `ended_at` are those of the root run."""
 
     root_run_id: str
     workflow: str
@@ -293,9 +293,9 @@ class FinishedTree:
 
 @dataclass(frozen=True)
 class PrunedRuns(Counts):
-    """Deleted trees, runs and events, and deleted versions of workflows that no run uses.
+    """The numbers of deleted trees, runs and events, and of deleted workflow versions that no run used.
 
-    `busy` counts the trees that were left for the next round, because another transaction locks one of their runs.
+    `busy` is the number of trees left for the next round, because another transaction has locked one of their runs.
     """
 
     trees: int = 0
@@ -306,24 +306,24 @@ class PrunedRuns(Counts):
 
 
 class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
-    """The retention of runs in the tables.
+    """The interface through which retention deletes finished runs.
 
     Guarantees: a tree is deleted entirely or not at all; a tree with a running, waiting or resumed run stays. The
-    record that a message was answered stays as long as the message.
+    record that a message was answered stays as long as the message itself.
     """
 
     async def trees(self, cutoffs: Cutoffs, *, after: tuple[datetime, str] | None, limit: int) -> list[FinishedTree]:
-        """Return expired trees, the oldest first."""
+        """Return expired trees after a cursor, oldest first."""
         created_at, run_id = after or (None, "")
         place = {"created_at": time_text(created_at) if created_at else _NEVER, "run_id": run_id, "limit": limit}
         rows = await self._driver.fetch(self._sql["over_for_long"], {**place, **cutoffs.parameters()})
         return [_tree_of(row) for row in rows]
 
     async def delete(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs) -> PrunedRuns:
-        """Delete the given trees that are still expired, with their traces and usage.
+        """Delete those of the given trees that are still expired, with their traces and usage.
 
         Raises:
-            RowLocked: another transaction has locked one of their runs.
+            RowLocked: another transaction has locked one of the runs.
         """
         sizes = {tree.root_run_id: tree for tree in trees}
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
@@ -336,7 +336,7 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
         return PrunedRuns(len(roots), len(gone), sum(sizes[root].events for root in roots))
 
     async def delete_some_events(self, tree: FinishedTree, cutoffs: Cutoffs, *, limit: int) -> PrunedRuns:
-        """Delete some events of a large tree before the tree itself; do nothing if the tree is not expired any more."""
+        """Delete up to `limit` events of a large tree before the tree itself; do nothing if it is not expired."""
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await self._still_over(connection, [tree.root_run_id], cutoffs):
                 return PrunedRuns()

@@ -1,8 +1,8 @@
-"""Full text search: an index that follows the transcript, updated outside of appends.
+"""Full-text search in the tables: an index of messages, which is updated separately from appends.
 
-Indexing a message costs more than storing it, so `append` does not index. `catch_up` updates the index in small
-transactions; a search calls it first, so that all earlier messages are found. Any process may index any session: each
-session has an indexed position, and a step is applied only if the position has not changed meanwhile.
+Indexing a message takes longer than storing it, so `append` does not index. `catch_up` updates the index in small
+transactions; `MessageSearch` calls it before each search, so that earlier messages are found. Any process may index any
+session: the last indexed `seq` of each session is stored, and a step is applied only if this has not changed meanwhile.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from threadkeep.store.search_terms import (
 from threadkeep.store.statements import Tables, like_pattern
 
 MUCH_UNINDEXED = 10_000
-"""The number of unindexed messages from which indexing takes noticeable time, such as after an import."""
+"""The number of unindexed messages above which indexing takes noticeable time, such as after an import."""
 
 _SEARCH_SECONDS = 5.0
-# Fewer than the connections of an engine, so that chats can read during searches.
+# Fewer than the connections of a pool, so that chats can read the database during searches.
 _SEARCHES = 2
 _STEP_MESSAGES = 200
 _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
-# The index is searched for at most this many words; the other words are checked when a text is read.
+# The index is queried for at most this many words; the other words are checked when a text is read.
 _PATTERNS = 16
 _WEIGHED_WORDS = 16
 _MORE = 4
-# At most this many texts are ranked, the newest ones.
+# At most this many texts that match are ranked, the newest ones.
 _CANDIDATES = 2_000
 _COMMON = 0.1
 
 
 class Search(Protocol):
-    """A full-text search of one kind of transcripts."""
+    """A full-text search in the transcripts of one backend."""
 
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Update the index (of one user, of one session) for at most `seconds`; return True when it is complete."""
+        """Update the index (of one user, of one session) for at most `seconds`; return True if it is complete."""
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
         """Return the number of messages that searches cannot find yet."""
@@ -64,13 +64,13 @@ class Search(Protocol):
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`."""
+        """Return messages with all words of a query, best first, of one user or after a `seq` of one session."""
 
 
 class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     """The search index of a database: FTS5 trigrams on SQLite, words and character pairs on PostgreSQL.
 
-    On both engines the index returns candidates; their texts are read to find the actual matches.
+    In both, the index only returns messages that may match; their texts are read to find those that do match.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -81,7 +81,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Index new messages (of one user, of one session) for at most `seconds`; return True when none is left.
+        """Index new messages (of one user, of one session) for at most `seconds`; return True if none is left.
 
         A session whose row is locked is left for the next call.
         """
@@ -93,7 +93,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
             behind = [row for row in behind if row[0] not in locked]
             if not behind:
                 return not locked
-            # Lock sessions in the order of their ids, as appends do, so that two transactions cannot deadlock.
+            # Lock sessions in the order of their ids, as appends do, which prevents deadlocks.
             if not await self._index(sorted(_Behind(*row) for row in behind), locked, deadline=deadline):
                 return False
 
@@ -105,11 +105,12 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return int(messages)
 
     async def _index(self, behind: Sequence[_Behind], locked: set[str], *, deadline: float) -> bool:
-        """Index the messages of sessions in steps; return False when the time is over."""
+        """Index the messages of sessions step by step; return False if the time is over."""
         waiting = list(behind)
         while waiting:
             count = _step_sessions(waiting)
-            # Lock each step alone, because a search must not wait until another task has indexed a whole import.
+            # Hold the lock only for one step, because a search must not wait until another task has indexed a whole
+            # import.
             async with self._turn:
                 left = await self._try_step(waiting[:count], locked)
             waiting[:count] = left
@@ -118,7 +119,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return True
 
     async def _try_step(self, sessions: Sequence[_Behind], locked: set[str]) -> list[_Behind]:
-        """Index the next messages of sessions; skip sessions with a locked row, and add them to `locked`."""
+        """Index the next messages of sessions; add locked ones to `locked`; return the sessions that have more."""
         try:
             return await self._step(sessions)
         except RowLocked:
@@ -130,10 +131,10 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`.
+        """Return messages with all words of a query, best first, of one user or after a `seq` of one session if given.
 
         Raises:
-            StoreUnavailable: the search takes too long, including the wait for other searches.
+            StoreUnavailable: the search takes longer than 5 seconds, including the wait for other searches.
         """
         words = clean_text(query).split()
         if not words or limit <= 0:
@@ -154,7 +155,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_terms(
         self, connection: Connection, terms: Sequence[str], place: Parameters, limit: int
     ) -> list[Row]:
-        """Search by fingerprints of the terms, and drop texts whose fingerprints match only by chance."""
+        """Search by fingerprints of the terms; texts are dropped if only their fingerprints match."""
         if not terms:
             return []
         whose = "found" if place["user_id"] is None else "found_of_user"
@@ -175,7 +176,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_trigrams(
         self, connection: Connection, words: Sequence[str], place: Parameters, limit: int
     ) -> list[Row]:
-        """Search by trigrams; words that are too short for a trigram are searched in the texts."""
+        """Search by trigrams; if all words are too short for a trigram, search in the texts themselves."""
         if expression := trigram_expression(words):
             weighed = relevance_words(words, await self._rarities(connection, words))
             bounds = {"limit": limit, "candidates": max(_CANDIDATES, limit)}
@@ -187,7 +188,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return await connection.fetch(self._sql[short], {**place, "patterns": patterns, "limit": limit})
 
     async def _rarities(self, connection: Connection, words: Sequence[str]) -> Sequence[float]:
-        """Return the relative weight of each word; a word without a trigram gets the weight of a very common word."""
+        """Return the weight of each word; a word without a trigram gets the weight of a very common word."""
         expressions = [trigram_expression([word]) for word in words[:_WEIGHED_WORDS] if len(word) >= TRIGRAM]
         if len(words) == 1:
             return [1.0]
@@ -196,14 +197,14 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return [next(weights, _COMMON) if len(word) >= TRIGRAM else _COMMON for word in words]
 
     async def _step(self, sessions: Sequence[_Behind]) -> list[_Behind]:
-        """Index the next messages of sessions in one transaction; return the sessions that have more messages.
+        """Index the next messages of sessions in one transaction; return the sessions with messages left to index.
 
         A session that another process has changed meanwhile is skipped.
         """
         async with self._driver.reading() as connection:
             found = await connection.fetch_each([(self._sql["texts"], session.step) for session in sessions])
         steps = _in_budget(sessions, found)
-        # In a thread, because finding the words of a step takes tens of milliseconds.
+        # This runs in a thread, because finding the words of a step takes tens of milliseconds.
         is_postgres = self._driver.backend == "postgres"
         rows = await asyncio.to_thread(_indexed_rows, steps) if is_postgres else [""] * len(steps)
         left, sql = list(sessions[len(steps) :]), None
@@ -211,7 +212,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
             for step, documents in zip(steps, rows, strict=True):
                 if not await connection.execute(self._sql["advance"], step.place):
                     continue
-                # The locked row prevents other processes from partitioning the tables now.
+                # The locked row prevents other processes from partitioning the tables until the commit.
                 sql = sql or await index_statements(connection, self._sql)
                 await connection.execute(sql["add_text"], {**step.place, "rows": documents})
                 if step.upto < step.session.last_seq:
@@ -228,17 +229,17 @@ class _Behind(NamedTuple):
 
     @property
     def step(self) -> Parameters:
-        """The parameters that select its next messages."""
+        """The parameters of the statement that reads the messages of the next step."""
         return {"session_id": self.session_id, "after": self.after, "upto": self.after + self.messages}
 
     @property
     def messages(self) -> int:
-        """The number of messages of its next step."""
+        """The number of messages in the next step."""
         return min(self.last_seq - self.after, _STEP_MESSAGES)
 
 
 class _Step(NamedTuple):
-    """The next messages of a session, up to a `seq`."""
+    """The next messages of a session to index, up to a `seq`."""
 
     session: _Behind
     upto: int
@@ -248,20 +249,21 @@ class _Step(NamedTuple):
     def place(self) -> Parameters:
         """The parameters of `advance` and `add_text`.
 
-        The last message must still exist, because the session may have been deleted and created again.
+        They include the id of the last message, which must still exist: the session may have been deleted and created
+        again.
         """
         seq, id_ = self.texts[-1][:2] if self.texts else (None, None)
         return {**self.session.step, "upto": self.upto, "seq": seq, "id": id_}
 
 
 def _step_sessions(waiting: Sequence[_Behind]) -> int:
-    """Return the number of sessions to index in one step: several short ones share the cost of a transaction."""
+    """Return the number of sessions to index in one step: several short ones share the time of one transaction."""
     messages = list(accumulate(session.messages for session in waiting))
     return max(1, bisect_right(messages, _STEP_MESSAGES))
 
 
 def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> list[_Step]:
-    """Return the steps for the first texts that fit into one transaction, in session order; at least one message."""
+    """Return the steps for the first texts that fit into one transaction, by session; at least one message."""
     steps: list[_Step] = []
     room = _STEP_CHARACTERS
     for session, texts in zip(sessions, found, strict=True):
@@ -279,7 +281,7 @@ def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> l
 
 
 def _indexed_rows(steps: Sequence[_Step]) -> list[str]:
-    """Return the documents of each step's messages with the fingerprints of their terms, as JSON."""
+    """Return for each step its messages as JSON: `seq`, document for the index, and fingerprints of the terms."""
     return [
         json.dumps(
             [{"seq": row[0], "document": row[3], "terms": fingerprints(search_terms(row[2]))} for row in step.texts],

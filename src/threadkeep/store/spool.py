@@ -1,8 +1,8 @@
-"""The spool: turns that no database could store, written to disk before the caller gets a reply.
+"""The spool: files for turns that the database did not accept, written before the caller gets a reply.
 
-Each process has its own file and locks it while it lives. Files of dead processes are unlocked; the next process that
-starts takes them over and delivers their turns. Each unreadable line is kept in a separate file until a person repairs
-or drops it.
+Each process has its own file and locks it as long as it lives. The files of dead processes are unlocked; the next
+process that starts takes them over and writes their turns to the database. Each unreadable line is kept in a separate
+file until a person repairs or drops it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LINE_SUFFIX = ".line"
 
 @dataclass(frozen=True)
 class DamagedTurn:
-    """An unreadable line of `size` bytes. `path` is its separate file, or the pending file that still contains it.
+    """An unreadable line of `size` bytes. `path` is its separate file, or the spool file that still contains it.
 
     `entry_id` is a digest of the bytes, so the same line has the same id in any file.
     """
@@ -47,7 +47,7 @@ def damaged_id(line: bytes) -> str:
 
 
 def set_aside(folder: Path, line: bytes) -> str:
-    """Write an unreadable line durably to a separate file, and return its id. Blocking I/O."""
+    """Write an unreadable line durably to a separate file; return the line's id. This is blocking I/O."""
     name = damaged_id(line)
     path = folder / f"{name}{_LINE_SUFFIX}"
     unnamed = path.with_suffix(f".{os.getpid()}.new")
@@ -69,20 +69,20 @@ def damaged_files(folder: Path) -> list[Path]:
 
 
 def damaged_turns(folder: Path) -> list[DamagedTurn]:
-    """Return the unreadable lines in separate files of a folder, oldest first. Blocking I/O."""
+    """Return the unreadable lines in separate files of a folder, oldest first. This is blocking I/O."""
     found = [(path, path.stat()) for path in damaged_files(folder)]
     turns = [DamagedTurn(path.stem, path, stat.st_size, _time(stat.st_mtime)) for path, stat in found]
     return sorted(turns, key=lambda turn: turn.found_at)
 
 
 def damaged_lines(path: Path, lines: Iterable[bytes]) -> list[DamagedTurn]:
-    """Return the unreadable lines of a pending file that was not taken over yet."""
+    """Return the given unreadable lines of a spool file that was not taken over yet."""
     changed_at = _time(path.stat().st_mtime)
     return [DamagedTurn(damaged_id(line), path, len(line), changed_at) for line in lines]
 
 
 def drop_damaged(folder: Path, entry_id: str) -> bool:
-    """Drop an unreadable line for good; return False if the folder has no file for it. Blocking I/O."""
+    """Permanently drop an unreadable line; return False if the folder has no file for it. This is blocking I/O."""
     for path in damaged_files(folder):
         if path.stem == entry_id:
             path.unlink(missing_ok=True)
@@ -111,7 +111,7 @@ _LOOK_SECONDS = 0.005
 
 @dataclass(eq=False)
 class PendingTurn:
-    """A turn that waits to be stored. `error` is the class name of the last error, `tries` counts this process's tries.
+    """A turn that waits to be stored. `error` is the class name of the last error; `tries` counts only this process.
 
     `namespace` is the conversation's namespace in the graph store, if an agent stores the conversation there.
     """
@@ -131,7 +131,7 @@ class PendingTurn:
 
 
 class SpoolFile:
-    """A file of pending turns, locked while it is open. Every method does blocking I/O: call it in a thread."""
+    """A file of pending turns, locked while it is open. All methods do blocking I/O, so call them in a thread."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -171,7 +171,7 @@ class SpoolFile:
 
     @property
     def is_there(self) -> bool:
-        """True while the path names this open file; data written to a removed file is lost."""
+        """True if the path still names this open file; data written to a removed file is lost."""
         try:
             named = self.path.stat()
         except OSError:
@@ -194,7 +194,7 @@ class SpoolFile:
         return content.turns
 
     def keep(self, entry: PendingTurn) -> None:
-        """Write a turn to disk; it is durable when this returns."""
+        """Write a turn to the file; it is durable when this method returns."""
         self._append(
             {
                 "entry": entry.entry_id,
@@ -211,12 +211,12 @@ class SpoolFile:
         entry.file = self
 
     def renew(self, entry: PendingTurn) -> None:
-        """Write a changed pending turn again; do nothing if it is done."""
+        """Write a pending turn again that has changed; do nothing if it was stored or dropped."""
         if entry.entry_id in self._open_entries:
             self.keep(entry)
 
     def failed(self, entry: PendingTurn) -> None:
-        """Record the error of a pending turn, so that other processes can read it."""
+        """Record the last error of a pending turn, so that other processes can read it."""
         self._append({"failed": entry.entry_id, "error": entry.error})
 
     def done(self, entry: PendingTurn) -> None:
@@ -236,17 +236,17 @@ class SpoolFile:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Close the file; remove it if it has no turns."""
+        """Close the file; remove it if it has no turns and no unreadable lines."""
         if not self._open_entries and read_spool(self.path).empty:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
     def abandon(self) -> None:
-        """Close a file that was removed or replaced; leave its path alone."""
+        """Close a file that was removed or replaced; whatever is at its path now stays."""
         os.close(self._descriptor)
 
     def _append(self, line: dict[str, Any]) -> None:
-        dump_json(line)  # raises if the line is not JSON
+        dump_json(line)  # raises an error if the line is not JSON
         # Escape to ASCII, so that no character of a message ends the line or fails to encode.
         data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
         size = os.fstat(self._descriptor).st_size
@@ -266,7 +266,7 @@ def spool_files(folder: Path) -> list[Path]:
 
 
 def in_use(path: Path) -> bool:
-    """Return whether the process that owns a file is alive.
+    """Return True if the process that owns a file is alive.
 
     The check takes a shared lock for a moment; `take_over` waits for such locks.
     """
@@ -281,13 +281,13 @@ def in_use(path: Path) -> bool:
 
 
 def _own(descriptor: int) -> bool:
-    """Lock a file exclusively; wait while others only check it, and return False if it has an owner."""
+    """Lock a file exclusively; wait while other processes only check it; return False if it has an owner."""
     for _ in range(_LOOKS):
         if _locked(descriptor, fcntl.LOCK_EX):
             return True
         if not _locked(descriptor, fcntl.LOCK_SH):
             return False
-        # A shared lock belongs to a check; the lock of an owner is exclusive.
+        # Here another process has a shared lock, which it takes only for a check; the lock of an owner is exclusive.
         time.sleep(_LOOK_SECONDS)
     return False
 
@@ -309,7 +309,7 @@ class SpoolContent:
 
     @property
     def empty(self) -> bool:
-        """True if nothing is left to deliver or to repair."""
+        """True if there are no turns and no unreadable lines."""
         return not self.turns and not self.unreadable
 
 
@@ -321,7 +321,8 @@ def read_entries(path: Path) -> list[PendingTurn]:
 def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
     """Return the content of a file, without locking it.
 
-    An incomplete last line is skipped, because its process may still write; with `cut_off` it counts as unreadable.
+    An incomplete last line is skipped, because the file's process may still write it; with `cut_off`, it counts as
+    unreadable.
     """
     try:
         *lines, rest = path.read_bytes().split(b"\n")

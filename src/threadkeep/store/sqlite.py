@@ -32,22 +32,22 @@ from threadkeep.store.sqlite_connection import (
 from threadkeep.store.statements import load_statements
 
 SHARES_MEMORY: Final = sqlite3.sqlite_version_info >= (3, 36)
-"""True if two connections can share a database in memory by its name."""
+"""True if this SQLite lets connections share a database in memory by its name."""
 
 _READERS = 4
 _STOP_SECONDS = 0.01
 # The low byte of an SQLite error code is the primary code; the higher bits are details.
 _KIND_OF_ERROR = 0xFF
-# A commit writes whole pages to the WAL, and a turn changes about nine pages, so smaller pages save bytes. Pages of
-# 8 KB stored the texts of the benchmark in the same space.
+# A commit writes whole pages to the WAL, and a turn changes about nine pages, so small pages save bytes. In the
+# benchmark, pages of 8 KB did not make the file smaller.
 _PAGE_BYTES = 4096
 
 
 class SqliteDriver:
     """A SQLite database in a file, or in memory if there is no path.
 
-    A database in memory has a single connection, which serves one caller at a time. Drivers of a process that have
-    the same `memory_name` share a database.
+    A database in memory has a single connection, which serves one caller at a time. Drivers with the same `memory_name`
+    in one process share a database.
     """
 
     backend: Final[Backend] = "sqlite"
@@ -68,7 +68,7 @@ class SqliteDriver:
         self._closed = False
 
     async def check_file(self) -> None:
-        """Check that the path still names the open file."""
+        """Check that the path still names the open file. Raises `DatabaseFileReplaced`."""
         if self._file is not None:
             await asyncio.to_thread(self._file.check)
 
@@ -89,12 +89,12 @@ class SqliteDriver:
                 raise
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
-        """Return all rows of a single statement that reads."""
+        """Execute a single statement that only reads; return its rows."""
         async with self.reading() as connection:
             return await connection.fetch(sql, parameters)
 
     async def take_reader(self) -> SqliteConnection:
-        """Return a connection for reading that belongs to the caller until `give_reader`."""
+        """Take a connection for reading; it belongs to the caller until it is passed to `give_reader`."""
         await self._reader_slots.acquire()
         with OnFailure(self._reader_slots.release):
             self._check_open()
@@ -102,7 +102,7 @@ class SqliteDriver:
         return connection
 
     async def give_reader(self, connection: SqliteConnection, failure: type[BaseException] | None) -> None:
-        """Take a connection back; interrupt its statement first if the caller was cancelled."""
+        """Give a reading connection back; if the caller was cancelled, interrupt its statement first."""
         try:
             if failure is not None and issubclass(failure, asyncio.CancelledError):
                 await _to_its_end(_stop(connection.raw))
@@ -115,20 +115,20 @@ class SqliteDriver:
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
-        """Lend a connection in a write transaction; a lock timeout of 0 means no limit, other values have no effect."""
+        """Lend a connection in a write transaction; of the lock timeouts, only 0 has an effect: it means no limit."""
         async with _Lent(self.take_writer, self.give_writer) as connection:
             await _begin(connection, for_ever=lock_timeout_seconds == 0)
             yield connection
             await connection.fetch("COMMIT", {})
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements as one write transaction, in one call to the connection's thread; return all rows."""
+        """Execute statements as one write transaction, in one call to the connection's thread; return their rows."""
         async with self.transaction() as transaction:
             return await transaction.commit(statements)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[SqliteTransaction]:
-        """Lend a write transaction."""
+        """Lend a write transaction; it is rolled back unless it was committed."""
         async with _Lent(self.take_writer, self.give_writer) as connection:
             transaction = SqliteTransaction(connection)
             yield transaction
@@ -152,7 +152,7 @@ class SqliteDriver:
         return Appended(group.counted, group.rows[: len(before)], group.rows[len(before) :])
 
     async def take_writer(self) -> SqliteConnection:
-        """Return the only writing connection; the writers of this process take turns."""
+        """Take the only writing connection; the writers of this process wait for each other."""
         seconds = seconds_left()
         try:
             async with asyncio.timeout(seconds):
@@ -168,7 +168,7 @@ class SqliteDriver:
             return await self._writing_connection()
 
     async def give_writer(self, connection: SqliteConnection, failure: type[BaseException] | None) -> None:
-        """Take the writing connection back; roll its transaction back first if the caller failed."""
+        """Give the writing connection back; if the caller failed, roll its transaction back first."""
         try:
             if failure is not None:
                 await self._roll_back(connection)
@@ -196,7 +196,7 @@ class SqliteDriver:
         return self._writer
 
     async def _roll_back(self, connection: SqliteConnection) -> None:
-        """Roll back the transaction; if that fails, close the connection, and the next writer opens another.
+        """Roll back the transaction; if that fails, close the connection, so that the next writer opens another one.
 
         Roll back even if no transaction seems open: the BEGIN of a cancelled caller may still be queued in the
         connection's thread, and the rollback runs after it.
@@ -216,7 +216,7 @@ class SqliteDriver:
 
 
 class _Lent:
-    """A context manager that lends a connection; a generator-based one would slow a short read by a tenth."""
+    """A context manager that lends a connection; a generator-based one would make a short read a tenth slower."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class _Lent:
 async def open_sqlite(
     path: Path | None, options: StoreOptions, *, autocommit: bool = True, read_only: bool = False
 ) -> AsyncIterator[aiosqlite.Connection]:
-    """Open a separate connection to a file (or a database in memory), for libraries with their own statements."""
+    """Open a separate connection to a file (or a database in memory), for libraries such as LangGraph's."""
     with translated():
         raw = await _open(_Connector(path, options, autocommit=autocommit, read_only=read_only))
     try:
@@ -250,7 +250,7 @@ async def open_sqlite(
 
 @dataclass
 class _Connector:
-    """Opens a connection and sets it up, in one call to its thread: a switch of threads takes longer."""
+    """A function that opens a connection and sets it up in one call, because switching threads takes longer."""
 
     path: Path | None
     options: StoreOptions
@@ -261,7 +261,7 @@ class _Connector:
     needs_wal: bool = False
 
     def __call__(self) -> sqlite3.Connection:
-        """Return the connection; raise DatabaseFileReplaced if `file` is no longer there. Blocking I/O."""
+        """Return the connection. This is blocking I/O. Raises `DatabaseFileReplaced` if `file` is gone."""
         path, key = self.path, None if self.path is None else self.options.key
         if self.file is not None:
             self.file.check()
@@ -270,7 +270,7 @@ class _Connector:
             if not self.read_only:
                 make_private_database(path)
         database, is_uri = _database(path, read_only=self.read_only, memory_name=self.memory_name)
-        # With autocommit every transaction is begun and ended explicitly.
+        # With `autocommit`, every transaction is begun and ended by explicit statements.
         isolation, timeout = None if self.autocommit else "DEFERRED", self.options.lock_timeout_seconds
         connection = connect(database, key, isolation_level=isolation, timeout=timeout, uri=is_uri)
         with OnFailure(connection.close):
@@ -285,7 +285,7 @@ class _Connector:
                 connection.execute(f"PRAGMA {pragma}").close()
             [[mode]] = connection.execute("PRAGMA journal_mode").fetchall()
             self.needs_wal = path is not None and mode != "wal"
-            # An existing file keeps its page size. SQLCipher only reads files with its own page size.
+            # This changes only a new file. SQLCipher reads only files that have its own page size.
             if self.needs_wal and key is None:
                 connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}").close()
         return connection
@@ -304,7 +304,7 @@ def _lower(text: object) -> str | None:
 
 
 def _database(path: Path | None, *, read_only: bool, memory_name: str | None) -> tuple[str | Path, bool]:
-    """Return the database name for `sqlite3.connect`, and whether it is a URI."""
+    """Return the database argument for `sqlite3.connect`, and True if it is a URI."""
     if path is not None and read_only:
         return read_only_uri(path), True
     if path is not None:
@@ -320,13 +320,13 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
         await (await opening).close()
         raise
     except sqlite_errors(StoreUnavailable):
-        # Wait for the connection's thread; otherwise it may post to this event loop after the loop was closed.
+        # Wait for the connection's thread to end; otherwise it may use this event loop after the loop was closed.
         await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
         raise
 
 
 async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
-    """Acquire the file's lock; with `for_ever` retry after each timeout."""
+    """Begin a write transaction, which locks the file; with `for_ever`, try again after each timeout."""
     while True:
         try:
             with translated():
@@ -339,7 +339,7 @@ async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
 
 
 async def _to_its_end(work: Coroutine[object, object, None]) -> None:
-    """Wait until the work is done, even if cancelled again, because the next caller must get an idle connection."""
+    """Wait until `work` is done, even if cancelled meanwhile, because the next caller must get an idle connection."""
     task = asyncio.ensure_future(work)
     while not task.done():
         with suppress(asyncio.CancelledError):
@@ -347,8 +347,9 @@ async def _to_its_end(work: Coroutine[object, object, None]) -> None:
 
 
 async def _stop(raw: aiosqlite.Connection) -> None:
-    """Interrupt a statement that no caller waits for, so that the next statement is not delayed."""
-    # Repeat the interrupt, because the statement may still be queued; the query `behind` runs after the statement.
+    """Interrupt a statement whose result nobody awaits, so that it does not delay the next statement."""
+    # Repeat the interrupt, because the statement may still be queued. The query `behind` is executed after the
+    # statement.
     behind = asyncio.ensure_future(raw.execute_fetchall("SELECT 1"))
     while not behind.done():
         with suppress(*sqlite_errors(ValueError)):
@@ -358,7 +359,7 @@ async def _stop(raw: aiosqlite.Connection) -> None:
 
 
 async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:
-    """Turn WAL mode on; retry, because SQLite does not wait for the lock if several processes start together."""
+    """Turn WAL mode on; retry for `seconds`, because SQLite does not wait for the lock in this case."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A SQLite connection: the code that runs in its thread, and the translation of its errors."""
+"""A SQLite connection: the code that aiosqlite runs in its thread, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logging.getLogger("aiosqlite").addFilter(lambda record: record.levelno > logging
 
 
 class SqliteConnection:
-    """An aiosqlite connection with the methods of `threadkeep.store.driver.Connection`."""
+    """An aiosqlite connection with the methods of the protocol `threadkeep.store.driver.Connection`."""
 
     def __init__(self, raw: aiosqlite.Connection) -> None:
         self.raw = raw
@@ -43,11 +43,11 @@ class SqliteConnection:
             return int(changed)
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Return all rows of each statement, in one call to the connection's thread."""
+        """Execute statements in one call to the connection's thread; return the rows of each."""
         return await self.run(Batch(statements, []))
 
     async def run(self, batch: Batch) -> list[list[Row]]:
-        """Return the rows of each statement of a batch."""
+        """Execute a batch in the connection's thread; return the rows of each of its statements."""
         with translated():
             await self.raw.execute("", batch)
         return batch.rows
@@ -59,9 +59,10 @@ class SqliteConnection:
 
 
 def read_only_uri(path: Path) -> str:
-    """Return SQLite's URI of a file that is only read.
+    """Return the SQLite URI that opens a file for reading only.
 
-    A read-only file without a WAL has no writer. It is opened as immutable, because SQLite could not create a WAL.
+    A file that this process cannot write and that has no WAL is opened as immutable, because SQLite could not create a
+    WAL. It has no writer.
     """
     wal = path.with_name(path.name + "-wal")
     immutable = is_read_only(path) and not (wal.exists() and wal.stat().st_size)
@@ -69,7 +70,7 @@ def read_only_uri(path: Path) -> str:
 
 
 class Batch(NamedTuple):
-    """Statements that aiosqlite's thread executes, passed in place of a statement's parameters; `rows` gets the rows.
+    """Statements to execute in one call, passed to aiosqlite in place of parameters; their rows are added to `rows`.
 
     A batch with `begins` first begins a transaction: it waits for the file's lock up to the connection's timeout, or
     `wait_seconds` if that is shorter. A batch with `commits` ends with a COMMIT.
@@ -82,17 +83,18 @@ class Batch(NamedTuple):
     wait_seconds: float | None = None
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """Execute the statements; in a transaction the caller rolls back on an error."""
+        """Execute the statements; the caller must roll back a transaction that fails."""
         if self.begins:
             begin(connection, self.wait_seconds)
         for sql, parameters in self.statements:
             self.rows.append(connection.execute(sql, parameters).fetchall())
-        # Return no row: an unread row would keep the statement active, and an interrupt would fail later statements.
+        # Return no row: an unread row would keep the statement active, and an interrupt would then fail later
+        # statements too.
         return connection.execute("COMMIT" if self.commits else "SELECT 1 WHERE FALSE")
 
 
 class SqliteTransaction:
-    """A write transaction, with one call to the connection's thread for each group of statements."""
+    """A write transaction; each of its methods makes one call to the connection's thread."""
 
     def __init__(self, connection: SqliteConnection) -> None:
         self._connection = connection
@@ -104,7 +106,7 @@ class SqliteTransaction:
         return await self._connection.run(Batch(statements, [], begins, wait_seconds=seconds_left()))
 
     async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
-        """Execute the last statements and commit; return all rows of each."""
+        """Execute the last statements and commit; return the rows of each."""
         every = [*statements, *beside]
         rows = await self._connection.run(Batch(every, [], not self.is_open, True, seconds_left()))
         self.is_open = False
@@ -112,7 +114,7 @@ class SqliteTransaction:
 
 
 class Begin(NamedTuple):
-    """The start of a transaction, passed in place of a statement's parameters."""
+    """A request to begin a transaction, passed to aiosqlite in place of a statement's parameters."""
 
     wait_seconds: float | None
 
@@ -140,9 +142,10 @@ def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> sqlite3
 
 
 class Group(NamedTuple):
-    """A group of new turns, passed in place of a statement's parameters.
+    """A group of new turns, passed to aiosqlite in place of a statement's parameters.
 
-    `counted` receives the new `last_seq` of each session, `rows` the rows of the statements `before` and `after`.
+    Afterwards, `counted` has the new `last_seq` of each session, and `rows` the rows of the statements `before` and
+    `after`.
     """
 
     sql: Mapping[str, str]
@@ -156,7 +159,7 @@ class Group(NamedTuple):
     after: Sequence[Statement] = ()
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """Store the group in a transaction; the caller rolls back if this raises."""
+        """Store the group in a transaction; the caller must roll it back if this method raises an error."""
         begin(connection, self.wait_seconds)
         self.rows.extend([connection.execute(sql, parameters).fetchall() for sql, parameters in self.before])
         pruned: set[str] = set()
@@ -211,7 +214,7 @@ class OpenFile(NamedTuple):
         return cls(path, found.st_dev, found.st_ino)
 
     def check(self) -> None:
-        """Check that the path still names this file. Blocking I/O.
+        """Check that the path still names this file. This is blocking I/O.
 
         Raises:
             DatabaseFileReplaced: the path names no file, or another file.
@@ -228,7 +231,7 @@ _CALLS = (Group, Batch, Begin)
 
 
 class BatchingConnection:
-    """A connection in aiosqlite's thread. A group of statements is one call, to save thread switches."""
+    """A connection in aiosqlite's thread that executes several statements in one call, to save thread switches."""
 
     file: OpenFile | None = None
 
@@ -265,16 +268,16 @@ _CURES = (
 
 
 def sqlite_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return `others` and the base classes of the errors of SQLite and, if it is in use, of SQLCipher."""
+    """Return `others` and the base class of SQLite's errors, also that of SQLCipher's if it was imported."""
     cipher = sys.modules.get("sqlcipher3.dbapi2")
     return (*others, sqlite3.Error) if cipher is None else (*others, sqlite3.Error, cipher.Error)
 
 
-class translated:  # noqa: N801 - used like a function, as those of contextlib
-    """A block that translates the errors of SQLite into Threadkeep's, each with its cure."""
+class translated:  # noqa: N801 - used like a function, as the classes in contextlib
+    """A context manager that translates the errors of SQLite into Threadkeep's errors, each with a cure."""
 
     def __enter__(self) -> None:
-        """Enter the block."""
+        """Begin the block."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Raise Threadkeep's error instead of SQLite's."""
@@ -283,9 +286,9 @@ class translated:  # noqa: N801 - used like a function, as those of contextlib
         if isinstance(error, sqlite_errors()):
             raise _translation(error) from error
         if isinstance(error, UnicodeEncodeError):
-            # Without the cause, because it contains a person's text.
+            # Suppress the cause, because it contains a person's text.
             raise unstorable_text() from None
-        # aiosqlite's messages for a connection with a dead thread; other code raises ValueError too.
+        # These are aiosqlite's messages for a connection whose thread has ended; other code raises ValueError too.
         if isinstance(error, ValueError) and str(error) in ("Connection closed", "no active connection"):
             raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
 
@@ -304,7 +307,7 @@ def _translation(error: BaseException) -> StoreError:
 
 
 def connect(database: str | Path, key: str | None, **options: Any) -> sqlite3.Connection:
-    """Return a connection with the options of `sqlite3.connect`. Blocking I/O.
+    """Open a connection with the options of `sqlite3.connect`. This is blocking I/O.
 
     A wrong key is detected at the first statement.
     """
@@ -318,7 +321,7 @@ def connect(database: str | Path, key: str | None, **options: Any) -> sqlite3.Co
 
 
 def export_plain(source: Path, target: Path, key: str) -> None:
-    """Write an encrypted copy of an unencrypted file. Blocking I/O."""
+    """Write an encrypted copy of an unencrypted database file. This is blocking I/O."""
     connection = _sqlcipher().connect(source.absolute().as_uri() + "?mode=ro", uri=True, isolation_level=None)
     try:
         connection.execute(f"ATTACH DATABASE ? AS copy KEY \"x'{key}'\"", (str(target),))
@@ -328,7 +331,7 @@ def export_plain(source: Path, target: Path, key: str) -> None:
 
 
 def _sqlcipher() -> Any:
-    from sqlcipher3 import dbapi2  # the extra `sqlcipher`
+    from sqlcipher3 import dbapi2  # it needs the extra `sqlcipher`
 
     return dbapi2
 
@@ -345,7 +348,7 @@ def _cipher_connection() -> type:
             try:
                 return super().execute(sql, parameters)
             except dbapi2.Error as error:
-                # LangGraph's checkpointer catches the errors of the standard library when it sets up its tables.
+                # LangGraph's checkpointer expects the errors of the standard library when it sets up its tables.
                 known = getattr(sqlite3, type(error).__name__)(*error.args)
                 known.sqlite_errorcode, known.sqlite_errorname = error.sqlite_errorcode, error.sqlite_errorname
                 raise known from error

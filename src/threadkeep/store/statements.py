@@ -1,4 +1,4 @@
-"""SQL of this package: named statements in `.sql` files, shared by both engines if possible."""
+"""The SQL of this package: named statements in `.sql` files, most of them the same for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z][a-z0-9_]*)")
-# SQLite rejects patterns of more than 50,000 bytes. No value of a fact has more characters than this.
+# SQLite rejects LIKE patterns of more than 50,000 bytes. No value of a fact has more than these characters.
 _MOST_CHARACTERS = 10_000
 _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
 
 @cache
 def load_statements(*paths: str) -> Mapping[str, str]:
-    """Return all statements of the given files below `sql/`, by name. `-- include: x` inserts the earlier `x`."""
+    """Return the statements in files below `sql/`, by name. `-- include: x` inserts the earlier statement `x`."""
     found: dict[str, str] = {}
     for path in paths:
         text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
@@ -34,14 +34,14 @@ def load_statements(*paths: str) -> Mapping[str, str]:
 
 
 def load_script(path: str) -> Sequence[str]:
-    """Return the statements of a migration, in order, without their comments."""
+    """Return the statements of a migration file, in order and without comments."""
     text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
     return [part.strip() for part in _COMMENT.sub("", text).split(";\n") if part.strip()]
 
 
 @lru_cache(maxsize=512)
 def for_rows(sql: str, count: int) -> str:
-    """Return the statement with its VALUES row repeated `count` times; parameter `x` of row i is named `x_i`."""
+    """Return a statement with its VALUES row repeated `count` times; in row i, the parameter `x` is named `x_i`."""
     if not (match := _ROW.search(sql)):
         raise ValueError("the statement has no VALUES row on a separate line")
     rows = ", ".join(f"({_PARAMETER.sub(rf':\1_{i}', match['row'])})" for i in range(count))
@@ -49,18 +49,18 @@ def for_rows(sql: str, count: int) -> str:
 
 
 def row_parameters(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Return the parameters of `for_rows`, from one mapping per row."""
+    """Return the parameters of a statement from `for_rows`; `rows` has one mapping per row."""
     return {f"{name}_{i}": value for i, row in enumerate(rows) for name, value in row.items()}
 
 
 @lru_cache(maxsize=1024)
 def for_psycopg(sql: str) -> str:
-    """Return the statement with psycopg's placeholders: `:name` becomes `%(name)s`."""
+    """Return a statement in psycopg's form, in which `:name` is written `%(name)s`."""
     return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))
 
 
 def like_pattern(text: str) -> str:
-    r"""Return the LIKE pattern (with ESCAPE '\') for values that contain a text.
+    r"""Return the LIKE pattern (for use with ESCAPE '\') of values that contain a text.
 
     Raises:
         InvalidInput: the text is too long.
@@ -73,7 +73,7 @@ def like_pattern(text: str) -> str:
 class Tables:
     """A base class for access to some tables of a database.
 
-    A subclass names the files of its statements (`sql`); `{backend}` in a name stands for the engine.
+    A subclass passes the files of its statements as `sql`; `{backend}` in a name stands for the database system.
     """
 
     _files: ClassVar[tuple[str, ...]] = ()
@@ -88,13 +88,13 @@ class Tables:
         self._sql = load_statements(*(path.format(backend=driver.backend) for path in self._files))
 
     async def _execute(self, statement: str, parameters: Parameters) -> int:
-        """Execute a statement as one write transaction, and return the number of changed rows."""
+        """Execute a statement as a write transaction of its own; return the number of changed rows."""
         async with self._driver.writing() as connection:
             return await connection.execute(self._sql[statement], parameters)
 
 
 class ClockedTables(Tables):
-    """A base class for access to tables with times; a clock supplies the times."""
+    """A base class for access to tables that store times; `clock` returns the current time."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         super().__init__(driver)

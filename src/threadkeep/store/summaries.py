@@ -1,4 +1,4 @@
-"""The table of summaries; each message is in at most one active summary."""
+"""The table of summaries. Each message is covered by at most one active summary."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from threadkeep.store.statements import ClockedTables
 
 @dataclass(frozen=True)
 class Uncovered:
-    """The range without a summary: after `after_seq`, up to the session's `last_seq`.
+    """The messages of a session without a summary: those after `after_seq`, up to the session's `last_seq`.
 
-    `messages` and `tokens` count the user and assistant messages in it.
+    `messages` and `tokens` count only user and assistant messages.
     """
 
     after_seq: int = 0
@@ -40,10 +40,10 @@ class ArchivedSummary:
 
 
 class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
-    """The table `chat_summaries`, and the claims on sessions.
+    """The table `chat_summaries`, and the claims of processes on the work of summarising sessions.
 
     Guarantee: the active summaries cover all messages from the last reset to the end of the last summary, except
-    archived ones, and each message exactly once. A summary that would break this is not stored.
+    archived ones, and each message exactly once. A summary that would break this guarantee is not stored.
     """
 
     async def active(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
@@ -55,19 +55,19 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return await self._fetch("all", session_id, user_id)
 
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the first summaries of messages in a range, including merged ones."""
+        """Return the first `limit` summaries made directly of messages in a range, even if they were merged since."""
         parameters = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["of_messages"], parameters)
         return [summary_of(row) for row in rows]
 
     async def newest_of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the last summaries of messages in a range, oldest first, including merged ones."""
+        """Return the last `limit` summaries made directly of messages in a range, even if merged since, in order."""
         parameters = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["newest_of_messages"], parameters)
         return [summary_of(row) for row in reversed(rows)]
 
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
-        """Return the newest merged summaries up to a message, by the id of the summary into which they were merged."""
+        """Return the newest merged summaries up to a `seq`, by the id of the summary into which they were merged."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["merged"], parameters)
         found: dict[str, list[Summary]] = {}
@@ -76,7 +76,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return found
 
     async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
-        """Return the active summaries for an export with the messages of a view."""
+        """Return the active summaries, with their numbers and ids of messages in the view that is exported."""
         parameters = {"session_id": session_id, "history": view == "history"}
         rows = await self._driver.fetch(self._sql["for_export"], parameters)
         return [ArchivedSummary(summary_of(row[:10]), *row[10:]) for row in rows]
@@ -89,16 +89,17 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         last_id: str | None = None,
         revision: int | None = None,
     ) -> bool:
-        """Store a summary that follows the others, or one that replaces adjacent ones.
+        """Store a summary that follows the active ones, or one that replaces adjacent active ones.
 
         Args:
             summary: the summary; its `created_at` is stored unchanged.
-            replaces: ids of the summaries that it merges. Together they must cover exactly its range.
-            last_id: the id of its last message. If the stored message has another id, the session was replaced.
+            replaces: ids of the summaries that it merges; together, they must cover exactly its range.
+            last_id: the id of its last message. If the message now has another id, the session was deleted and created
+                again.
             revision: the session's revision when the messages were read; a change may have superseded messages.
 
-        Return False, and store nothing, if the range does not fit: another process was faster, the session was reset or
-        changed, or it is gone.
+        Return False, and store nothing, if the range does not fit: another process was faster, or the session was
+        reset, changed or deleted.
         """
         async with self._driver.writing() as connection:
             held = await connection.fetch(self._sql["hold_session"], {"session_id": summary.session_id})
@@ -111,12 +112,12 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             return await add_summary(connection, self._sql, summary, frozenset(replaces), now=self._clock())
 
     async def uncovered(self, session_id: str) -> Uncovered:
-        """Return the range without a summary since the last reset; read only that part of the transcript."""
+        """Return the range without a summary since the last reset. Only this part of the transcript is read."""
         rows = await self._driver.fetch(self._sql["uncovered"], {"session_id": session_id})
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
-        """Claim work on a session for some seconds; return False if another process has it or the session is gone."""
+        """Claim work on a session for some seconds; return False if another process has it or without the session."""
         now = self._clock()
         parameters = {
             "session_id": session_id,
@@ -153,7 +154,7 @@ async def add_summary(
     if replaces:
         fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
     else:
-        # A summary may skip archived messages.
+        # There may be archived messages before the summary that no summary covers.
         lowest = ranges[-1][2] if ranges else reset_seq
         highest = max(lowest, archived_seq)
         fits = lowest < summary.first_seq <= highest + 1 and summary.last_seq <= last_seq
@@ -166,14 +167,14 @@ async def add_summary(
 
 
 def _is_union(summary: Summary, parts: Sequence[Row], expected: int) -> bool:
-    """Return whether ordered ranges (id, first, last) are complete and together form exactly a summary's range."""
+    """Return True if there are `expected` ordered parts (id, first, last) that together form the summary's range."""
     if len(parts) != expected or any(former[2] + 1 != latter[1] for former, latter in pairwise(parts)):
         return False
     return (summary.first_seq, summary.last_seq) == (parts[0][1], parts[-1][2])
 
 
 def summary_of(row: Row) -> Summary:
-    """Return the summary in a row with the columns that every summary statement selects."""
+    """Return the summary from a row with the columns that every statement for summaries selects."""
     session_id, first_seq, last_seq, text, model, prompt_version, tokens, level, id_, created_at = row
     return Summary(
         session_id,
@@ -190,7 +191,7 @@ def summary_of(row: Row) -> Summary:
 
 
 def summary_row(summary: Summary, *, now: datetime) -> dict[str, object]:
-    """Return the parameters of `insert_summary`."""
+    """Return the parameters of the statement `insert_summary`; `now` is used if the summary has no time."""
     return {
         **vars(summary),
         "text": clean_text(summary.text),

@@ -1,4 +1,4 @@
-"""Superseding of messages and branching of sessions in the tables, inside an open transaction."""
+"""Supersedes messages and branches sessions in the tables, inside a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from threadkeep.store.transcripts import END, Branching, Superseded, Superseding
 
 @dataclass(frozen=True)
 class _Span:
-    """A range of `seq` values, both ends included, and the message in it that gets a new version.
+    """A `seq` range, both ends included, and the id of the message in it that gets a new version.
 
-    With a `run_id` only the messages of that run are selected.
+    With a `run_id`, only the messages of that run are superseded.
     """
 
     first_seq: int
@@ -44,7 +44,7 @@ class _Span:
 
 
 class SupersedingWriter:
-    """A writer that supersedes messages and all data derived from them."""
+    """A writer that supersedes messages and updates the data derived from them, and that branches sessions."""
 
     def __init__(self) -> None:
         self._sql = load_statements("transcripts.sql", "superseding.sql")
@@ -52,7 +52,7 @@ class SupersedingWriter:
     async def supersede(
         self, connection: Connection, superseding: Superseding, new: Prepared | None, *, now: str
     ) -> Superseded:
-        """Supersede messages; `new` is the version that replaces them. Raise the errors of `Transcripts.supersede`."""
+        """Supersede messages and store `new`, if given. Raises the errors of `Transcripts.supersede`."""
         place = {"session_id": superseding.session_id}
         held = await connection.fetch(self._sql["hold"], place)
         if held and superseding.user_id not in (None, held[0][0]):
@@ -83,7 +83,7 @@ class SupersedingWriter:
         return Superseded(len(seqs), min(seqs, default=0), max(seqs, default=0), messages, by)
 
     async def supersede_after(self, connection: Connection, session_id: str, seq: int, *, now: str) -> None:
-        """Supersede all active messages after a `seq`; other writers of the session wait for the transaction."""
+        """Supersede all active messages after a `seq`; other writers of the session must wait for the transaction."""
         await connection.fetch(self._sql["hold"], {"session_id": session_id})
         between = {"session_id": session_id, "first_seq": seq + 1, "last_seq": END}
         mark = {**between, "now": now, "id": None, "superseded_by": None, "run_id": None}
@@ -91,7 +91,7 @@ class SupersedingWriter:
             await self.refresh(connection, session_id, seqs)
 
     async def refresh(self, connection: Connection, session_id: str, seqs: Sequence[int]) -> None:
-        """Update all data derived from a session, after messages with these `seq` values were superseded."""
+        """Update a session and its derived data, after the messages with these `seq` values were superseded."""
         between: dict[str, object] = {"session_id": session_id, "first_seq": min(seqs), "last_seq": max(seqs)}
         await self.forget_derived(connection, session_id, min(seqs), max(seqs))
         newest_user = await connection.fetch(self._sql["newest_active_user"], between)
@@ -107,10 +107,10 @@ class SupersedingWriter:
         await connection.execute(self._sql["refresh_session"], known)
 
     async def _title(self, connection: Connection, between: dict[str, object], seqs: frozenset[int]) -> str | None:
-        """Return the title after these messages were superseded; it changes only if it came from one of them."""
+        """Return the session's title after these messages were superseded; a title made from one of them changes."""
         title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
         users = await connection.fetch(self._sql["superseded_users"], between)
-        # Some messages in the range may have been superseded earlier.
+        # Other messages in the range may have been superseded before.
         first = next((seq for (seq,) in users if seq in seqs), None)
         if title is None or first is None:
             return title
@@ -121,11 +121,11 @@ class SupersedingWriter:
         return await self._shortened(connection, "first_user", str(place["session_id"]), TITLE_CHARACTERS)
 
     async def forget_derived(self, connection: Connection, session_id: str, first_seq: int, last_seq: int) -> None:
-        """Deactivate summaries, anchors, steps and vectors of messages between two `seq` values, both included."""
+        """Deactivate summaries, and delete anchors, tool calls and vectors, of a `seq` range, both ends included."""
         between = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq}
         withdrawn = [row[0] for row in await connection.fetch(self._sql["withdraw_summaries"], between)]
         while withdrawn:
-            # The parts of a merged summary become active again, if none of their messages was superseded.
+            # The parts of a merged summary become active again, if they end before the superseded messages.
             part = {"session_id": session_id, "id": withdrawn.pop()}
             for part_id, part_end in await connection.fetch(self._sql["parts_of_summary"], part):
                 by = None if part_end < first_seq else part_id
@@ -138,7 +138,7 @@ class SupersedingWriter:
             await connection.execute(self._sql["forget_vectors"], {**between, "model": model})
 
     async def branch(self, connection: Connection, branching: Branching, *, now: str) -> None:
-        """Create a session with the messages of another session. Raise the errors of `Transcripts.branch`."""
+        """Create a session with copies of another session's messages. Raises the errors of `Transcripts.branch`."""
         held = await connection.fetch(self._sql["hold"], {"session_id": branching.session_id})
         if not held:
             raise SessionNotFound(branching.session_id)
@@ -160,7 +160,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["name_branch"], known)
 
     async def _superseded_at(self, connection: Connection, place: dict[str, object]) -> str | None:
-        """Return when the message at a `seq` was superseded, if ever. Raises `InvalidInput` if there is no message."""
+        """Return when the message at a `seq` was superseded, or None. Raises `InvalidInput` if there is no message."""
         places = await connection.fetch(self._sql["place_at"], place)
         if not places:
             raise no_message_at(place["session_id"], place["at"])
@@ -177,7 +177,7 @@ class SupersedingWriter:
         return None if first_seq is None else _Span(int(first_seq), int(last_seq))
 
     async def _named(self, connection: Connection, superseding: Superseding, last_seq: int) -> _Span | Superseded:
-        """Return the range that a message id selects, or the earlier result if the call is repeated."""
+        """Return the range that a message id and the scope select, or the earlier result if the call is repeated."""
         session_id, message_id = superseding.session_id, str(superseding.message_id)
         message = await self._message(connection, session_id, message_id)
         if message is None:
@@ -216,13 +216,13 @@ class SupersedingWriter:
 
 
 def done_before(superseding: Superseding, message: Message, version: Message | None) -> Superseded | None:
-    """Return the result of an earlier identical call; None if the messages are not superseded yet.
+    """Return the result if an earlier call has done the same; None if the messages are not superseded yet.
 
-    `message` is the message that the call names; `version` is the stored message with the id of the new version.
+    `message` is the message that the call names; `version` is the stored message that has the id of the new version.
 
     Raises:
         MessageSuperseded: the message was superseded before, and not by the given version.
-        InvalidMessage: the id of the new version is another message's.
+        InvalidMessage: another message has the id of the new version.
     """
     if version is not None and message.superseded_by == version.id:
         return Superseded(by=version)
@@ -234,7 +234,7 @@ def done_before(superseding: Superseding, message: Message, version: Message | N
 
 
 def check_branch(branching: Branching, parent: Sequence[object]) -> None:
-    """Reject an existing session that is not the requested branch; `parent` has its parent session and `seq`.
+    """Reject an existing session that is not the requested branch; `parent` has its parent's id and `seq`.
 
     Raises:
         InvalidInput: the session is not this branch.
@@ -244,5 +244,5 @@ def check_branch(branching: Branching, parent: Sequence[object]) -> None:
 
 
 def no_message_at(session_id: object, place: object) -> InvalidInput:
-    """Return the error for a branch at a `seq` without a message."""
+    """Return the error for a branch at a `seq` that has no message."""
     return InvalidInput(f"Session {session_id!r} has no message with seq {place}; branch at an existing message.")

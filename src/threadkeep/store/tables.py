@@ -1,4 +1,4 @@
-"""Transcripts in the tables `chat_sessions` and `chat_messages`, on either engine."""
+"""Transcripts in the tables `chat_sessions` and `chat_messages`, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from threadkeep.store.transcripts import (
 
 _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500
-# The order of execution; the files of an engine omit statements that it does not need.
+# The statements in this order; SQLite or PostgreSQL omits the statements that it does not need.
 _DELETION = (
     "hold_runs",
     "delete_runs",
@@ -60,10 +60,10 @@ _DELETION = (
 
 
 class TableTranscripts:
-    """The transcript contract on SQL tables; see `threadkeep.store.transcripts.Transcripts` for its guarantees.
+    """Transcripts in SQL tables; for the guarantees, see `threadkeep.store.transcripts.Transcripts`.
 
     `count` counts the tokens of a text once, when the text is stored. `clock` supplies `created_at` and `updated_at`.
-    With `graph_turns`, stored turns are also recorded for Graphiti.
+    With `graph_turns`, stored turns are also queued for Graphiti.
     """
 
     def __init__(
@@ -91,12 +91,13 @@ class TableTranscripts:
     async def append_joined(
         self, turn: Turn, join: Callable[[Sequence[Message]], Joined | None]
     ) -> tuple[Receipt, Sequence[list[Row]]]:
-        """Store a new turn and execute the statements of `join` in one transaction; return the receipt and the rows.
+        """Store a new turn and execute the statements of `join`, in one transaction; return the receipt and their rows.
 
         `join` gets the messages as they will be stored, and returns the statements, or None if they are too large.
 
         Raises:
-            TurnRefused: a message is known, the statements are too large, or one rejected the turn; nothing was stored.
+            TurnRefused: a message is stored already, the statements are too large, or one of them rejected the turn;
+                nothing was stored.
         """
         prepared = self._prepare(turn)
         joined = join(prepared.messages)
@@ -108,7 +109,7 @@ class TableTranscripts:
         return await self._commits.append(prepared), prepared.rows
 
     async def _append_instead(self, prepared: PreparedTurn, seq: int) -> tuple[Receipt, Sequence[list[Row]]]:
-        """Store a turn that replaces the messages after a `seq`, in one transaction."""
+        """Supersede the messages after a `seq` and store the turn in their place, in one transaction."""
         async with self._driver.writing() as connection:
             await self._superseding.supersede_after(connection, prepared.turn.session_id, seq, now=prepared.now)
             rows = await connection.fetch_each(prepared.before)
@@ -129,7 +130,7 @@ class TableTranscripts:
         """Return the newest messages before a `seq`, oldest first."""
         if limit <= 0:
             return Page((), None)
-        # One extra row shows whether there is an older page, because the first message is not always number 1.
+        # One extra row shows whether there is an older page; the first message need not have `seq` 1.
         place = {"session_id": session_id, "before": min(before, END), "limit": limit + 1, "user_id": user_id}
         statement, read = ("newest", message_of) if view == "active" else ("newest_of_history", marked_message_of)
         rows = await self._driver.fetch(self._sql[statement], place)
@@ -147,7 +148,7 @@ class TableTranscripts:
         async with self._driver.reading() as connection:
             rows = await connection.fetch(sql, parameters)
             if not rows:
-                # There are no messages since the reset, so read its `seq` from the session's row.
+                # There are no messages since the reset, so read the marks from the session's row.
                 found = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
                 info = session_of(found[0]) if found else None
                 borders = (info.archived_seq, info.deleted_seq, info.revision) if info else ()
@@ -166,29 +167,29 @@ class TableTranscripts:
     def recent_statement(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Statement:
-        """Return the statement that reads the rows for a window."""
+        """Return the statement that reads the rows and marks for a window."""
         between = {"session_id": session_id, "after": after, "before": min(before, END)}
         return self._sql["recent"], {**between, "user_id": user_id, "limit": limit}
 
     async def read(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Return the rows of some statements, with one round trip."""
+        """Execute statements that only read, in one round trip; return the rows of each."""
         async with self._driver.reading() as connection:
             return await connection.fetch_each(statements)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, superseded or not."""
+        """Return the message with an id, even if it is superseded; None if there is none."""
         if clean_text(message_id) != message_id:
             return None
         return await self._one_message("message_with_id", {"session_id": session_id, "id": message_id})
 
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
-        """Return the existing messages with these ids, superseded or not, in order."""
+        """Return the existing messages with these ids, including superseded ones, in order."""
         wanted = sorted({message_id for message_id in message_ids if clean_text(message_id) == message_id})
         found = await self._messages("with_ids", session_id, [{"id": message_id} for message_id in wanted])
         return sorted(found, key=lambda message: message.seq or 0)
 
     async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
-        """Return the existing messages with these `seq` values, superseded or not, in order."""
+        """Return the existing messages with these `seq` values, including superseded ones, in order."""
         return await self._messages("at_places", session_id, [{"seq": seq} for seq in sorted(set(places))])
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
@@ -201,12 +202,12 @@ class TableTranscripts:
             else:
                 rows = await connection.fetch(self._sql["answers_to"], key)
             if not rows and question.run_id is not None:
-                # Answers from before version 0.2 are identified by their run.
+                # Answers stored before version 0.2 do not name their question, but have its run id.
                 rows = await connection.fetch(self._sql["answer_of_run"], followers)
         return [message_of(row) for row in rows]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the one that replaced it, as delivered to a caller; return the marked answer."""
+        """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
         key: dict[str, object] = {"session_id": session_id, "id": message_id, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             while not await connection.execute(self._sql["mark_told"], key):
@@ -226,7 +227,7 @@ class TableTranscripts:
             return await self._superseding.supersede(connection, superseding, new, now=now)
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
-        """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
+        """Return the `seq` ranges of superseded messages between `after` and `before`, both excluded, in order."""
         between = {"session_id": session_id, "after": after, "before": min(before, END)}
         return [
             (int(first), int(last)) for first, last in await self._driver.fetch(self._sql["superseded_ranges"], between)
@@ -238,12 +239,12 @@ class TableTranscripts:
             await self._superseding.branch(connection, branching, now=time_text(self._clock()))
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the info of a session."""
+        """Return the metadata of a session; None if it does not exist or is not this user's."""
         rows = await self._driver.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
         return session_of(rows[0]) if rows else None
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return sessions, newest activity first."""
+        """Return one page of sessions that match a query, newest activity first."""
         return await TableSessions(self._driver).sessions(query)
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
@@ -266,18 +267,18 @@ class TableTranscripts:
                 await connection.execute(self._sql[name], {"session_id": session_id, "value": value})
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Start later windows after the existing messages."""
+        """Let later windows begin after the existing messages; return the last `seq`, None without the session."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["reset"], {"session_id": session_id, "user_id": user_id})
         return rows[0][0] if rows else None
 
     async def delete(self, session_id: str) -> bool:
-        """Delete a session, its messages and all derived data."""
+        """Delete a session, its messages and all derived data; return False if it did not exist."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id)
 
     async def close(self) -> None:
-        """Write queued turns, then stop."""
+        """Write the queued turns, then accept no more."""
         await self._commits.close()
 
     def _prepare(self, turn: Turn) -> PreparedTurn:
@@ -290,7 +291,7 @@ class TableTranscripts:
         return marked_message_of(rows[0]) if rows else None
 
     async def _messages(self, statement: str, session_id: str, keys: Sequence[Parameters]) -> list[Message]:
-        """Return the messages that a statement finds by keys, in batches of a few hundred keys."""
+        """Return the messages that a statement finds by its keys, of which 500 are queried at once."""
         found: list[Message] = []
         async with self._driver.reading() as connection:
             for start in range(0, len(keys), _KEYS_AT_ONCE):
@@ -304,20 +305,20 @@ class TableTranscripts:
 
 
 def marks_in(row: Row) -> Marks:
-    """Return the marks of the session in a row of the statement `recent`."""
+    """Return the marks of the session from a row of the statement `recent`."""
     return Marks(*row[-7:-1])
 
 
 def deletion_statements(backend: Backend) -> Mapping[str, str]:
-    """Return the statements of `delete_session`."""
+    """Return the statements that `delete_session` needs."""
     return load_statements("transcripts.sql", f"{backend}/search.sql", f"{backend}/runs.sql")
 
 
 async def delete_session(connection: Connection, sql: Mapping[str, str], session_id: str) -> bool:
-    """Delete a session and all derived data in an open transaction; return False if it did not exist."""
+    """Delete a session with all derived data and its agents' conversations; return False if it did not exist."""
     key = {"session_id": session_id}
     there = await connection.execute(sql["lock_session"], key) > 0
-    # If the session did not exist, another transaction may have created and indexed it meanwhile; keep its index.
+    # If the session did not exist, another transaction may have created and indexed it meanwhile; its index must stay.
     if there:
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):
             await delete_session(connection, sql, child_id)

@@ -1,4 +1,4 @@
-"""The contract of transcripts, and lists of sessions. It imports little, so that listing sessions starts fast."""
+"""The protocol of transcripts, and lists of sessions. This module imports little, so that listing starts fast."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SessionQuery:
 
     @property
     def prefix(self) -> str | None:
-        """The prefix of the session ids of the channel; None without a channel."""
+        """The prefix that the session ids of the channel have; None without a channel."""
         return None if self.channel is None else clean_text(f"{self.channel}:")
 
 
@@ -51,7 +51,7 @@ class Sessions(Protocol):
 
 
 class TableSessions:
-    """The sessions of the table `chat_sessions`."""
+    """The sessions in the table `chat_sessions`."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -67,7 +67,7 @@ class TableSessions:
             "pattern": None if query.query is None else like_pattern(clean_text(query.query)),
             "prefix": query.prefix,
             "limit": query.limit,
-            # Search for the tag in the JSON of all tags.
+            # The statement searches for the JSON of this tag in the JSON of all tags.
             "tag": None if query.tag is None else json_text(query.tag),
         }
         sql = load_statements("transcripts.sql")["sessions" if query.user_id is None else "sessions_of_user"]
@@ -75,12 +75,12 @@ class TableSessions:
         return [session_of(row) for row in rows]
 
     async def are_all(self) -> bool:
-        """Return True if no agent stores conversations of its own in a graph store."""
+        """Return True if no agent has stored conversations of its own in a graph store."""
         return not await self._driver.fetch(load_statements("conversation_layouts.sql")["layouts"], {})
 
 
 async def sessions_page(sessions: Sessions, query: SessionQuery) -> tuple[list[SessionInfo], Cursor | None]:
-    """Return one page of sessions, and the cursor of the next (None at the end).
+    """Return one page of sessions, and the cursor of the next page (None at the end).
 
     Raises:
         InvalidInput: the limit is below 1.
@@ -95,11 +95,11 @@ async def sessions_page(sessions: Sessions, query: SessionQuery) -> tuple[list[S
 
 
 END = 2**62
-"""A `before` that is after every message."""
+"""A value for `before` that is higher than the `seq` of any message."""
 
 
 class Marks(NamedTuple):
-    """The fields of a session that change whenever stored messages change; an append does not change them.
+    """Fields of a session of which at least one changes if stored messages change; an append changes none of them.
 
     A session that is deleted and created again has another `created_at`. A restored session has its old `created_at`,
     but `restored` changes whenever any session is restored.
@@ -115,10 +115,10 @@ class Marks(NamedTuple):
 
 @dataclass(frozen=True)
 class Recent:
-    """The newest active user and assistant messages since the last reset that are not archived, newest first.
+    """The newest user and assistant messages, newest first: active, not archived, and since the last reset.
 
-    `newest_user` is the newest user message if it is older than all of `messages`; a window always includes it.
-    Messages up to `archived_seq` are archived, those up to `deleted_seq` deleted. `revision` grows when they change.
+    `newest_user` is the newest user message, if it is older than all of `messages`; every window includes it. Messages
+    up to `archived_seq` are archived, those up to `deleted_seq` deleted. `revision` grows when stored messages change.
     `marks` is None if the store has no marks or there are no messages.
     """
 
@@ -132,12 +132,13 @@ class Recent:
 
 
 type Scope = Literal["message", "from", "after", "run"]
-"""`message`: only that one; `from`: that and all later ones; `after`: only later ones; `run`: as `from`, in its run."""
+"""Supersede the named message (`message`), it and all later ones (`from`), all later ones (`after`), or it and later
+ones of its run (`run`)."""
 
 
 @dataclass(frozen=True)
 class Superseding:
-    """A request to supersede active messages: the `newest` ones, or those that `message_id` and `scope` select.
+    """A request to supersede active messages: the `newest` ones, or those selected by `message_id` and `scope`.
 
     `by` is appended as the new version of the message `message_id`; without `by` there is no new version. Messages
     after `upto` stay unchanged.
@@ -154,7 +155,7 @@ class Superseding:
 
 @dataclass(frozen=True)
 class Superseded:
-    """The number of messages superseded now, and their first and last `seq`; both are 0 if there are none.
+    """The number of messages that were superseded, and the first and last `seq` of them; all are 0 if there are none.
 
     `messages` has the messages, oldest first, if the newest ones were requested. `by` is the new version as stored.
     """
@@ -168,7 +169,7 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Branching:
-    """A request to create a session with another session's messages, up to the `seq` in `at`; None copies all."""
+    """A request to create a session with copies of another session's messages up to the `seq` `at` (None: all)."""
 
     session_id: str
     branch_id: str
@@ -207,12 +208,12 @@ class Transcripts(Protocol):
     - A superseded message stays with its `seq` and its id, marked. It is not in the `active` view, in `recent`, in
       searches or in `message_count`. Concurrent calls supersede different messages. An answer to a superseded question
       is stored as superseded.
-    - An answer to a question before a reset also counts as before it, unless another message follows the reset.
+    - An answer to a question before a reset also counts as before the reset, unless another message follows the reset.
     """
 
     @property
     def backend(self) -> Backend:
-        """The engine's name for metrics."""
+        """The name of the store in metrics."""
 
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn. Raises `WrongUser`, `QuestionGone`, `InvalidMessage`, `StoreUnavailable`."""
@@ -231,22 +232,22 @@ class Transcripts(Protocol):
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages for a window between two `seq` values, both excluded; see `Recent`."""
+        """Return the messages for a window between `after` and `before`, both excluded; see `Recent`."""
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, superseded or not."""
+        """Return the message with an id, even if it is superseded; None if there is none."""
 
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
-        """Return the existing messages with these ids, superseded or not, in order."""
+        """Return the existing messages with these ids, including superseded ones, in order."""
 
     async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
-        """Return the existing messages with these `seq` values, superseded or not, in order."""
+        """Return the existing messages with these `seq` values, including superseded ones, in order."""
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
         """Return the complete answers to a stored question, in order; superseded ones only if it is superseded."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the one that replaced it, as delivered to a caller; return the marked answer."""
+        """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
 
     async def supersede(self, superseding: Superseding) -> Superseded:
         """Supersede messages in one transaction; do nothing if the session does not exist.
@@ -254,18 +255,19 @@ class Transcripts(Protocol):
         Raises:
             WrongUser: the session is another user's.
             MessageNotFound: the session has no message with the id.
-            MessageSuperseded: the message with the id was superseded before, by another version than the given one.
+            MessageSuperseded: the message was superseded before, and not by the given version.
             InvalidMessage: the new version cannot be stored, or its id belongs to another message.
         """
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
-        """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
+        """Return the `seq` ranges of superseded messages between `after` and `before`, both excluded, in order."""
 
     async def branch(self, branching: Branching) -> None:
         """Create a session with copies of another session's messages, numbered from 1, in one transaction.
 
         The copies keep their ids, times and tokens. Active messages up to `at` are copied. If the message at `at` is
-        superseded, those that were active just before that are copied. An existing branch stays unchanged.
+        superseded, the messages that were active just before that are copied. A branch that exists already stays
+        unchanged.
 
         Raises:
             SessionNotFound: there is no such session.
@@ -274,16 +276,16 @@ class Transcripts(Protocol):
         """
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the info of a session; None if it does not exist (or is not this user's)."""
+        """Return the metadata of a session; None if it does not exist or is not this user's."""
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         """Return sessions, newest activity first."""
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Change fields of a session."""
+        """Change fields of a session; do nothing if it does not exist."""
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Start later windows after the existing messages; return the last `seq`, None if there is no such session."""
+        """Let later windows begin after the existing messages; return the last `seq`, None without the session."""
 
     async def delete(self, session_id: str) -> bool:
         """Delete a session, its messages and all derived data; return False if it did not exist."""

@@ -11,20 +11,20 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, Delt
 
 
 class TranslatingSaver(BaseCheckpointSaver[str]):
-    """A base class for LangGraph checkpointers that translates errors of their drivers into Threadkeep's.
+    """A base class for LangGraph checkpointers that translates the errors of database drivers into Threadkeep's.
 
-    It translates the methods that a graph calls while it runs, and the removal of threads; all others are unchanged.
+    Errors are translated in the methods that a graph calls while it runs, and in the deletion of threads.
     """
 
     translated: ClassVar[Callable[[], AbstractContextManager[None]]]
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the newest checkpoint of a LangGraph thread, or the one that `config` names."""
+        """Return the newest checkpoint of a LangGraph thread, or the one that `config` names; None if there is none."""
         with type(self).translated():
             return await super().aget_tuple(config)
 
     async def aget_delta_channel_history(self, **asked: Any) -> Mapping[str, DeltaChannelHistory]:
-        """Return the writes from which channels without a full checkpoint are rebuilt."""
+        """Return the writes from which graph channels are rebuilt that are not stored in full in a checkpoint."""
         with type(self).translated():
             return await super().aget_delta_channel_history(**asked)
 
@@ -36,11 +36,11 @@ class TranslatingSaver(BaseCheckpointSaver[str]):
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Save the writes of a step."""
+        """Save the writes of a task in a graph step."""
         with type(self).translated():
             await super().aput_writes(config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """Remove the checkpoints of a thread."""
+        """Delete the checkpoints of a LangGraph thread."""
         with type(self).translated():
             await super().adelete_thread(thread_id)

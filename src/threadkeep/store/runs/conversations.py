@@ -1,4 +1,4 @@
-"""Conversations of runs: their locks, their own orders, double texting, and the session that a user continues."""
+"""Runs in conversations: locks, positions, double texting, and the session that a user continues."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from threadkeep.store.statements import ClockedTables, Tables, load_statements
 
 
 class RunLocks:
-    """Locks of runs until a transaction ends, always acquired in this order: conversations by name, trees, rows."""
+    """Locks for runs, held until the transaction ends; always taken in this order: conversations, trees, runs."""
 
     def __init__(self, backend: Backend) -> None:
         self._sql = load_statements(f"{backend}/runs.sql")
 
     def session(self, session_id: str) -> list[Statement]:
-        """Return the statements that lock a session's order of runs; the session need not exist."""
+        """Return the statements that lock the order of runs in a session; the session need not exist."""
         return self._statements("lock_order", {"place": session_id})
 
     def tree(self, root_run_id: str) -> list[Statement]:
-        """Return the statements that lock a tree of runs against additions and cancellation."""
+        """Return the statements that lock a tree of runs: no run can be added to it or cancelled in it meanwhile."""
         return self._statements("lock_tree", {"root_run_id": root_run_id})
 
     async def hold_orders(self, connection: Connection, places: Iterable[str | None]) -> None:
-        """Lock the order of runs in the given conversations, which need not exist."""
+        """Lock the order of runs in the given conversations, which need not exist; None is ignored."""
         for place in sorted({place for place in places if place is not None}):
             await self._hold(connection, "lock_order", {"place": place})
 
     async def hold_orders_of(self, connection: Connection, run_id: str) -> None:
-        """Lock the order of runs in every conversation of a run."""
+        """Lock the order of runs in each conversation that a run belongs to."""
         await self._hold(connection, "lock_order_of", {"run_id": run_id})
 
     async def hold_tree(self, connection: Connection, root_run_id: str) -> None:
-        """Lock a tree of runs against additions and cancellation."""
+        """Lock a tree of runs: no run can be added to it or cancelled in it meanwhile."""
         await self._hold(connection, "lock_tree", {"root_run_id": root_run_id})
 
     async def hold_below(self, connection: Connection, run_id: str) -> None:
-        """Lock a run and the runs below it against changes."""
+        """Lock a run and all its descendants against changes."""
         await self._hold(connection, "hold_below", {"run_id": run_id})
 
     async def _hold(self, connection: Connection, statement: str, parameters: Parameters) -> None:
@@ -56,13 +56,13 @@ class RunLocks:
 
 
 class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
-    """The table `chat_active_sessions`: at most one session per user and workflow."""
+    """The table `chat_active_sessions`: for each user and workflow, the session that the user continues."""
 
     async def active_session(self, user_id: str, workflow: str, *, otherwise: str) -> str:
         """Return the session that a user continues; set it to `otherwise` if there is none.
 
-        Two concurrent first messages get the same session. A session that is inactive or not the user's is not
-        continued; a deleted one is forgotten.
+        Two concurrent first messages get the same session. A stored session that is deleted, inactive or not the user's
+        is replaced.
         """
         parameters = {"user_id": user_id, "workflow": workflow, "session_id": otherwise}
         async with self._driver.writing() as connection:
@@ -72,7 +72,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
 
 
 class RunPlaces(Tables, sql=("runs_order.sql",)):
-    """The positions that runs get in agents' conversations after they start, when the conversation's key is known."""
+    """The positions of runs in agents' conversations, which runs get when the agent knows the conversation's key."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -80,33 +80,33 @@ class RunPlaces(Tables, sql=("runs_order.sql",)):
         self._freed = asyncio.Event()
 
     async def has(self, run_id: str, place: str) -> bool:
-        """Return whether a run is in the order of a conversation, or part of a turn there."""
+        """Return True if a run has a position in a conversation, or belongs to the turn of a run that has one."""
         return await self._is("inside", parent_run_id=run_id, place=place)
 
     async def take(self, run_id: str, place: str) -> None:
-        """Append a run to the order of a conversation; do nothing for a run that is not stored."""
+        """Put a run at the end of a conversation's order; do nothing for a run that is not stored."""
         async with self._driver.writing() as connection:
             await self._locks.hold_orders(connection, [place])
             await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": place})
 
     async def of(self, run_id: str) -> list[str]:
-        """Return the conversations, except its session, in which a run has a position."""
+        """Return the names of the conversations, other than its session, in which a run has a position."""
         return [place for (place,) in await self._driver.fetch(self._sql["places_of"], {"run_id": run_id})]
 
     async def forget(self, place: str) -> None:
-        """Remove finished runs from the order of an erased conversation."""
+        """Delete the positions of finished runs in the order of an erased conversation."""
         await self._driver.write([(self._sql["forget_place"], {"place": place})])
 
     async def leave(self, run_id: str, place: str) -> None:
-        """Remove a run from the order of a conversation."""
+        """Delete the position of a run in a conversation."""
         await self._driver.write([(self._sql["leave_place"], {"run_id": run_id, "place": place})])
 
     async def is_first(self, run_id: str, place: str) -> bool:
-        """Return whether no earlier run is queued or running in a conversation."""
+        """Return True if no earlier run is queued or running in a conversation."""
         return not await self._is("before_in", run_id=run_id, place=place)
 
     async def waits_for_itself(self, run_id: str) -> bool:
-        """Return whether a run waits for itself, directly or through other runs."""
+        """Return True if a run waits for itself, directly or through other runs."""
         known: set[str] = set()
         following = [run_id]
         async with self._driver.reading() as connection:
@@ -120,12 +120,12 @@ class RunPlaces(Tables, sql=("runs_order.sql",)):
         return False
 
     def tell_freed(self) -> None:
-        """Wake the waiters of this process, because a run is over or waits for a person."""
+        """Wake the waiting tasks of this process, because a run has ended or waits for a person."""
         self._freed.set()
         self._freed = asyncio.Event()
 
     async def freed(self, seconds: float) -> None:
-        """Wait until a position may be free, but at most `seconds`: other processes do not notify this one."""
+        """Wait until a position may be free, but at most `seconds`, because other processes do not notify this one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._freed.wait()
@@ -138,7 +138,7 @@ INTERRUPTED = "interrupted_by_message"
 
 
 class OpenRun(NamedTuple):
-    """A run of a conversation that is queued or running."""
+    """A queued or running run of a conversation."""
 
     run_id: str
     workflow: str
@@ -151,7 +151,7 @@ class OpenRun(NamedTuple):
 
 
 class Policies:
-    """The double-texting policies, applied in the transaction in which the message arrives."""
+    """The double-texting policies; they are applied in the transaction that stores the new message's run."""
 
     def __init__(self, backend: Backend, *, clock: Callable[[], datetime]) -> None:
         self._clock = clock
@@ -161,10 +161,10 @@ class Policies:
     async def apply(
         self, connection: Connection, new: NewRun, turns: Sequence[OpenRun], policy: DoubleTexting
     ) -> OpenRun | None:
-        """Return the run that the message has joined; None if it needs a new run.
+        """Apply a policy to the earlier `turns`; return the run that the message should join, None for a new run.
 
         Raises:
-            SessionBusy: there is another turn, and the policy rejects messages.
+            SessionBusy: there is another turn, and the policy is `reject`.
         """
         match policy:
             case "enqueue":
@@ -182,7 +182,7 @@ class Policies:
         assert_never(policy)
 
     async def _stop(self, connection: Connection, turns: Sequence[OpenRun], why: str) -> None:
-        """Stop running turns with all their descendants, and mark queued ones so that they stop when they begin."""
+        """Stop running turns with all their descendants, and mark queued turns, which then stop when they begin."""
         running = [turn for turn in turns if turn.status == "running"]
         for root_run_id in sorted({turn.root_run_id for turn in running}):
             await self._locks.hold_tree(connection, root_run_id)
@@ -195,7 +195,7 @@ class Policies:
                 await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
-        """Join the newest turn if it matches and has not begun. In an older turn the message would overtake others."""
+        """Join the newest turn if it matches and has not begun; in an older turn, the message would overtake others."""
         newest = turns[-1] if turns else None
         if (
             newest is None

@@ -1,4 +1,4 @@
-"""The order of turns: the runs of a session begin one after the other, in the order of their arrival."""
+"""The order of turns: the runs of a session begin one after another, in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from threadkeep.store.statements import ClockedTables, for_rows, row_parameters
 
 _PARENT_CANCELLED = "ParentCancelled"
 _CLOCKS_DIFFER = timedelta(seconds=15.0)
-"""The largest expected difference between the clocks of two processes; a time further ahead is not trusted."""
+"""The largest expected difference between the clocks of two processes; a later time is not trusted."""
 
 DISOWNED = "1970-01-01T00:00:00.000000+00:00"
-"""The `heartbeat_at` of a run whose process was found dead; otherwise it is the time when the attempt began."""
+"""The `heartbeat_at` of a run whose process was found dead. For other runs it is the time when the attempt began."""
 
 
 @dataclass(frozen=True)
 class Added:
-    """The run that answers a request: a `new` run, a run that the request `joined`, or an already `known` run."""
+    """The run for a request: a `new` one, an earlier one that the request `joined`, or its `known` run from before."""
 
     run: Run
     outcome: Literal["new", "joined", "known"]
@@ -33,7 +33,7 @@ class Added:
 
 @dataclass(frozen=True)
 class _Position:
-    """The position of a new run in its tree and order; `late` is true if its parent is over or being stopped."""
+    """The position of a new run in its tree and order; `late` is true if its parent has ended or is being stopped."""
 
     root_run_id: str
     depth: int
@@ -46,7 +46,8 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
     A run may begin when none of its conversations has an earlier run that is queued or running. Its conversations are
     its session and the conversations that its agents store under their own keys. A run that waits for a person does not
-    block others. A child in a conversation of an ancestor is part of the ancestor's turn, without its own position.
+    block others. A child run in a conversation of an ancestor is part of the ancestor's turn and has no position of its
+    own.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
@@ -55,27 +56,27 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         self._policies = Policies(driver.backend, clock=clock)
 
     async def add(self, new: NewRun, *, policy: DoubleTexting = "enqueue", owner: str | None = None) -> Added:
-        """Store a run at the end of its session's order; for a repeated request return the existing run.
+        """Store a run at the end of its session's order; for a repeated request, return the existing run.
 
         `policy` applies to a message that arrives while another turn of its session is queued or running; a child is
-        always queued. With an `owner` the run begins at once, if nothing blocks it. A child is
-        cancelled if its parent is over or is being stopped.
+        always queued. With an `owner`, the run begins at once, if no earlier run blocks it. A child is stored as
+        cancelled if its parent has ended or is being stopped.
 
         Raises:
             SessionBusy: the policy is `reject`, and there is another turn.
-            RunNotFound: the parent is gone.
-            WrongUser: the session is another user's.
+            RunNotFound: the parent run does not exist.
+            WrongUser: the session belongs to another user.
         """
         try:
             alone = new.parent_run_id is None and not new.places
             run = await self._arrive(new, policy, owner) if alone else None
             return await self._add(new, policy, owner) if run is None else Added(run, "new")
         except DuplicateRow:
-            # Another process added the message between the check and the write.
+            # Another process has stored a run for the message between the check and the write.
             return await self._add(new, policy, owner)
 
     async def release(self, session_id: str, message_id: str) -> bool:
-        """Allow a new run to answer a message again; return False while a run still answers or retries the message."""
+        """Let a new run answer a message again; return False if a run still answers it or may be retried."""
         key = {"session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders(connection, [session_id])
@@ -90,7 +91,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return True
 
     async def begin(self, run_id: str, owner: str) -> Begun | NotYet | Over:
-        """Begin a run, if it may begin now or its owner is dead."""
+        """Begin a run if it may begin now or its owner is dead; otherwise return why not."""
         async with self._driver.writing() as connection:
             await self._locks.hold_orders_of(connection, run_id)
             if run := await self._begin(connection, run_id, owner):
@@ -102,20 +103,20 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return NotYet(run, before[0][0] if before else run_id)
 
     async def stop_as_it_begins(self, run_id: str, *, reason: str = "requested") -> bool:
-        """Mark a queued run to be stopped when its turn comes, by any process; return False if it is not queued."""
+        """Mark a queued run, which any process then stops when its turn comes; return False if it is not queued."""
         parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders_of(connection, run_id)
             return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0
 
     async def is_next(self, run_id: str) -> bool:
-        """Return whether a run is queued and may begin now."""
+        """Return True if a run is queued and may begin now."""
         return bool(await self._ids("is_next", run_id=run_id))
 
     async def following(self, run_id: str) -> list[str]:
-        """Return the runs that may begin now in the conversations of a run, and remove the run's own positions there.
+        """Return the runs that may begin now in a run's conversations; delete the run's own positions there.
 
-        A run that did not succeed keeps its positions, because it may be retried.
+        A run that did not succeed keeps its positions, because it may be tried again.
         """
         async with self._driver.reading() as connection:
             parameters = {"run_id": run_id}
@@ -126,23 +127,23 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return list(dict.fromkeys(run_id for (run_id,) in following))
 
     async def is_beside_others(self, run_id: str) -> bool:
-        """Return whether other runs are queued or running in the conversations of a run."""
+        """Return True if other runs are queued or running in the conversations of a run."""
         return bool(await self._ids("open_beside", run_id=run_id))
 
     async def ready(self, *, limit: int, waited_seconds: float = 0.0) -> list[str]:
-        """Return the runs of all sessions that may begin now and have waited long enough, the oldest first."""
-        # One microsecond later, to include runs that arrived exactly at this time.
+        """Return runs of all sessions that may begin now and have waited for `waited_seconds`, oldest first."""
+        # One microsecond later, to include runs that arrived exactly at the limit.
         before = self._clock() - timedelta(seconds=waited_seconds) + timedelta(microseconds=1)
         return await self._ids("ready", limit=limit, before=time_text(before))
 
     async def abandoned(self, *, limit: int) -> list[str]:
-        """Return the runs of owners that were found dead; a process that begins them takes them over."""
+        """Return the runs whose owners were found dead; a process that begins such a run takes it over."""
         return await self._ids("abandoned", limit=limit, disowned=DISOWNED)
 
     def beginning(self, new: NewRun, policy: DoubleTexting, owner: str, question_id: str) -> Joined:
-        """Return the statements that store and begin a run in the transaction that stores its question.
+        """Return the statements that store and begin a run, for the transaction that stores its question.
 
-        They reject the question if the run may not begin now, or if its message is known already.
+        They make this transaction fail if the run may not begin now, or if its message already has a run.
         """
         locks, (arrive, *others) = self._arrival(new, policy, owner)
         refuse = (self._sql["refuse_unless_begun"], {**arrive[1], "question_id": question_id})
@@ -153,7 +154,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return _arrived(new, rows[len(joined.before) - 1][0])
 
     async def _arrive(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Run | None:
-        """Store a run with one round trip if nothing blocks it, which is the usual case; otherwise return None."""
+        """Store a run in one round trip if nothing blocks it, as is usual; otherwise store nothing and return None."""
         locks, statements = self._arrival(new, policy, owner)
         arrived = (await self._driver.write([*locks, *statements]))[len(locks)]
         return _arrived(new, arrived[0]) if arrived else None
@@ -190,7 +191,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return Added(run, "joined" if into else "new")
 
     async def _position(self, connection: Connection, new: NewRun) -> _Position:
-        """Lock the order and tree that a new run joins, and return its position."""
+        """Lock the order and the tree that a new run will join, and return its position there."""
         await self._locks.hold_orders(connection, _places(new))
         if new.parent_run_id is None:
             if new.session_id is None:
@@ -216,7 +217,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             raise WrongUser(new.session_id)
 
     async def _join(self, connection: Connection, new: NewRun, policy: DoubleTexting) -> str | None:
-        """Return the id of the run that a message joins; None if it needs a new run."""
+        """Apply the policy to a message; return the id of the run that it joins, None if it needs a new run."""
         if not (wanted := [{"place": place} for place in _places(new)]):
             return None
         rows = await connection.fetch(for_rows(self._sql["open"], len(wanted)), row_parameters(wanted))
@@ -252,7 +253,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         }
 
     async def _note_session(self, connection: Connection, new: NewRun) -> None:
-        """Record the session, so that the person's next message continues it."""
+        """Record that the user's next message continues this session."""
         if new.session_id is None or new.user_id is None or new.parent_run_id is not None:
             return
         active = {"user_id": new.user_id, "workflow": new.workflow, "session_id": new.session_id}
@@ -266,7 +267,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return await _there(connection, run_id)
 
     async def _ids(self, statement: str, **parameters: object) -> list[str]:
-        """Return the ids of the runs that a statement finds; each is the first column of a row."""
+        """Return the ids of the runs that a statement finds; the id must be its first column."""
         return [row[0] for row in await self._driver.fetch(self._sql[statement], parameters)]
 
 
@@ -276,7 +277,7 @@ def _arrived(new: NewRun, row: Row) -> Run:
 
 
 def _message_key(new: NewRun) -> str:
-    """Return the key of a message: its id, or the id of its run if it has none."""
+    """Return the id of the message that a run answers; if there is none, the id of the run."""
     return new.run_id if new.message_id is None else new.message_id
 
 

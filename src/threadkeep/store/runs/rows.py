@@ -1,4 +1,4 @@
-"""Conversion of runs between records and table rows; a text that the transcript has is stored by its message id."""
+"""Conversion between run records and table rows; texts that the transcript has are omitted, and restored on reading."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ type Texts = Mapping[str, str]
 
 
 def texts_in(values: Iterable[Values]) -> dict[str, str]:
-    """Return the texts of messages that values contain, by message id."""
+    """Return the message texts that values contain, by message id."""
     found = ((one.get(name), one.get(text)) for value in values for one, name, text in _places(value))
     return {key: str(clean_json(text)) for key, text in found if isinstance(key, str) and isinstance(text, str)}
 
 
 def missing_in(values: Iterable[Values]) -> set[str]:
-    """Return the ids of messages that values mention without their texts."""
+    """Return the ids of messages that values mention without their text."""
     found = (one.get(name) for value in values for one, name, text in _places(value) if text not in one)
     return {key for key in found if isinstance(key, str)}
 
 
 def lookups(sql: str, run_id: str, message_ids: Iterable[str]) -> list[Statement]:
-    """Return the statements that read messages of a run's session."""
+    """Return one statement per id that reads the message with this id from the session of a run."""
     return [(sql, {"run_id": run_id, "message_id": message_id}) for message_id in sorted(message_ids)]
 
 
 def texts_of(found: Iterable[Iterable[Row]]) -> dict[str, str]:
-    """Return the texts that `lookups` found."""
+    """Return the texts that the statements of `lookups` have found, by message id."""
     return {message_id: content for rows in found for message_id, content in rows}
 
 
 def shortened(value: Values, said: Texts) -> dict[str, Json]:
-    """Return an event's data without the texts that the transcript has."""
+    """Return an event's data without those texts that `said` has unchanged."""
 
     def left_out(one: Values, name: str, text: str) -> dict[str, Json]:
         known = said.get(str(one.get(name)))
@@ -54,7 +54,7 @@ def shortened(value: Values, said: Texts) -> dict[str, Json]:
 
 
 def restored(value: Values, said: Texts) -> dict[str, Json]:
-    """Return an event's data with its omitted texts restored, if the transcript still has them."""
+    """Return an event's data with omitted texts restored from `said`, which has those that still exist."""
 
     def put_in(one: Values, name: str, text: str) -> dict[str, Json]:
         known = said.get(str(one.get(name)))
@@ -64,7 +64,7 @@ def restored(value: Values, said: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without the text that a message in the transcript has; None if it names no message."""
+    """Return a run's result without the text of the message that it names; None if it names no message with a text."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -75,7 +75,7 @@ def short_result(result: Values) -> dict[str, Json] | None:
 
 
 def whole_result(result: Values, said: Texts) -> dict[str, Json]:
-    """Return a run's result with its omitted text restored, if the transcript still has it."""
+    """Return a run's result with its omitted text restored, if `said` has it."""
     whole = restored(result, said)
     if "text" in whole and "text" not in result and "output" not in whole:
         whole["output"] = {"text": whole["text"]}
@@ -83,7 +83,7 @@ def whole_result(result: Values, said: Texts) -> dict[str, Json]:
 
 
 def _places(value: Values) -> Iterator[tuple[Values, str, str]]:
-    """Yield the messages in a value, with the names of their id and text fields."""
+    """Yield each part of a value that stands for a message, with the names of its id and text fields."""
     if "message_id" in value:
         yield value, "message_id", "text"
     messages = value.get("messages")
@@ -107,7 +107,7 @@ def _changed(value: Values, change: Callable[[Values, str, str], dict[str, Json]
     return changed
 
 
-# The columns of the statement `rows`, in the order of the fields of `Run`; the column for `inputs` is `input`.
+# The columns of the statement `rows`, in the order of the fields of `Run`; the field `inputs` is the column `input`.
 _COLUMNS = tuple(column.name for column in fields(Run) if column.name != "resumed")
 _TIMES = ("started_at", "heartbeat_at", "ended_at", "cancel_requested_at", "created_at", "deadline_at")
 _AT_ONCE = 200
@@ -128,7 +128,7 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None) -> Run:
     for name in _TIMES:
         values[name] = values[name] and time_of(values[name])
     if values["owner"] is not None and values["heartbeat_at"] is None and values["status"] in RUN_ENDS:
-        # The end of the run is also its last heartbeat; the time is stored only once.
+        # The end of the run is also its last heartbeat, so this time is stored only once.
         values["heartbeat_at"] = values["ended_at"]
     values["resumed"] = values["resume_value"] is not None
     for name in ("result", "interrupt", "resume_value"):
@@ -141,12 +141,12 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None) -> Run:
 
 
 def json_of(text: str | bytes | None) -> Any:
-    """Return the value of a column with JSON or compact JSON; None for NULL."""
+    """Return the value of a column that has JSON or compact JSON; None for NULL."""
     return None if text is None else json.loads(expanded(text) if isinstance(text, bytes) else text)
 
 
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
-    """Return the inputs in a column; a text is None if it is in the transcript, under the `message_id`."""
+    """Return the inputs in a column; an omitted text is None, and the transcript has it under `message_id`."""
     entries: Sequence[Mapping[str, Any]] = json_of(stored) or ()
     return tuple(
         [
@@ -159,7 +159,7 @@ def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunI
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return the input of a single message in full, without its text, and the text; None values for other inputs."""
+    """Return the input of a run for one message in full and without its text, and the text; otherwise None values."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -169,7 +169,7 @@ def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str
 
 
 def compact_inputs(inputs: Iterable[RunInput]) -> bytes:
-    """Return inputs in the format of their column."""
+    """Return inputs in the format of their column, which is compact JSON."""
     entries: list[Json] = []
     for given in inputs:
         entry: dict[str, Json] = {"values": dict(given.values)}
@@ -180,7 +180,7 @@ def compact_inputs(inputs: Iterable[RunInput]) -> bytes:
 
 
 async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run]:
-    """Return the existing runs with these ids, in the order of the ids."""
+    """Return the existing runs with these ids, in the order of the ids; unknown ids are left out."""
     sql = load_statements("runs.sql")["rows"]
     found: dict[str, Run] = {}
     for start in range(0, len(run_ids), _AT_ONCE):
@@ -193,7 +193,7 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run
 
 
 async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
-    """Fill in the texts to which results and inputs refer."""
+    """Restore the texts that results and inputs omit because the transcript has them."""
     said = load_statements("runs.sql")["said"]
     referring = {run.run_id: ids for run in runs.values() if (ids := _ids_of_texts(run))}
     if not referring:
@@ -207,13 +207,13 @@ async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
 
 
 def _ids_of_texts(run: Run) -> set[str]:
-    """Return the ids of the messages that a run mentions without their texts."""
+    """Return the ids of the messages that a run mentions without their text."""
     asked = {given.message_id for given in run.inputs if given.message_id and lacks_text(given)}
     return asked | missing_in([run.result] if run.result else [])
 
 
 def lacks_text(given: RunInput) -> bool:
-    """Return whether the text of an input is only in the transcript."""
+    """Return True if the text of an input is omitted because the transcript has it."""
     return given.values.get("text", "") is None
 
 
@@ -227,7 +227,7 @@ def _whole_input(given: RunInput, said: Mapping[str, str]) -> RunInput:
 
 
 async def fetch_run(connection: Connection, run_id: str) -> Run | None:
-    """Return the run with an id; of a deleted run, the data that are still known; None if nothing is."""
+    """Return the run with an id; if it was deleted, what is still known about it; None if nothing is known."""
     found = await fetch_runs(connection, [run_id])
     if found:
         return found[0]
@@ -236,7 +236,7 @@ async def fetch_run(connection: Connection, run_id: str) -> Run | None:
 
 
 def _run_left(row: Row) -> Run:
-    """Return a deleted run from the record of the message that it answered; the run is over and has no texts."""
+    """Return a deleted run from the record that it answered a message; it has ended and has no texts."""
     run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at = row
     known = {
         "run_id": run_id,
@@ -260,7 +260,7 @@ _RUNS_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class RunCounts:
-    """The numbers of runs that are queued, running, waiting or set aside, each counted up to a limit."""
+    """The numbers of runs that are queued, running, waiting or set aside, each counted only up to a limit."""
 
     queued: int = 0
     running: int = 0
@@ -269,10 +269,10 @@ class RunCounts:
 
 
 class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
-    """Lists of runs, trees of runs, and the deletion of runs and checkpoints."""
+    """Lists of runs, trees of runs, and the deletion of runs."""
 
     async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
-        """Return runs, the newest first, and the cursor of the next page (None at the end)."""
+        """Return one page of runs, newest first, and the cursor of the next page (None at the end)."""
         created_at, run_id = query.cursor or (None, _LAST_ID)
         parameters = {
             **vars(query),
@@ -289,7 +289,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return found[: query.limit], (last.created_at, last.run_id)
 
     async def tree(self, run_id: str, *, limit: int = 500) -> list[Run]:
-        """Return the whole tree of a run, parents before their children; at most `limit` runs."""
+        """Return the whole tree of a run, parents before their children, but at most `limit` runs."""
         async with self._driver.reading() as connection:
             roots = await connection.fetch(self._sql["root"], {"run_id": run_id})
             if not roots:
@@ -298,17 +298,17 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return await self._fetch("tree", {"root_run_id": roots[0][0], "limit": limit})
 
     async def counts(self, *, limit: int = 10_000) -> RunCounts:
-        """Return the numbers of runs for operators, each counted up to a limit."""
+        """Return the numbers of runs by state for operators, each counted only up to `limit`."""
         rows = await self._driver.fetch(self._sql["counts"], {"limit": limit})
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete the given runs and their trees, except those that belong to a session."""
+        """Delete given runs that belong to no session, with their whole trees; return how many runs were deleted."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 
     async def forget_runs_at_rest(self, run_ids: Sequence[str]) -> int:
-        """Delete runs like `forget_runs`, if no run of their trees is queued or running.
+        """Delete runs as `forget_runs` does, but only if no run of their trees is queued or running.
 
         Raises:
             RowLocked: a run is queued or running; nothing was deleted.
@@ -326,7 +326,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return gone
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
-        """Return runs that may still have checkpoints: done or deleted, or ended without a result before `moment`."""
+        """Return runs with possibly unneeded checkpoints: done or deleted, or ended without result before `moment`."""
         asked = {"before": time_text(moment), "limit": limit}
         return [run_id for (run_id,) in await self._driver.fetch(self._sql["with_checkpoints"], asked)]
 
@@ -335,7 +335,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         await self._driver.write([(self._sql["may_have_checkpoints"], {"run_id": run_id})])
 
     async def checkpoints_removed(self, run_ids: Sequence[str]) -> None:
-        """Record that runs have no checkpoints any more, except runs that have been resumed."""
+        """Record that runs have no checkpoints any more; do nothing for runs that were resumed meanwhile."""
         async with self._driver.writing() as connection:
             await connection.execute_many(
                 self._sql["checkpoints_removed"], [{"run_id": run_id} for run_id in sorted(run_ids)]
@@ -352,7 +352,7 @@ def _rows(run_ids: Sequence[str]) -> Parameters:
 
 
 def _statement_for(query: RunQuery) -> str:
-    """Return the statement with the best index for a query."""
+    """Return the name of the statement that uses the best index for a query."""
     if query.parent_run_id is not None or query.root_run_id is not None:
         return "newest_below"
     if query.session_id is not None:

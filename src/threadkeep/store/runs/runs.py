@@ -1,4 +1,4 @@
-"""Owners of runs, the ends of runs, and the versions of their workflows."""
+"""Owners and ends of runs, and the versions of their workflows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from threadkeep.store.statements import ClockedTables
 
 @dataclass(frozen=True)
 class RunEnding:
-    """The end of a run; `asked` is the run as it was when its owner began it."""
+    """The end of a run; `asked` is the run as it was when its owner began to execute it."""
 
     status: RunEnd
     result: Mapping[str, Json] | None = None
@@ -30,19 +30,19 @@ class RunEnding:
     asked: Run | None = None
 
     def inputs(self) -> Sequence[RunInput]:
-        """Return the inputs that can be omitted if the transcript has them; none unless the run is done."""
+        """Return the inputs whose texts the transcript may have; none unless the run is done."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
-# Allows for the duration of queries and for different clocks of processes.
+# Allows for the duration of queries, and for different clocks of processes.
 _CLOCKS_DIFFER = timedelta(hours=1)
 
 
 class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
-    """The table `chat_workflows`. A version never changes after it is stored."""
+    """The table `chat_workflows` with the definitions of workflows. A stored version never changes."""
 
     async def keep(self, name: str, version: str, definition: Mapping[str, Json] | None) -> None:
-        """Store a definition, unless its version exists already."""
+        """Store a workflow's definition, unless this version is stored already."""
         if await self.version(name, version) is not None:
             return
         parameters = {
@@ -54,19 +54,19 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         await self._driver.write([(self._sql["keep_workflow"], parameters)])
 
     async def version(self, name: str, version: str) -> WorkflowVersion | None:
-        """Return one version of a workflow."""
+        """Return one version of a workflow; None if it is not stored."""
         rows = await self._driver.fetch(self._sql["workflow"], {"name": name, "version": version})
         return _version_of(rows[0]) if rows else None
 
     async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
-        """Return the names and versions from before a time that have no runs, except each workflow's newest version."""
+        """Return names and versions without runs, first used before a time, except each workflow's newest."""
         rows = await self._driver.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})
         return [(name, version) for name, version in rows]
 
     async def forget(self, unused: Sequence[tuple[str, str]]) -> int:
-        """Delete the given versions, except versions with which runs have begun meanwhile.
+        """Delete the given versions; keep those with which runs have begun meanwhile.
 
-        Return the number deleted.
+        Return the number of deleted versions.
         """
         since = time_text(self._clock() - _CLOCKS_DIFFER)
         async with self._driver.writing() as connection:
@@ -88,9 +88,9 @@ def _version_of(row: Row) -> WorkflowVersion:
 class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     """The table of runs, and the tables that depend on it.
 
-    Guarantees: of the runs with a position in a conversation, at most one is running, and they begin in the order of
-    their arrival. Only the owner of a run can end it. When an owner is found dead, its runs are disowned, and other
-    processes may begin them again. All rows are deleted with the session.
+    Guarantees: at most one of the runs with a position in a conversation is running, and these runs begin in the order
+    of their arrival. Only the owner of a run can end it. When an owner is found dead, its runs are disowned, and any
+    process may begin them again. The rows of a session's runs are deleted with the session.
     """
 
     def __init__(
@@ -107,34 +107,34 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         self.sessions = ActiveSessions(driver, clock=clock)
 
     async def run(self, run_id: str) -> Run | None:
-        """Return the run with an id."""
+        """Return the run with an id; None if it does not exist."""
         async with self._driver.reading() as connection:
             return await fetch_run(connection, run_id)
 
     async def owners(self) -> set[str]:
-        """Return the owners of active runs, not counting disowned runs."""
+        """Return the owners of running runs, except of disowned ones."""
         return {owner for (owner,) in await self._driver.fetch(self._sql["owners"], {"disowned": DISOWNED})}
 
     async def take_lock(self) -> None:
-        """Acquire and release the database's write lock, to check that it can be written. Raises `StoreUnavailable`."""
+        """Take and release the write lock, to check that the database can be written. Raises `StoreUnavailable`."""
         async with self._driver.writing():
             pass
 
     async def held_by(self, owner: str) -> dict[str, str | None]:
-        """Return the runs that an owner executes, each with the reason to stop it, if any.
+        """Return the ids of the runs that an owner executes, each with the reason to stop it or None.
 
-        If a run is missing, the owner has lost it: another process has it, or it was deleted with its session.
+        If a run is missing, the owner has lost the run: another process executes it, or it was deleted.
         """
         return dict(await self._driver.fetch(self._sql["held"], {"owner": owner}))
 
     async def disown(self, owner: str) -> list[str]:
-        """Allow all processes to begin the runs of a dead owner; return these runs, each to only one caller."""
+        """Let any process begin the runs of a dead owner; return these runs, each of them to only one caller."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["disown"], {"owner": owner, "disowned": DISOWNED})
         return [run_id for (run_id,) in rows]
 
     async def begin_with(self, run_id: str, owner: str, version: str) -> bool:
-        """Set the workflow version of a run that has done nothing yet; return False if the owner has lost the run."""
+        """Set the workflow version of a run that has not executed anything; return False if the owner has lost it."""
         return await self._execute("begin_with", {"run_id": run_id, "owner": owner, "version": version}) > 0
 
     async def finish(
@@ -147,15 +147,16 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         error: str | None = None,
         set_aside: bool = False,
     ) -> bool:
-        """Record the end of a run; return False if the owner has lost it. Repeating the call changes nothing.
+        """Record the end of a run; return False if the owner has lost the run. Repeating the call changes nothing.
 
-        `error` is a kind of error, not a text. A run that is `set_aside` stays failed until a person retries it.
+        `error` is the name of a kind of error, not a message. A run that is `set_aside` stays failed until a person
+        retries it.
         """
         ending = RunEnding(status, result, error, set_aside)
         return await self.end(run_id, owner, ending) is not None
 
     async def end(self, run_id: str, owner: str, ending: RunEnding, group: TraceGroup | None = None) -> Run | None:
-        """Record the end of a run with the end of its trace; return the run, None if the owner has lost it.
+        """Record the end of a run and of its trace; return the run, None if the owner has lost the run.
 
         Repeating the call changes nothing.
         """
@@ -178,9 +179,10 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     def ending(
         self, run: Run, ending: RunEnding, group: TraceGroup, others: Sequence[Statement], messages: Sequence[Message]
     ) -> Joined | None:
-        """Return the statements that end a run in the transaction that stores its answer, the only one of `messages`.
+        """Return the statements that end a run, for the transaction that stores its answer, the only one of `messages`.
 
-        They reject the answer if another process owns the run. Return None without a session, or with too long a trace.
+        They make this transaction fail if another process owns the run. Return None if the run has no session, or if
+        its trace is too long.
         """
         [answer] = messages
         said = {str(answer.id): answer.content}
@@ -201,13 +203,13 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         )
 
     def ended(self, run: Run, ending: RunEnding) -> Run:
-        """Return the run as the statements of the method `ending` have stored it."""
+        """Return the run as the statements returned by `ending` have stored it."""
         cleaned, now = clean_json(dict(ending.result or {})), self._clock()
         result = cleaned if ending.result is not None and isinstance(cleaned, Mapping) else None
         return replace(run, status=ending.status, result=result, error=ending.error, heartbeat_at=now, ended_at=now)
 
     async def set_aside(self, run_id: str, error: str) -> bool:
-        """Fail a run that no process executes any more, and set it aside; return False if it is over or waits.
+        """Mark a run as failed and set it aside; return False if it has ended or waits for a person.
 
         The owner is not checked: the caller must know that no process executes the run.
         """
@@ -216,21 +218,21 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
         """Mark a run as waiting for a person's answer to `interrupt`. Other runs of its session continue meanwhile.
 
-        Return False if the owner has lost it, or it is to be stopped.
+        Return False if the owner has lost the run, or if it is to be stopped.
         """
         return await self._execute("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
 
     async def give_back(self, run_id: str, owner: str) -> bool:
-        """Release a run to another process; it stays the first of its session.
+        """Release a run, so that another process can begin it; it stays the first of its session.
 
-        Return False if the owner has lost it, or it is to be stopped.
+        Return False if the owner has lost the run, or if it is to be stopped.
         """
         return await self._execute("give_back", {"run_id": run_id, "owner": owner}) > 0
 
     async def resume(self, run_id: str, value: Json, *, asked: Json = None) -> bool:
-        """Queue a waiting run with an answer, at the end of its conversations; return False if it does not wait.
+        """Queue a waiting run again, with a person's answer, behind the other runs; return False if it does not wait.
 
-        `asked` is the `interrupt` that is answered. If the run asks another question by now, return False too.
+        `asked` is the `interrupt` that the answer is for. If the run now asks another question, also return False.
         """
         given = {"resume_value": json_text(value), "asked": None if asked is None else json_text(asked)}
         return await self._arrive_again("resume", {"run_id": run_id, **given})
@@ -238,8 +240,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def resume_by(self, message_id: str, run: Run, value: Json, *, is_reply: bool = True) -> bool:
         """Resume a waiting run with a message of its session.
 
-        With `is_reply`, the run's answer becomes a reply to this message; otherwise the channel that asked sends the
-        answer. Return False if the run does not wait, or if the message is known already: a reply counts only once.
+        With `is_reply`, the run's answer becomes a reply to this message; otherwise the channel that asked the question
+        sends the answer. Return False if the run does not wait for this answer, or if the message was used before.
         """
         asked = run.interrupt if isinstance(run.interrupt, Mapping) else {}
         interrupt = json_text({**asked, REPLY: message_id})
@@ -248,7 +250,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             await self._locks.hold_orders_of(connection, run.run_id)
             current = await fetch_run(connection, run.run_id)
             if current is None or current.interrupt != run.interrupt:
-                return False  # the run asks another question now
+                return False  # the run now asks another question
             if not await connection.fetch(self._sql["take_reply"], parameters):
                 return False
             await connection.execute(self._sql["resume"], parameters)
@@ -260,14 +262,14 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return True
 
     async def is_resumed_by(self, message_id: str, run: Run) -> bool:
-        """Return whether a message has answered a question of the run."""
+        """Return True if a message has answered a question that the run asked a person."""
         if message_id in [given.message_id for given in run.inputs]:
             return False
         key = {"run_id": run.run_id, "session_id": run.session_id, "message_id": message_id}
         return bool(await self._driver.fetch(self._sql["has_reply"], key))
 
     async def retry(self, run_id: str, *, budget: RunBudget | None = None) -> bool:
-        """Queue an unsuccessful run again with a new set of attempts; return False if it is in another state.
+        """Queue a run that did not succeed again, with its attempts counted from 0; return False for other runs.
 
         A `budget` replaces the total limits of the run.
         """
@@ -276,10 +278,10 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return await self._arrive_again("retry", {"run_id": run_id, **given})
 
     async def request_cancel(self, run_id: str, *, reason: str = "requested") -> list[str]:
-        """Stop a run and all its descendants in one transaction; return the runs that were not over.
+        """Stop a run and all its descendants in one transaction; return the ids of those that had not ended.
 
-        A run that no process executes is cancelled at once. An active run stays `running` until its owner has released
-        it. `reason` is one word that explains the stop later.
+        A run that no process executes is cancelled at once. Another run stays `running` until its owner has stopped it.
+        `reason` is one word that is stored as the reason of the stop.
         """
         parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:

@@ -17,14 +17,14 @@ from threadkeep.store.runs.rows import json_of, lookups, missing_in, restored, s
 from threadkeep.store.statements import load_statements
 
 MOST_EVENTS = 250
-"""The maximum number of events in a packed trace; reading any page of the trace unpacks all of its events."""
+"""The maximum number of events in a packed trace, because reading any page of it unpacks all of its events."""
 
 _MOST_CHARACTERS = 60_000
 
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """A stored event: `data` is JSON text, `moment` is microseconds since 1970."""
+    """A stored event: `data` is JSON text, and `moment` is in microseconds since 1970."""
 
     number: int
     kind: str
@@ -34,13 +34,13 @@ class StoredEvent:
 
 
 def event_of(row: Sequence[Any]) -> StoredEvent:
-    """Return the event in a row of the table of events."""
+    """Return the event from a row of the table of events."""
     number, kind, node, data, created_at = row
     return StoredEvent(int(number), kind, node, data, time_microseconds(time_of(created_at)))
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
-    """Return the events packed, in order; None if there are none, or their number or total size is too large."""
+    """Return events in packed form, in order; None if there are none, or if they are too many or too long."""
     parts: list[str] = []
     number = moment = 0
     for event in events:
@@ -53,7 +53,7 @@ def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
 
 
 def stored_events(packed: bytes | None) -> list[StoredEvent]:
-    """Return the events of a packed trace."""
+    """Return the events of a packed trace; none for None."""
     found: list[StoredEvent] = []
     number = moment = 0
     for step, later, kind, node, data in json.loads(expanded(packed)) if packed else ():
@@ -69,7 +69,7 @@ def run_event(run_id: str, event: StoredEvent) -> RunEvent:
 
 
 def usage_of(row: Sequence[Any]) -> TokenUsage:
-    """Return the usage of a model in a row of the table of usage."""
+    """Return the usage of a model from a row of the table of usage."""
     model, calls, input_tokens, output_tokens, cache_read_tokens, estimated_calls, cost = row
     return TokenUsage(
         model=model,
@@ -83,7 +83,7 @@ def usage_of(row: Sequence[Any]) -> TokenUsage:
 
 
 def packed_usage(usage: Iterable[TokenUsage]) -> str | None:
-    """Return the usage of a run as one text; None if there is none."""
+    """Return the usage of a run as JSON text; None if there is none."""
     rows: list[Json] = [
         [
             used.model,
@@ -100,12 +100,12 @@ def packed_usage(usage: Iterable[TokenUsage]) -> str | None:
 
 
 def stored_usage(packed: str | None) -> list[TokenUsage]:
-    """Return the usage of a packed trace."""
+    """Return the usage in a packed trace; none for None."""
     return [usage_of(row) for row in json_of(packed) or ()]
 
 
 def added(usage: Iterable[TokenUsage]) -> list[TokenUsage]:
-    """Return the sum of usage by model; the cost is set if any of the calls has a price."""
+    """Return the sum of usage for each model; the cost is set if any of the sums has a cost."""
     sums: dict[str, TokenUsage] = {}
     for used in usage:
         before = sums.get(used.model)
@@ -136,10 +136,10 @@ class TraceLimits:
 
 @dataclass
 class TraceGroup:
-    """Events and usage that are stored atomically; `after` is the number of the newest event that the caller knows.
+    """Events and usage that are stored together; `after` is the number of the newest event that the caller knows.
 
-    If the trace has newer events, an earlier attempt stored the group and only its reply was lost, so that it is not
-    stored again. None skips this check.
+    If the trace has newer events, an earlier attempt has stored the group and only its reply was lost, so the group is
+    not stored again. If `after` is None, this is not checked.
     """
 
     events: list[TraceEvent] = field(default_factory=list)
@@ -159,8 +159,8 @@ class _Extent:
 class RunTrace:
     """The tables `chat_run_events`, `chat_run_usage`, `chat_run_traces` and `chat_run_tool_calls`.
 
-    During a run each event is a row. At the end, all events are packed into one row of `chat_run_traces`; later events
-    are rows again. All rows are deleted with the run.
+    During a run, each event is one row. When the run ends, all its events are packed into one row of `chat_run_traces`;
+    events after that are single rows again. All rows are deleted with the run.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], limits: TraceLimits) -> None:
@@ -182,10 +182,10 @@ class RunTrace:
 
         Args:
             run_id: the run.
-            events: the events in order. Beyond the limits, only a mark and events of kind `status` are stored.
-            usage: added to the usage of the run.
+            events: the events in order. Beyond the limits, only one mark and events of the kind `status` are stored.
+            usage: the token usage to add to that of the run.
             owner: if the run no longer belongs to this owner, nothing is stored and None is returned.
-            after: the number of the newest event that the caller knows. If there are newer ones, an earlier attempt
+            after: the number of the newest event that the caller knows. If there are newer ones, an earlier attempt has
                 stored this group and only its reply was lost, so nothing is stored.
         """
         group = TraceGroup(list(events), list(usage), after)
@@ -197,7 +197,7 @@ class RunTrace:
             return await self.store(connection, run_id, held, group)
 
     def hold(self, run_id: str, group: TraceGroup | None, *, ends: bool = False) -> list[Statement]:
-        """Return the statements that read a run's trace and lock it until the transaction ends."""
+        """Return the statements that read a run's trace and lock it until the commit; none without a group."""
         if group is None:
             return []
         said = texts_in(event.data for event in group.events)
@@ -216,9 +216,10 @@ class RunTrace:
         *,
         ends: bool = False,
     ) -> int:
-        """Store a group in a transaction that holds the trace; return the number of the newest event.
+        """Store a group in a transaction that has locked the trace; return the number of the newest event.
 
-        If the run `ends` with the group, the whole trace is packed, unless the trace is too long.
+        `held` has the rows of the statements of `hold`. If the run `ends` with the group, the whole trace is packed,
+        unless it is too long.
         """
         [(last_number, characters, cut, *packed)], *found = held
         before = _Extent(int(last_number), int(characters), bool(cut))
@@ -230,7 +231,7 @@ class RunTrace:
             before, [replace(event, data=shortened(event.data, said)) for event in group.events]
         )
         if group.usage and not events:
-            # Use up a number although no event is stored, so that a repeated group is recognised.
+            # Increase the number even if no event is stored, so that a repeated group is recognised.
             extent = replace(extent, last_number=extent.last_number + 1)
         statements = self._packing(run_id, packed, loose, (events, group.usage), extent) if ends else []
         await connection.fetch_each(statements or self._adding(run_id, events, group.usage, extent))
@@ -244,7 +245,7 @@ class RunTrace:
         ]
         if events or usage:
             statements.append((self._sql["set_trace"], {"run_id": run_id, **asdict(extent)}))
-        # Write in the same order everywhere, which prevents deadlocks.
+        # All writers write usage in the same order, which prevents deadlocks.
         in_order = sorted(usage, key=lambda used: used.model)
         return statements + [(self._sql["add_usage"], {"run_id": run_id, **asdict(used)}) for used in in_order]
 
@@ -256,7 +257,7 @@ class RunTrace:
         new: tuple[Sequence[StoredEvent], Sequence[TokenUsage]],
         extent: _Extent,
     ) -> list[Statement]:
-        """Return the statements that pack a trace; none if it is too long."""
+        """Return the statements that pack a trace; none if the trace is too long."""
         (events_before, usage_before), (loose_events, loose_usage) = packed, loose
         events = [*stored_events(events_before), *map(event_of, loose_events), *new[0]]
         usage = added([*stored_usage(usage_before), *map(usage_of, loose_usage), *new[1]])
@@ -271,7 +272,7 @@ class RunTrace:
         return statements
 
     async def events(self, run_id: str, *, after: int = 0, limit: int = 200) -> list[RunEvent]:
-        """Return the events of a run after a number, in order."""
+        """Return up to `limit` events of a run after a number, in order."""
         parameters = {"run_id": run_id, "after": after, "limit": limit}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["events"], parameters)
@@ -285,9 +286,9 @@ class RunTrace:
         return [replace(event, data=restored(event.data, said)) for event in events]
 
     def whole(self, run_id: str, group: TraceGroup, said: Mapping[str, str]) -> list[Statement]:
-        """Return the statements that store the whole trace of a run in one row; none if it is too long.
+        """Return the statements that store the whole trace of a run in one row; none if the trace is too long.
 
-        `said` has the texts, by message id, that the same transaction stores in the transcript. Only the owner of the
+        `said` has the texts that the same transaction stores in the transcript, by message id. Only the owner of the
         run may execute the statements, because they replace the stored trace.
         """
         short = [replace(event, data=shortened(event.data, said)) for event in group.events]
@@ -308,13 +309,13 @@ class RunTrace:
         return int(rows[0][0]) if rows else 0
 
     async def usage(self, run_id: str, *, with_children: bool = True) -> list[TokenUsage]:
-        """Return the usage of a run by model, by default with all its descendants; each call is counted once."""
+        """Return the token usage of a run by model, by default including its descendants; each call is counted once."""
         statement = self._sql["usage_with_children" if with_children else "usage"]
         rows = await self._driver.fetch(statement, {"run_id": run_id})
         return added(used for *row, packed in rows for used in (stored_usage(packed) if packed else [usage_of(row)]))
 
     async def begin_tool(self, run_id: str, call_id: str, tool: str) -> ToolCall:
-        """Record the start of a tool call that must not run twice; only a `fresh` call may run."""
+        """Record the start of a tool call that must not run twice; the tool may run only if the result is `fresh`."""
         place = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self.clock())}
         asked = [(self._sql[name], place) for name in ("keep_run", "begin_tool", "tool_call")]
         kept, fresh, found = await self._driver.write(asked)
@@ -326,7 +327,7 @@ class RunTrace:
         return ToolCall("finished", json_of(result)) if status == "finished" else ToolCall("begun_before")
 
     async def finish_tool(self, run_id: str, call_id: str, result: Json) -> bool:
-        """Store the result of a tool call, so that it is not run again; return False if the call is not open."""
+        """Store the result of a tool call, so that the tool is not run again; return False if the call is not open."""
         parameters = {
             "run_id": run_id,
             "call_id": call_id,
@@ -337,7 +338,7 @@ class RunTrace:
         return bool(finished)
 
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
-        """Return the events that the limits allow, and the new extent."""
+        """Return the events to store within the limits, with a mark at a cut, and the new size of the trace."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
         now = self.clock()
         kept_events: list[StoredEvent] = []

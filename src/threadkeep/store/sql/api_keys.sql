@@ -1,4 +1,4 @@
--- Keys of the HTTP service.
+-- API keys of the HTTP service.
 
 -- name: all
 SELECT key_id, name, digest, scope, user_id, created_at, expires_at, revoked_at, last_used_at FROM chat_api_keys

@@ -13,7 +13,7 @@ VALUES (
 ON CONFLICT (session_id) DO NOTHING
 
 -- name: seqs_of
--- The given message ids that exist, with their seq.
+-- Those of the given message ids that exist, each with the seq of its message.
 WITH wanted (id) AS (
 VALUES (:id)
 )
@@ -29,6 +29,6 @@ UPDATE chat_sessions SET
 WHERE session_id = :session_id AND archived_seq < :archived_seq
 
 -- name: note_restored
--- Store a new value, because processes then drop the rows of sessions that they have cached.
+-- Store a new value, which makes all processes drop their cached rows of sessions.
 INSERT INTO chat_channel_state (scope, name, value) VALUES ('threadkeep', 'restored', :value)
 ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value

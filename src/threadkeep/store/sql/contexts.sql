@@ -12,21 +12,22 @@ WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_i
 ORDER BY c.first_seq
 
 -- name: move_anchor
--- Move forward only, and not past the last message: the caller may mean a deleted session with the same id.
+-- Move the anchor forward only, and at most behind the last message: the caller may mean a deleted session with this
+-- id.
 INSERT INTO chat_anchors (session_id, profile, seq)
 SELECT s.session_id, :profile, :seq FROM chat_sessions s WHERE s.session_id = :session_id AND :seq <= s.last_seq + 1
     AND (CAST(:revision AS BIGINT) IS NULL OR s.revision = CAST(:revision AS BIGINT))
 ON CONFLICT (session_id, profile) DO UPDATE SET seq = excluded.seq WHERE chat_anchors.seq < excluded.seq
 
 -- name: keep_steps
--- Store the steps only while the question exists and is active.
+-- Store the tool calls of an answer only if the question exists and is active.
 INSERT INTO chat_steps (session_id, author, seq, ordinal, body)
 SELECT m.session_id, :author, m.seq, :ordinal, :body FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq = :seq AND m.id = :question_id AND m.superseded_at IS NULL
 ON CONFLICT (session_id, author, seq, ordinal) DO UPDATE SET body = excluded.body
 
 -- name: forget_steps
--- Keep only the newest turns.
+-- Delete the tool calls of all but the agent's newest :turns turns.
 DELETE FROM chat_steps
 WHERE session_id = :session_id AND author = :author AND seq < (
     SELECT min(newest.seq) FROM (

@@ -1,4 +1,4 @@
--- Duties for all sessions, each done by one process at a time.
+-- Duties: tasks for all sessions, each done by one process at a time.
 
 -- name: taken
 -- Return a row if :owner cannot claim the duty now. Times after :beyond were stored by a wrong clock.

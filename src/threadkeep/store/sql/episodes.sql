@@ -1,8 +1,9 @@
 -- Episodes: a view of stored turns and the runs that answered them.
 
 -- name: newest_messages
--- The last :reach active messages of people and agents of the newest sessions: one session, or those of a person under
--- any id. Messages before a reset are left out. A question has a row for the steps of each agent that answered it.
+-- The last :reach active messages of people and agents of the newest sessions: of one session, or of the sessions that
+-- a person has under any id. Messages before a reset are left out. A question has one row for each agent whose tool
+-- calls are stored.
 SELECT
     m.session_id, m.seq, m.role, m.content, m.status, m.metadata, m.run_id, m.created_at, r.workflow, r.status, r.error,
     k.body

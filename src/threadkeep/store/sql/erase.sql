@@ -1,6 +1,6 @@
--- Erasing a person or a session. For a person, `ids` are the ids and :session_id is NULL. The sessions of an unfinished
--- erase are noted in chat_channel_state, in the scope :noted, because their rows in chat_sessions are deleted first.
--- A session that another user has created again since then is not erased.
+-- Erasure of a person or a session. For a person, `ids` has all ids, and :session_id is NULL. The sessions of an
+-- unfinished erasure are noted in chat_channel_state, in the scope :noted, because their rows in chat_sessions are
+-- deleted first. A session that another user has created again since then is not erased.
 
 -- name: same_person
 -- All ids of the person who has the given id.
@@ -40,7 +40,7 @@ ON CONFLICT (scope, name) DO NOTHING
 DELETE FROM chat_channel_state WHERE scope = :noted
 
 -- name: counts
--- The rows of each table that belong to the person or the session.
+-- The number of rows in each table that belong to the person or the session.
 -- include: selection
 , people (person_id) AS (
     SELECT p.person_id FROM chat_persons p WHERE p.person_id IN (SELECT id FROM ids)
@@ -107,7 +107,7 @@ SELECT 'chat_person_names', count(*) FROM chat_person_names WHERE person_id IN (
 UNION ALL SELECT 'chat_api_keys', count(*) FROM chat_api_keys WHERE user_id IN (SELECT id FROM ids)
 
 -- name: threads
--- The threads of LangGraph's checkpoints: of the sessions, of their runs, and of deleted runs.
+-- The thread ids of LangGraph checkpoints to delete: sessions, runs, and runs that were deleted before.
 -- include: selection
 SELECT session_id FROM own
 UNION SELECT CAST(:session_id AS TEXT) WHERE CAST(:session_id AS TEXT) IS NOT NULL
@@ -115,7 +115,7 @@ UNION SELECT run_id FROM gone
 UNION SELECT c.run_id FROM chat_run_checkpoints c WHERE NOT EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = c.run_id)
 
 -- name: shared_messages
--- The person's messages in other persons' sessions, such as group chats: the sender or the author is one of the ids.
+-- The person's messages in sessions of other or no owners, such as group chats: sender or author is one of the ids.
 WITH ids (id) AS (
 VALUES (:id)
 )
@@ -139,7 +139,7 @@ WHERE session_id = :session_id AND seq = :seq AND superseded_at IS NULL
 UPDATE chat_sessions SET revision = revision + 1 WHERE session_id = :session_id
 
 -- name: note_erase
--- Record the time of the erase, so that model calls that are in progress do not store their texts.
+-- Record the time of the erasure, so that model calls in progress do not store their texts afterwards.
 INSERT INTO chat_channel_state (scope, name, value) VALUES ('emptied', :marker, :now)
 ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value
 
@@ -147,14 +147,15 @@ ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value
 DELETE FROM chat_channel_state WHERE scope = 'emptied' AND value < :before
 
 -- name: empty_message
--- The row stays with its seq and id, so that other positions do not change and a redelivery is still recognised.
+-- The row keeps its seq and id, so that later messages keep their seq, and the message is recognised if it is sent
+-- again.
 UPDATE chat_messages SET
     content = '', tokens = 0, original = NULL, author = NULL, run_id = NULL, sent_at = NULL, superseded_by = NULL,
     metadata = :marker
 WHERE session_id = :session_id AND seq = :seq
 
 -- name: drop_summaries
--- Delete merged and deactivated summaries too. New summaries are made from the remaining messages.
+-- This deletes merged and deactivated summaries too. New summaries are then made from the remaining messages.
 DELETE FROM chat_summaries WHERE session_id = :session_id AND last_seq >= :seq
 
 -- name: drop_manifests
@@ -224,13 +225,13 @@ DELETE FROM chat_channel_state WHERE scope IN ('chatkit:' || :id, 'adk:' || :id,
 DELETE FROM chat_channel_state WHERE scope = 'langgraph-threads' AND name = :session_id
 
 -- name: drop_facts_of_session
--- Delete facts of every scope, as for single messages.
+-- Delete facts of every scope that have evidence in the session.
 DELETE FROM chat_facts WHERE fact_id IN (
     SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id = :session_id
 )
 
 -- name: retract_lost_facts
--- Episodes of promoted facts that were deleted: drop unsent ones, and mark the others for deletion on the server.
+-- Episodes whose promoted fact was deleted: drop the unsent ones, and mark the others for deletion in Graphiti.
 UPDATE chat_graph_deliveries SET
     content = NULL,
     status = CASE WHEN sent_at IS NULL THEN 'dead' ELSE 'sent' END,
@@ -255,7 +256,7 @@ WHERE d.sent_at IS NOT NULL
 SELECT count(*) FROM chat_sessions WHERE parent_session_id = :session_id AND agent IS NULL
 
 -- name: retractions
--- Episodes whose deletion the server has not confirmed.
+-- Episodes whose deletion Graphiti has not confirmed.
 SELECT count(*) FROM chat_graph_deliveries
 WHERE status = 'sent' AND reason = 'forgotten' OR status = 'dead' AND reason = 'not_deleted'
 
@@ -267,7 +268,7 @@ DELETE FROM chat_facts WHERE fact_id IN (
 )
 
 -- name: facts_of_sessions
--- Facts in other persons' scopes that have evidence in messages of the sessions or in runs of the person.
+-- Facts outside the target's scopes that have evidence in its sessions or runs.
 -- include: selection
 SELECT DISTINCT f.fact_id FROM chat_fact_evidence e JOIN chat_facts f ON f.fact_id = e.fact_id
 WHERE (e.session_id IN (SELECT session_id FROM own) OR e.run_id IN (SELECT run_id FROM gone))
@@ -304,7 +305,7 @@ DELETE FROM chat_persons WHERE person_id = :id
 DELETE FROM chat_api_keys WHERE user_id = :id
 
 -- name: forget_checkpoints
--- Records that deleted runs have checkpoints.
+-- Delete the records that deleted runs may have checkpoints.
 DELETE FROM chat_run_checkpoints WHERE NOT EXISTS (
     SELECT 1 FROM chat_runs r WHERE r.run_id = chat_run_checkpoints.run_id
 )

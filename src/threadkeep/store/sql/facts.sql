@@ -8,7 +8,7 @@ SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g
 WHERE g.person_id = :owner AND :scope = 'user'
 
 -- name: sees
--- Return a row if a scope belongs to a user: it is the person under any id, or a session of the user.
+-- Return a row if a scope belongs to the user: the scope of this person under any id, or that of a session of the user.
 SELECT 1
 WHERE
     (
@@ -27,7 +27,7 @@ WHERE
     )
 
 -- name: hold_valid
--- The valid fact of a key, locked until the transaction ends.
+-- Lock the valid fact of a key until the transaction ends, and return it.
 UPDATE chat_facts SET updated_at = CASE WHEN updated_at > :now THEN updated_at ELSE :now END
 WHERE scope = :scope AND owner = :owner AND key = :key AND valid_to IS NULL
 RETURNING
@@ -55,7 +55,7 @@ VALUES (
 )
 
 -- name: add_evidence
--- A fact keeps its first :most origins.
+-- A fact keeps only its first :most pieces of evidence.
 INSERT INTO chat_fact_evidence (fact_id, session_id, seq, run_id, noted_at)
 SELECT :fact_id, CAST(:session_id AS TEXT), CAST(:seq AS BIGINT), CAST(:run_id AS TEXT), :now
 WHERE (SELECT count(*) FROM chat_fact_evidence WHERE fact_id = :fact_id) < :most
@@ -124,7 +124,7 @@ ORDER BY f.updated_at DESC, f.fact_id DESC
 LIMIT :limit
 
 -- name: keys_of
--- The keys of an owner's facts and proposals; for a person, of all ids of the person.
+-- The keys of an owner's facts and proposals; for a person, under any id.
 WITH ids (id) AS (
 -- include: owners
 )
@@ -141,8 +141,8 @@ WHERE scope = :scope AND (CAST(:key AS TEXT) IS NULL OR key = :key)
     )
 
 -- name: retract_facts
--- The episodes of promoted facts that are about to be deleted: an unsent episode is dropped, and the worker of the
--- group deletes the others on the server.
+-- Episodes of promoted facts that are about to be deleted: unsent episodes are dropped, and the worker of the Graphiti
+-- group deletes the others in Graphiti.
 UPDATE chat_graph_deliveries SET
     content = NULL,
     status = CASE WHEN sent_at IS NULL THEN 'dead' ELSE 'sent' END,
@@ -160,7 +160,7 @@ WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'f
     )
 
 -- name: forget_key
--- All values of a key; for a person under any id.
+-- Delete all values of a key; for a person, under any id.
 DELETE FROM chat_facts
 WHERE scope = :scope AND key = :key
     AND owner IN (

@@ -1,6 +1,6 @@
 -- Reads of other systems' tables, for the command `import`; nothing is written.
 
--- The columns of every table.
+-- The names of all tables and of their columns.
 -- name: columns_sqlite
 SELECT tables.name, columns.name
 FROM sqlite_master AS tables JOIN pragma_table_info(tables.name) AS columns
@@ -9,11 +9,11 @@ WHERE tables.type = 'table' AND tables.sql NOT LIKE 'CREATE VIRTUAL%'
 -- name: columns_postgres
 SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = ANY (current_schemas(FALSE))
 
--- The threads of a LangGraph checkpointer, including the namespaces of their subgraphs.
+-- The threads of a LangGraph checkpointer; the checkpoints of subgraphs are left out.
 -- name: threads
 SELECT DISTINCT thread_id FROM checkpoints WHERE checkpoint_ns = '' ORDER BY thread_id
 
--- The same in a Threadkeep database without the threads of runs, because their messages are in sessions.
+-- The threads in a Threadkeep database, without those of runs, because the messages of runs are in sessions.
 -- name: threads_but_runs
 SELECT DISTINCT thread_id FROM checkpoints
 WHERE checkpoint_ns = '' AND thread_id NOT IN (SELECT run_id FROM chat_runs) ORDER BY thread_id

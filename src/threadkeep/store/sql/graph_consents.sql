@@ -11,7 +11,7 @@ ORDER BY number DESC
 LIMIT :limit
 
 -- name: granted
--- The kinds of data that may be sent to an endpoint, and the time of the newest decision about it.
+-- The kinds of data that may be sent to an endpoint, and the time of the newest decision about this endpoint.
 SELECT g.data_classes, (SELECT max(c.decided_at) FROM chat_graph_consents c WHERE c.endpoint = g.endpoint)
 FROM chat_graph_grants g
 WHERE g.endpoint = :endpoint AND g.version = :version

@@ -2,7 +2,7 @@
 -- statuses, so that statements use the index of open deliveries and do not read the confirmed ones.
 
 -- name: due_groups
--- Groups with open deliveries that no process owns at the moment.
+-- Groups that have open deliveries and that no process owns at the moment.
 SELECT g.group_id
 FROM (SELECT DISTINCT group_id FROM chat_graph_deliveries WHERE status IN ('queued', 'sent')) d
     JOIN chat_graph_groups g ON g.group_id = d.group_id
@@ -28,7 +28,7 @@ UPDATE chat_graph_groups SET next_try_at = :now
 WHERE owner IS NULL AND next_try_at > :now AND (CAST(:group_id AS TEXT) IS NULL OR group_id = :group_id)
 
 -- name: on_the_way
--- Messages that the server has accepted but does not show yet, and episodes of forgotten facts.
+-- Messages that Graphiti has accepted but does not show yet, and sent episodes of forgotten facts.
 SELECT number, name, said_at, attempts, sent_at, coalesce(reason, '') = 'forgotten' FROM chat_graph_deliveries
 WHERE group_id = :group_id AND status IN ('queued', 'sent') AND status = 'sent'
 ORDER BY number
@@ -60,8 +60,8 @@ ORDER BY d.backfill, d.number
 LIMIT :limit
 
 -- name: mark_sent
--- The owner of the group marks messages before it sends them, and only with consent. If the process dies, messages that
--- are marked as sent are looked up on the server before they are sent again.
+-- The owner of the group marks messages before it sends them, and only with consent. If the process dies, messages
+-- marked as sent are looked up in Graphiti before they are sent again.
 UPDATE chat_graph_deliveries SET status = 'sent', attempts = attempts + 1, sent_at = :now
 WHERE number = :number AND status = 'queued'
     AND EXISTS (
@@ -94,16 +94,16 @@ WHERE number = :number AND status IN ('queued', 'sent') AND coalesce(reason, '')
 UPDATE chat_graph_groups SET seen_at = :now WHERE group_id = :group_id
 
 -- name: take_back
--- The server did not accept the message; this does not count as an attempt.
+-- Graphiti did not get the message, so this does not count as an attempt.
 UPDATE chat_graph_deliveries SET status = 'queued', attempts = attempts - 1, sent_at = NULL
 WHERE number = :number AND status = 'sent'
 
 -- name: try_again
--- The server rejected the message, possibly only for now.
+-- Graphiti rejected the message, possibly only for now.
 UPDATE chat_graph_deliveries SET status = 'queued', sent_at = NULL WHERE number = :number AND status = 'sent'
 
 -- name: repeat
--- The server accepted the message but never stored it.
+-- Graphiti accepted the message but never stored it.
 UPDATE chat_graph_deliveries SET status = 'queued', repeats = repeats + 1
 WHERE number = :number AND status = 'sent' AND coalesce(reason, '') <> 'forgotten'
 
@@ -123,18 +123,18 @@ WHERE status IN ('queued', 'sent') AND (CAST(:group_id AS TEXT) IS NULL OR group
 SELECT number, group_id, status, reason FROM chat_graph_deliveries WHERE name = :name
 
 -- name: progress
--- The number of messages that the server has accepted but does not show yet, and the time when it last showed one.
+-- The number of messages that Graphiti has accepted but does not show yet, and the time when it last showed a message.
 SELECT
     (SELECT count(*) FROM chat_graph_deliveries WHERE status IN ('queued', 'sent') AND status = 'sent'),
     (SELECT max(seen_at) FROM chat_graph_groups)
 
 -- name: newer_episodes
--- The number of a group's messages that may follow a message of that time.
+-- The number of a group's sent messages that are as new as :said_at or newer.
 SELECT count(*) FROM chat_graph_deliveries
 WHERE group_id = :group_id AND status IN ('sent', 'confirmed') AND said_at >= :said_at
 
 -- name: retry
--- A message that the server may have is looked up there before it is sent again.
+-- A message that Graphiti may have is looked up there before it is sent again.
 UPDATE chat_graph_deliveries SET
     status = CASE WHEN sent_at IS NULL OR reason LIKE 'refused%' THEN 'queued' ELSE 'sent' END,
     reason = CASE WHEN reason = 'not_deleted' THEN 'forgotten' END, attempts = 0, ended_at = NULL
@@ -173,7 +173,7 @@ GROUP BY g.error
 ORDER BY g.error
 
 -- name: open_of_groups
--- The open messages of a group: queued ones, and ones that the server has accepted.
+-- The numbers of a group's open messages: queued ones, and sent ones.
 SELECT
     coalesce(sum(CASE WHEN status = 'queued' THEN 1 ELSE 0 END), 0),
     coalesce(sum(CASE WHEN status = 'sent' THEN 1 ELSE 0 END), 0)
@@ -181,8 +181,8 @@ FROM chat_graph_deliveries
 WHERE group_id = :group_id AND status IN ('queued', 'sent')
 
 -- name: groups_of_scope
--- The groups of an owner (for a person, of all ids), with the numbers of their open messages. The group is NULL if
--- nothing was sent to it yet.
+-- The groups of an owner (for a person, of all ids), with the numbers of their queued and sent messages. The group is
+-- NULL if the owner has none yet.
 SELECT
     o.owner,
     g.group_id,

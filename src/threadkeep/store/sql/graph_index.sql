@@ -1,10 +1,10 @@
--- Rows of sessions with messages in a graph store, on both engines.
+-- Rows of sessions whose messages are in a graph store, for SQLite and PostgreSQL.
 
 -- name: indexed
 SELECT last_seq, created_at, graph_version, revision FROM chat_sessions WHERE session_id = :session_id
 
 -- name: hold_indexed
--- The same rows, locked until the transaction ends.
+-- The same row, locked until the transaction ends.
 UPDATE chat_sessions SET active = active WHERE session_id = :session_id RETURNING last_seq, created_at, graph_version, revision
 
 -- name: hold_version
@@ -40,7 +40,7 @@ WHERE session_id = :session_id AND graph_version = :former_version AND created_a
 RETURNING session_id
 
 -- name: index_message
--- Insert a message if the session's messages were indexed from the given version of its conversation.
+-- Insert the row of a message, without its text, if the session was indexed from the given version of its conversation.
 INSERT INTO chat_messages (
     session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, sent_at, created_at, author, answers,
     ordinal, told_at, superseded_at, superseded_by
@@ -51,7 +51,7 @@ SELECT
 WHERE EXISTS (SELECT 1 FROM chat_sessions WHERE session_id = :session_id AND graph_version = :former_version)
 
 -- name: hide_before
--- Deactivate the summaries of messages before a reset.
+-- Set the reset behind the last message, which deactivates all summaries.
 UPDATE chat_sessions SET reset_seq = last_seq WHERE session_id = :session_id AND reset_seq < last_seq
 
 -- name: any_summary

@@ -1,5 +1,5 @@
--- Conversations in the table `store` of LangGraph's own stores, on both engines. A namespace is its labels joined by
--- full stops.
+-- Conversations in the table `store` of LangGraph's own stores, on SQLite and PostgreSQL. The prefix of a row is its
+-- namespace, as labels joined by full stops.
 
 -- name: conversations
 SELECT key, value FROM store
@@ -11,7 +11,7 @@ LIMIT :limit
 SELECT key FROM store WHERE prefix = :prefix AND key LIKE :pattern ESCAPE '\'
 
 -- name: insert_metadata
--- Refused if they are there.
+-- This fails if the conversation already has metadata.
 INSERT INTO store (prefix, key, value) VALUES (:prefix, :key, :value)
 
 -- name: put_items

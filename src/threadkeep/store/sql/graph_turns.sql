@@ -1,4 +1,4 @@
--- Stored turns to be delivered to Graphiti.
+-- Stored turns whose messages will be sent to Graphiti.
 
 -- name: add_graph_turn
 -- Queue a turn in the transaction that stores it, but only with consent. The statement checks the consent, because
@@ -22,7 +22,7 @@ LIMIT :limit
 DELETE FROM chat_graph_turns WHERE number = :number
 
 -- name: turn_messages
--- The active messages of a turn, and messages before it, one of which may be its question.
+-- The active messages in a seq range: a turn, perhaps with messages before it, one of which may be its question.
 SELECT
     seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
     answers, ordinal
@@ -61,7 +61,7 @@ VALUES (
 ON CONFLICT (group_id, name) DO NOTHING
 
 -- name: revive
--- Send a fact again on request. If the server may have it, it is looked up there first.
+-- Queue a dead delivery of a fact again. If Graphiti may have it, it is looked up there first.
 UPDATE chat_graph_deliveries SET
     status = CASE WHEN sent_at IS NULL OR reason LIKE 'refused%' OR reason = 'purged' THEN 'queued' ELSE 'sent' END,
     content = :content, reason = NULL, attempts = 0, ended_at = NULL
@@ -72,8 +72,8 @@ SELECT count(*), coalesce(sum(bytes), 0) FROM chat_graph_deliveries
 WHERE status IN ('queued', 'sent') AND status = 'queued'
 
 -- name: least_urgent
--- The oldest queued turn of the least urgent kind: backfill first, then sessions, whose messages are available anyway.
--- Answers come last if their question was sent already.
+-- The turn to drop first: the oldest queued one of the least urgent kind, which is backfill, then sessions, whose
+-- messages are available anyway. Turns whose question was sent already come last.
 WITH oldest AS (
     SELECT group_id, turn, backfill, CASE scope WHEN 'session' THEN 0 WHEN 'workspace' THEN 1 ELSE 2 END AS urgency, number
     FROM chat_graph_deliveries
@@ -115,7 +115,7 @@ ORDER BY s.created_at, s.session_id
 LIMIT :limit
 
 -- name: answers_to_backfill
--- Positions of complete answers that were never queued, oldest first.
+-- The seq of each complete answer that was never queued, oldest first.
 SELECT m.seq FROM chat_messages m
 WHERE m.session_id = :session_id AND m.role = 'assistant' AND m.status = 'complete' AND m.superseded_at IS NULL
     AND NOT EXISTS (

@@ -1,7 +1,7 @@
--- Checks of the guarantees of transcripts, on both engines.
+-- Checks of the guarantees of transcripts, on SQLite and PostgreSQL.
 
--- Sessions in the tables with a gap in the seq of their messages, or with another last one. Skip sessions in a graph
--- store, because their messages are there.
+-- Sessions whose messages have a gap in their seq, or do not end at last_seq. Sessions whose messages are in a graph
+-- store are skipped.
 -- name: gaps
 SELECT s.session_id, s.last_seq - s.deleted_seq AS expected, count(m.seq) AS found
 FROM chat_sessions s LEFT JOIN chat_messages m ON m.session_id = s.session_id

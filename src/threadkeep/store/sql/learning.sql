@@ -1,7 +1,7 @@
 -- Learning: messages to learn from, and the facts that were proposed.
 
 -- name: unread_messages
--- The first :limit messages since a learner last read the session, with the messages before them.
+-- The first :limit messages from :before messages before the position that a learner has read.
 SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, l.upto_seq
 FROM chat_fact_learning l
     JOIN chat_sessions s ON s.session_id = l.session_id
@@ -12,8 +12,8 @@ ORDER BY m.seq
 LIMIT :limit
 
 -- name: begin_learning
--- A learner that has never read the session starts with the last :reach messages. The position is stored before
--- they are read, so that a learner that fails for a while returns to it.
+-- A learner that has never read the session starts with the last :reach messages. This position is stored before the
+-- messages are read, so that a learner that fails for a while begins there again.
 INSERT INTO chat_fact_learning (session_id, learner, upto_seq)
 SELECT s.session_id, :kind, CASE WHEN s.last_seq > :reach THEN s.last_seq - :reach ELSE 0 END
 FROM chat_sessions s
@@ -21,7 +21,7 @@ WHERE s.session_id = :session_id AND s.agent IS NULL
 ON CONFLICT DO NOTHING
 
 -- name: note_read
--- Return a row only if no other process has read further meanwhile.
+-- Store the position; return a row only if no other process has moved it meanwhile.
 INSERT INTO chat_fact_learning (session_id, learner, upto_seq) VALUES (:session_id, :kind, :upto_seq)
 ON CONFLICT (session_id, learner) DO UPDATE SET upto_seq = excluded.upto_seq
 WHERE chat_fact_learning.upto_seq = :before_seq

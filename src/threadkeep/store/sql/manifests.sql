@@ -1,7 +1,7 @@
--- Records of model calls, and texts that are not in a transcript, for sessions and for runs without a session.
+-- Records of model calls, and their texts that are not in a transcript, for sessions and for runs without a session.
 
 -- name: insert_manifest
--- The database numbers the calls of a run, including earlier calls stored with the run.
+-- The calls of a run are numbered here; calls stored with the run before its session existed count too.
 INSERT INTO chat_manifests (session_id, run_id, call, created_at, manifest)
 VALUES (
     :session_id, :run_id,
@@ -36,7 +36,7 @@ VALUES (:seq)
 SELECT m.seq, m.id FROM wanted w JOIN chat_messages m ON m.session_id = :session_id AND m.seq = w.seq
 
 -- name: fresh_texts
--- The texts that exist and were used since :worn.
+-- The digests of those texts that exist and were used since :worn.
 WITH wanted (digest) AS (
 VALUES (:digest)
 )
@@ -64,7 +64,7 @@ ON CONFLICT (session_id, digest) DO UPDATE SET used_at = excluded.used_at
 WHERE chat_context_texts.used_at < :worn
 
 -- name: drop_texts_after_erase
--- A call that began before an erase in its session may contain texts of the person.
+-- A model call that began before an erasure in its session may contain texts of the erased person.
 DELETE FROM chat_context_texts WHERE session_id = :session_id AND EXISTS (
     SELECT 1 FROM chat_channel_state e WHERE e.scope = 'emptied' AND e.name = :marker AND e.value >= :begun
 )
@@ -94,7 +94,7 @@ FROM chat_run_manifests m JOIN chat_runs r ON r.run_id = m.run_id
 WHERE m.run_id = :run_id AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
 
 -- name: of_runs
--- The calls of several runs, of both tables.
+-- The records of several runs, from both tables.
 WITH wanted (run_id) AS (
 VALUES (:run_id)
 )
@@ -105,7 +105,7 @@ SELECT NULL, m.run_id, m.call, m.created_at, m.manifest
 FROM wanted w JOIN chat_run_manifests m ON m.run_id = w.run_id
 
 -- name: of_session
--- Newest first, after the cursor (:created_at, :run_id, :call).
+-- The records of a session before the cursor (:created_at, :run_id, :call), newest first.
 SELECT m.session_id, m.run_id, m.call, m.created_at, m.manifest
 FROM chat_sessions s JOIN chat_manifests m ON m.session_id = s.session_id
 WHERE s.session_id = :session_id

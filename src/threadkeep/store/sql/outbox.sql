@@ -1,4 +1,4 @@
--- The outbox: answers to be sent.
+-- The outbox: messages to send, most of them answers of runs.
 
 -- name: add
 INSERT INTO chat_outbox (channel, session_id, message_id, status, content, address, next_try_at, created_at)
@@ -7,7 +7,7 @@ ON CONFLICT (session_id, channel, message_id) DO NOTHING
 RETURNING number
 
 -- name: hear
--- Store the address of the newest message as the person's current address.
+-- Store the address of a person's new message as the current address of the session.
 INSERT INTO chat_channel_sessions AS s (session_id, channel, address, heard_at)
 VALUES (:session_id, :channel, :address, :now)
 ON CONFLICT (session_id) DO UPDATE SET
@@ -27,7 +27,7 @@ SELECT 1 FROM chat_outbox
 WHERE session_id = :session_id AND channel = :channel AND message_id = :message_id AND status = 'waiting'
 
 -- name: run_of
--- The run that a message began or joined. If the run was deleted, the record that it answered the message is used.
+-- The run that a message began or joined. For a deleted run, the record that it answered the message is used.
 SELECT run_id FROM chat_runs WHERE session_id = :session_id AND message_id = :message_id
 UNION ALL
 SELECT run_id FROM chat_run_messages WHERE session_id = :session_id AND message_id = :message_id
@@ -50,8 +50,8 @@ WHERE session_id = :session_id AND user_id IS NULL AND last_user_seq = 0 AND par
 SELECT channel, address FROM chat_channel_sessions WHERE session_id = :session_id
 
 -- name: make_ready
--- Answers of runs that are over or wait for a person, in one session or in all. `next_try_at` may be later than now,
--- because the platform may fetch the answer before the first attempt to send it.
+-- Mark the answers of runs that have ended or wait for a person as ready, in one session or in all. `next_try_at` may
+-- be later than now, because the platform may fetch the answer before the first attempt to send it.
 UPDATE chat_outbox SET
     status = 'ready', partial = NULL, next_try_at = CASE WHEN next_try_at > :now THEN next_try_at ELSE :now END
 WHERE status = 'waiting' AND (CAST(:session_id AS TEXT) IS NULL OR session_id = :session_id) AND (
@@ -71,7 +71,7 @@ WHERE status = 'waiting' AND (CAST(:session_id AS TEXT) IS NULL OR session_id = 
 RETURNING number, address
 
 -- name: unasked
--- Included by other statements: answers to messages without a run, because their process died.
+-- Included by other statements: waiting answers whose run was never created, because a process died.
 WHERE status = 'waiting' AND created_at < :before
     AND NOT EXISTS (
         SELECT 1 FROM chat_runs r WHERE r.session_id = chat_outbox.session_id AND r.message_id = chat_outbox.message_id
@@ -105,7 +105,7 @@ ORDER BY next_try_at, number
 LIMIT :limit
 
 -- name: claim
--- A message with an expired claim is uncertain: its owner may have sent a part without recording it.
+-- A message whose claim has expired becomes uncertain: its owner may have sent a part without recording this.
 UPDATE chat_outbox SET
     uncertain = uncertain OR owner IS NOT NULL, owner = :owner, owned_until = :until, tries = tries + 1,
     created_at = CASE WHEN created_at > :beyond THEN :now ELSE created_at END
@@ -137,7 +137,7 @@ UPDATE chat_outbox SET status = 'delivered', address = NULL, ended_at = :now
 WHERE number = :number AND status = 'ready' AND owner IS NULL AND parts_sent = 0
 
 -- name: note_fetched
--- The platform fetched the first part; the other parts are sent.
+-- The platform fetched the first part; the other parts will be sent.
 UPDATE chat_outbox SET parts_sent = 1, next_try_at = :now
 WHERE number = :number AND status = 'ready' AND owner IS NULL AND parts_sent = 0
 
@@ -169,7 +169,7 @@ ORDER BY number DESC
 LIMIT :limit
 
 -- name: fail_sent
--- Mark a message as failed after the platform had accepted it.
+-- Mark a message as failed that the platform had accepted before.
 UPDATE chat_outbox SET
     status = 'failed', owner = NULL, owned_until = NULL, error = :error, parts_sent = :parts, address = :address,
     ended_at = :now

@@ -1,7 +1,7 @@
 -- Persons and their ids.
 
 -- name: person
--- The row of an id, with the person's canonical id.
+-- The row of one id of a person, with the person's canonical id.
 SELECT person_id, canonical_id, merged_into, first_seen_at, last_seen_at FROM chat_persons WHERE person_id = :person_id
 
 -- name: insert_person
@@ -72,5 +72,5 @@ WITH RECURSIVE below (person_id) AS (
 UPDATE chat_persons SET canonical_id = :canonical_id WHERE person_id IN (SELECT person_id FROM below)
 
 -- name: forget_person
--- Foreign keys delete all data of the person too.
+-- Foreign keys also delete all other data of the person.
 DELETE FROM chat_persons WHERE canonical_id = :person_id

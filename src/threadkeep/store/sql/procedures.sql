@@ -1,7 +1,7 @@
--- Procedures: instructions for kinds of tasks, by name in a scope.
+-- Procedures: instructions for a kind of task, each with a name that is unique in its scope.
 
 -- name: save_procedure
--- The counts restart from 0 if the content changes.
+-- If the content of an existing procedure changes, its counts restart from 0.
 INSERT INTO chat_procedures (
     procedure_id, scope, owner, session_id, person_id, name, description, goal_contains, context_has, content_type,
     content, source, active, used, succeeded, failed, created_at, updated_at

@@ -1,7 +1,7 @@
 -- Archiving and deleting the oldest messages of sessions in atomic steps, and deleting finished runs.
 
 -- name: prunable
--- Included by other statements: sessions with the times of the first stored and of the first unarchived message.
+-- Included by other statements: sessions, each with the times of its first stored and first unarchived message.
 SELECT
     s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.message_count, s.updated_at, s.retention,
     (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.deleted_seq ORDER BY m.seq LIMIT 1),
@@ -16,7 +16,7 @@ ORDER BY s.session_id
 LIMIT :limit
 
 -- name: sessions_with_own
--- Only sessions with their own limits; used if there are no general limits.
+-- Only sessions with limits of their own; used if there are no general rules.
 -- include: prunable
 WHERE s.session_id > :after AND s.retention IS NOT NULL
     AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
@@ -28,14 +28,14 @@ LIMIT :limit
 WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
 
 -- name: first_since
--- The first message that was stored at or after a time.
+-- The first message that was stored at :moment or later.
 SELECT seq FROM chat_messages
 WHERE session_id = :session_id AND seq > :after AND created_at >= :moment
 ORDER BY seq
 LIMIT 1
 
 -- name: first_of_newest
--- The active message that has :others newer active messages.
+-- The active message that is followed by exactly :others active messages.
 SELECT seq FROM chat_messages
 WHERE session_id = :session_id AND seq > :after AND superseded_at IS NULL
 ORDER BY seq DESC
@@ -96,7 +96,7 @@ SELECT title FROM chat_sessions WHERE session_id = :session_id
 UPDATE chat_sessions SET title = :title WHERE session_id = :session_id
 
 -- name: remember_ids
--- Remember only ids of messages that are so new that their platform may send them again.
+-- Remember the ids only of messages that are so new that their platform may send them again.
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT m.session_id, m.id, m.seq, m.created_at FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND m.created_at >= :remember_since
@@ -124,7 +124,7 @@ WITH RECURSIVE gone (run_id) AS (
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: forget_answered
--- Delete the records of answered messages whose runs were deleted before.
+-- Delete the records that deleted runs answered these messages.
 DELETE FROM chat_answered_messages
 WHERE session_id = :session_id AND message_id IN (
     SELECT m.id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
@@ -134,7 +134,7 @@ WHERE session_id = :session_id AND message_id IN (
 DELETE FROM chat_steps WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 
 -- name: delete_vectors
--- List the models first, because the index begins with the model.
+-- Find the models first, because the index on vectors begins with the model.
 WITH RECURSIVE models (model) AS (
     SELECT min(e.model) FROM chat_embeddings e WHERE e.session_id = :session_id
     UNION ALL
@@ -149,7 +149,7 @@ WHERE session_id = :session_id AND model IN (SELECT model FROM models WHERE mode
 DELETE FROM chat_recall_indexes WHERE session_id = :session_id
 
 -- name: delete_manifests
--- Records of calls that are older than all remaining messages.
+-- Delete the records of model calls that are older than all remaining messages.
 DELETE FROM chat_manifests WHERE session_id = :session_id AND created_at <= :manifests_upto
 
 -- name: delete_context_texts
@@ -177,7 +177,7 @@ WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = 
 UPDATE chat_sessions SET retention = :retention
 WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
 
--- Deletion of expired runs as whole trees: the runs below are deleted with the root.
+-- Expired runs are deleted as whole trees, the root with all its descendants.
 
 -- name: over_for_long
 -- Expired trees after the cursor (:created_at, :run_id): their roots (or the oldest run below a deleted root), with
@@ -216,7 +216,7 @@ ORDER BY r.created_at, r.run_id
 LIMIT :limit
 
 -- name: still_over
--- The given trees that are still expired: a person may have retried one meanwhile.
+-- Those of the given trees that are still expired: a person may have retried a run meanwhile.
 WITH wanted (root_run_id) AS (
 VALUES (:root_run_id)
 )
@@ -241,7 +241,8 @@ VALUES (:root_run_id)
 )
 
 -- name: remember
--- Record messages whose run is done or cancelled. A message with a failed run is not recorded: it may be sent again.
+-- Record that messages were answered whose run is done or cancelled. A message with a failed run is not recorded, so
+-- that it can be sent again.
 -- include: going
 , answered (message_id, run_id) AS (
     SELECT r.message_id, r.run_id FROM going g JOIN chat_runs r ON r.run_id = g.run_id WHERE r.message_id IS NOT NULL
@@ -259,7 +260,7 @@ ON CONFLICT (session_id, message_id) DO UPDATE SET
     trigger = excluded.trigger, created_at = excluded.created_at, ended_at = excluded.ended_at
 
 -- name: delete_some_events
--- A tree with many events is deleted in steps.
+-- Delete some events of a tree that has many.
 DELETE FROM chat_run_events WHERE (run_id, number) IN (
     SELECT e.run_id, e.number FROM (
         SELECT run_id FROM chat_runs WHERE run_id = :root_run_id

@@ -12,7 +12,7 @@ SELECT
 FROM wanted w JOIN chat_runs r ON r.run_id = w.run_id
 
 -- name: answered
--- The record that remains of a deleted run, because the platform may send its message again.
+-- The record that a deleted run answered a message; it stays because the platform may send the message again.
 SELECT run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at
 FROM chat_answered_messages
 WHERE run_id = :run_id
@@ -30,11 +30,11 @@ FROM chat_runs
 WHERE owner = :owner AND status = 'running'
 
 -- name: begin_with
--- Set the version of a run that has done nothing yet.
+-- Set the workflow version of a run that has executed nothing yet.
 UPDATE chat_runs SET version = :version WHERE run_id = :run_id AND owner = :owner AND status = 'running'
 
 -- name: said
--- A message of a run's session; for a superseded answer the text of its replacement.
+-- The text of a message in a run's session; for a superseded answer, the text of the answer that replaced it.
 SELECT m.id, coalesce(s.content, m.content)
 FROM chat_runs r
 JOIN chat_messages m ON m.session_id = r.session_id AND m.id = :message_id
@@ -72,7 +72,8 @@ RETURNING
     cancel_requested_at, cancel_reason, set_aside, created_at, deadline_at
 
 -- name: refuse_unless_ended
--- Violate the key with two equal rows, unless this owner has ended the run and its answer is in the transcript.
+-- Unless this owner has ended the run and its answer is in the transcript, fail by inserting two equal rows, which
+-- violates the key.
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT :session_id, :answer_id, 0, :now
 FROM (SELECT 1 UNION ALL SELECT 2) AS two_rows
@@ -82,7 +83,8 @@ WHERE NOT EXISTS (
 )
 
 -- name: has_following
--- Return a row if another run may wait for this one: in its session, or by a position of either run in a conversation.
+-- Return a row if another run may wait for this run: in its session, or because either has a position in a
+-- conversation.
 SELECT 1 FROM chat_runs n
 WHERE n.session_id = :session_id AND n.status IN ('queued', 'running') AND n.status = 'queued'
 UNION ALL
@@ -92,7 +94,7 @@ SELECT 1 FROM chat_run_places p WHERE p.place = :session_id
 LIMIT 1
 
 -- name: ended
--- The run, if this owner has already ended it in this way.
+-- Return the run if this owner has already ended it with the same status.
 SELECT
     run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at, version,
     user_id, parent_run_id, root_run_id, depth, node_id, trigger, arrival, input, interrupt, resume_value, budget, attempts,
@@ -105,7 +107,7 @@ UPDATE chat_runs SET status = 'failed', error = :error, set_aside = TRUE, ended_
 WHERE run_id = :run_id AND status IN ('queued', 'running')
 
 -- name: wait
--- A run that was asked to stop does not wait, because it ends.
+-- A run that was asked to stop does not start to wait.
 UPDATE chat_runs SET status = 'waiting', interrupt = :interrupt, resume_value = NULL, owner = NULL, heartbeat_at = NULL
 WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requested_at IS NULL
 

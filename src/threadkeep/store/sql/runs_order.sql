@@ -2,8 +2,8 @@
 -- under their own keys, is queued or running. The view chat_runs_before has these earlier runs.
 
 -- name: known
--- The run with this id, or the run that the message began or joined, also a deleted run that answered it. `arrive`
--- checks the same tables.
+-- The run with this id, or the run that the message began or joined; also a deleted run that answered the message.
+-- `arrive` checks the same tables.
 SELECT run_id FROM chat_runs WHERE run_id = :run_id
 UNION ALL
 SELECT run_id FROM chat_runs WHERE session_id = :session_id AND message_id = :message_id
@@ -14,7 +14,7 @@ SELECT run_id FROM chat_answered_messages WHERE session_id = :session_id AND mes
 LIMIT 1
 
 -- name: release_message
--- The run keeps the full input but loses the message id, because another run answers the message again.
+-- The run keeps its full input but loses the message id, because another run will answer the message again.
 UPDATE chat_runs SET message_id = NULL, input = :input
 WHERE run_id = :run_id AND session_id = :session_id AND message_id = :message_id
 
@@ -32,7 +32,7 @@ SELECT 1 FROM chat_sessions WHERE session_id = :session_id AND (user_id IS NULL 
 SELECT root_run_id, depth, status, cancel_requested_at FROM chat_runs WHERE run_id = :parent_run_id
 
 -- name: inside
--- Return a row if an ancestor is in the same conversation, so that the run is part of that turn.
+-- Return a row if an ancestor is in the same conversation; the run then belongs to the ancestor's turn.
 WITH RECURSIVE above (run_id, parent_run_id, session_id) AS (
     SELECT run_id, parent_run_id, session_id FROM chat_runs WHERE run_id = :parent_run_id
     UNION
@@ -45,7 +45,7 @@ WHERE a.session_id = :place OR EXISTS (
 LIMIT 1
 
 -- name: open
--- Queued and running runs of conversations, in order of arrival.
+-- Queued and running runs of the given conversations, in the order of their arrival.
 WITH wanted (place) AS (
 VALUES (:place)
 ), turns (run_id, arrival) AS (
@@ -63,7 +63,8 @@ FROM (SELECT run_id, max(arrival) AS arrival FROM turns GROUP BY run_id) t JOIN 
 ORDER BY t.arrival, r.run_id
 
 -- name: stop_as_it_begins
--- Mark a queued run. The process that begins the run then ends it, and stores its question in the transcript.
+-- Mark a queued run to be stopped. The process that begins the run then ends it, and stores its question in the
+-- transcript.
 UPDATE chat_runs SET
     cancel_requested_at = coalesce(cancel_requested_at, :now), cancel_reason = coalesce(cancel_reason, :reason)
 WHERE run_id = :run_id AND status = 'queued'
@@ -82,7 +83,7 @@ LIMIT 1
 SELECT place FROM chat_run_places WHERE run_id = :run_id ORDER BY place
 
 -- name: take_place
--- Add a run at the end of a conversation's order, unless it has a position there or is over.
+-- Add a run at the end of a conversation's order, unless it already has a position there or has ended.
 INSERT INTO chat_run_places (place, run_id, arrival)
 SELECT :place, r.run_id, (
     SELECT coalesce(max(n.arrival), 0) + 1 FROM (
@@ -107,7 +108,7 @@ WHERE place = :place AND EXISTS (
 )
 
 -- name: forget_places
--- Delete the positions of a run that is done, because only other runs can be retried.
+-- Delete the positions of a run that is done. Other runs keep theirs, because they can be retried.
 DELETE FROM chat_run_places
 WHERE run_id = :run_id AND EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = :run_id AND r.status = 'done')
 
@@ -127,7 +128,7 @@ WHERE m.place = :place AND m.run_id = :run_id AND (
 )
 
 -- name: awaited
--- Runs that a run waits for: earlier ones, and children that are not over.
+-- The runs for which a run waits: earlier ones, and its own children that have not ended.
 SELECT b.before_run_id FROM chat_runs_before b WHERE b.run_id = :run_id
 UNION ALL
 SELECT c.run_id FROM chat_runs c WHERE c.parent_run_id = :run_id AND c.status IN ('queued', 'running')
@@ -206,7 +207,8 @@ RETURNING
     cancel_requested_at, cancel_reason, set_aside, created_at, deadline_at
 
 -- name: refuse_unless_begun
--- Violate the key with two equal rows, unless the run has begun for this owner and its question is in the transcript.
+-- Unless the run has begun for this owner and its question is in the transcript, fail by inserting two equal rows,
+-- which violates the key.
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT :session_id, :question_id, 0, :now
 FROM (SELECT 1 UNION ALL SELECT 2) AS two_rows
@@ -216,7 +218,7 @@ WHERE NOT EXISTS (
 )
 
 -- name: note_active_session_of
--- The same as `note_active_session`, if the run exists.
+-- Note the active session as `note_active_session` does, but only if the run exists.
 INSERT INTO chat_active_sessions AS a (user_id, workflow, session_id, since)
 SELECT r.user_id, r.workflow, r.session_id, r.created_at FROM chat_runs r WHERE r.run_id = :run_id
 ON CONFLICT (user_id, workflow) DO UPDATE SET session_id = excluded.session_id, since = excluded.since
@@ -294,7 +296,7 @@ ON CONFLICT (user_id, workflow) DO UPDATE SET session_id = excluded.session_id, 
 WHERE a.session_id <> excluded.session_id
 
 -- name: begin_active_session
--- Set the active session, unless there is one that the user may continue.
+-- Set the session that the user continues, unless there is one that is active and the user's.
 INSERT INTO chat_active_sessions AS a (user_id, workflow, session_id, since)
 VALUES (:user_id, :workflow, :session_id, :now)
 ON CONFLICT (user_id, workflow) DO UPDATE SET session_id = excluded.session_id, since = excluded.since

@@ -1,4 +1,4 @@
--- Summaries, and claims on the work of making them.
+-- Summaries, and claims of processes on the work of writing them.
 
 -- name: active
 -- Active summaries: not merged into another, and after the last reset.
@@ -18,7 +18,7 @@ WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_i
 ORDER BY c.first_seq, c.level, c.created_at, c.id
 
 -- name: merged
--- The newest merged summaries up to a message, each with the summary into which it was merged.
+-- The newest merged summaries up to a seq, each with the id of the summary into which it was merged.
 SELECT
     c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens, c.level, c.id, c.created_at,
     c.superseded_by
@@ -28,7 +28,7 @@ ORDER BY c.last_seq DESC, c.level DESC, c.first_seq
 LIMIT :limit
 
 -- name: of_messages
--- The summaries of messages in a range, including merged ones, but not those of superseded messages.
+-- The summaries made directly of messages in a range, even if merged since, but not those of superseded messages.
 SELECT
     c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens, c.level, c.id, c.created_at
 FROM chat_summaries c
@@ -133,7 +133,7 @@ LEFT JOIN chat_messages m ON m.session_id = b.session_id AND m.seq > b.after_seq
 GROUP BY b.after_seq, b.last_seq
 
 -- name: claim
--- The owner can extend its claim; another process can take it after it expired.
+-- The owner can extend its claim; another process can take the claim after it has expired.
 INSERT INTO chat_claims (session_id, purpose, owner, claimed_until)
 VALUES (:session_id, :purpose, :owner, :until)
 ON CONFLICT (session_id, purpose) DO UPDATE SET owner = excluded.owner, claimed_until = excluded.claimed_until

@@ -1,4 +1,4 @@
--- Superseding messages and branching sessions, on both engines.
+-- Statements that supersede messages and branch sessions, for SQLite and PostgreSQL.
 
 -- name: hold
 -- Lock the session until the transaction ends.
@@ -21,7 +21,8 @@ WHERE m.session_id = :session_id AND m.seq >= :first_seq AND m.seq <= :last_seq 
 ORDER BY m.seq
 
 -- name: supersede_between
--- Supersede messages, with a :run_id only those of this run. :superseded_by replaces the message :id, and no others.
+-- Supersede messages; with a :run_id, only those of this run. Only the message :id gets :superseded_by as its
+-- replacement.
 UPDATE chat_messages SET
     superseded_at = :now, superseded_by = CASE WHEN id = :id THEN CAST(:superseded_by AS TEXT) END
 WHERE session_id = :session_id AND seq >= :first_seq AND seq <= :last_seq AND superseded_at IS NULL
@@ -37,7 +38,7 @@ GROUP BY r.island
 ORDER BY 1
 
 -- name: withdraw_summaries
--- Deactivate summaries of superseded and of later messages. A deactivated summary names itself as its successor.
+-- Deactivate summaries of superseded and of later messages. A deactivated summary has its own id in superseded_by.
 UPDATE chat_summaries SET superseded_by = id
 WHERE session_id = :session_id AND superseded_by IS NULL AND last_seq >= :first_seq
 RETURNING id
@@ -56,7 +57,7 @@ DELETE FROM chat_anchors
 WHERE session_id = :session_id AND seq > CAST(:first_seq AS BIGINT) - (CAST(:last_seq AS BIGINT) - :first_seq + 1)
 
 -- name: forget_steps
--- Delete the steps of turns whose question or answer is in the range.
+-- Delete the tool calls of turns whose question or answer is in the range.
 DELETE FROM chat_steps
 WHERE session_id = :session_id AND (
     (seq >= :first_seq AND seq <= :last_seq)
@@ -147,7 +148,7 @@ WHERE m.session_id = :session_id AND m.seq <= :at
 ORDER BY m.seq
 
 -- name: copy_summaries
--- Active summaries of copied messages only, with their seq values in the branch.
+-- Copy the active summaries that cover only copied messages, with the seq values of the branch.
 INSERT INTO chat_summaries (
     session_id, id, first_seq, last_seq, level, text, model, prompt_version, tokens, created_at
 )

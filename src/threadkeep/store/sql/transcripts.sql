@@ -1,4 +1,4 @@
--- Statements of the transcript for both engines.
+-- Statements on transcripts, for SQLite and PostgreSQL.
 
 -- name: reserve
 -- Reserve seq values for :added messages; return the new last_seq, and deleted_seq. Create the session at its first

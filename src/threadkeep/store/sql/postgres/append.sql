@@ -1,4 +1,4 @@
--- A group of new turns on PostgreSQL: one statement, so one round trip and no explicit transaction.
+-- Stores a group of new turns on PostgreSQL with one statement, so with one round trip and no explicit transaction.
 
 -- name: append
 -- Update the sessions like `reserve` of transcripts.sql, and insert the messages: `behind` is the number of later
@@ -51,7 +51,8 @@ WITH given AS (
     INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
     SELECT m.session_id, m.question, 0, m.created_at
     FROM counted c JOIN given m ON m.session_id = c.session_id LEFT JOIN LATERAL (
-        -- Only if the row is unchanged: this statement's snapshot may be older than the row for which it waited.
+        -- Only if the row is unchanged: the snapshot of this statement may be older than the row whose lock it waited
+        -- for.
         SELECT TRUE AS is_there
         FROM chat_messages q JOIN chat_sessions s ON s.session_id = q.session_id
         WHERE q.session_id = m.session_id AND q.id = m.question AND q.superseded_at IS NULL AND q.seq > c.reset_seq

@@ -5,7 +5,7 @@
 SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))
 
 -- name: update_metadata
--- Violate the key with two equal rows, if the metadata have another version.
+-- If the metadata have another version, fail by inserting two equal rows, which violates the key.
 WITH changed AS (
     UPDATE store SET value = :value, updated_at = CURRENT_TIMESTAMP
     WHERE prefix = :prefix AND key = :key AND (value ->> 'version')::BIGINT = :version
@@ -22,7 +22,7 @@ INSERT INTO store (prefix, key, value)
 SELECT :prefix, :key, '{}' FROM generate_series(1, 2) WHERE NOT EXISTS (SELECT FROM changed)
 
 -- name: items
--- Return no value for a row whose :mark, a version that the caller knows, is still the current one.
+-- The value of a row is NULL if its :mark, the row version that the caller has cached, is still current.
 WITH wanted (prefix, key, mark) AS (
 VALUES (:prefix, :key, :mark)
 )

@@ -5,7 +5,7 @@
 SELECT pg_advisory_xact_lock(hashtextextended(:scope || ' ' || :owner || ' ' || :key, 0))
 
 -- name: lock_merges
--- Lock the merging, unmerging and deleting of persons. Any fixed number identifies the lock.
+-- Lock the merging, unmerging and deleting of persons. The number is arbitrary; it identifies the lock.
 SELECT pg_advisory_xact_lock(7310865114)
 
 -- name: lock_turns

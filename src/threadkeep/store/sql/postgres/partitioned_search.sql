@@ -1,7 +1,7 @@
 -- The statements for a PostgreSQL search index that is partitioned by session; session and seq identify the rows.
 
 -- name: add_text
--- A row may remain from a deleted session with the same id.
+-- A row may be left from a deleted session with the same id; it is replaced.
 INSERT INTO chat_search (session_id, seq, document, terms)
 SELECT CAST(:session_id AS TEXT), r.seq, r.document, r.terms
 FROM json_to_recordset(:rows) AS r (seq BIGINT, document BIGINT, terms SMALLINT[])

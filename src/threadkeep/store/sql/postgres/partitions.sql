@@ -1,4 +1,4 @@
--- Turns chat_messages and chat_search into tables partitioned by a hash of the session, in a new schema at once.
+-- Turns chat_messages and chat_search into tables partitioned by a hash of the session id; in a new schema in one step.
 -- In a database with messages the copy is filled in steps while others write: triggers note the ranges of messages that
 -- change, and the copy is complete when no range is left.
 
@@ -20,7 +20,7 @@ SELECT
     )
 
 -- name: lock
--- The lock of migrations.
+-- The same lock as for migrations.
 SELECT pg_advisory_xact_lock(7310865112)
 
 -- name: begin
@@ -58,7 +58,7 @@ CREATE TRIGGER threadkeep_note_message AFTER INSERT OR UPDATE OR DELETE ON chat_
 FOR EACH ROW EXECUTE FUNCTION threadkeep_note_message()
 
 -- name: note_all
--- Note all existing messages. The triggers already note all changes.
+-- Note all existing messages as ranges to copy. The triggers already note all changes.
 INSERT INTO chat_partition_changes (session_id, first_seq, last_seq)
 SELECT s.session_id, r.first_seq, r.first_seq + 99
 FROM chat_sessions s CROSS JOIN LATERAL generate_series(1, s.last_seq, 100) AS r (first_seq)
@@ -105,13 +105,13 @@ $$
 SELECT count(*) FROM chat_partition_changes
 
 -- name: take
--- Take the oldest ranges first, so that a message is not copied before the message that it replaces.
+-- Take and delete the oldest noted ranges, so that a message is not copied before the message that it replaces.
 DELETE FROM chat_partition_changes
 WHERE number IN (SELECT number FROM chat_partition_changes ORDER BY number LIMIT :limit)
 RETURNING session_id, first_seq, last_seq
 
 -- name: keep
--- Lock the sessions against deletion before any rows of the copy, in the same order as everywhere else.
+-- Lock the sessions against deletion before any row of the copy, in the order that all writers use.
 SELECT 1 FROM chat_sessions
 WHERE session_id IN (SELECT r.session_id FROM json_to_recordset(:ranges) AS r (session_id TEXT))
 ORDER BY session_id FOR KEY SHARE
@@ -149,7 +149,7 @@ CROSS JOIN LATERAL (SELECT f.terms FROM chat_search f WHERE f.document = m.docum
 ON CONFLICT (session_id, seq) DO NOTHING
 
 -- name: index
--- Create the indexes after copying, because one sort is cheaper than many insertions.
+-- Create the indexes after copying, because sorting once takes less time than inserting each row.
 CREATE UNIQUE INDEX IF NOT EXISTS idx_chat_messages_id_new ON chat_messages_new (session_id, id);
 CREATE UNIQUE INDEX IF NOT EXISTS idx_chat_messages_answer_new
 ON chat_messages_new (session_id, answers, coalesce(author, ''), coalesce(ordinal, 1))

@@ -1,11 +1,11 @@
--- Locks of runs on PostgreSQL; on SQLite writers are serialised.
+-- Locks for runs on PostgreSQL; SQLite executes one write transaction at a time and needs none.
 
 -- name: lock_order
 -- Lock the order of runs in a conversation; the conversation need not have a row.
 SELECT pg_advisory_xact_lock(hashtextextended(:place, 7310865114))
 
 -- name: lock_order_of
--- Lock in the same order everywhere, which prevents deadlocks.
+-- Lock the order of each conversation of a run. All transactions use the same order, which prevents deadlocks.
 SELECT pg_advisory_xact_lock(hashtextextended(n.place, 7310865114)) FROM (
     SELECT c.place FROM (
         SELECT session_id AS place FROM chat_runs WHERE run_id = :run_id AND session_id IS NOT NULL
@@ -16,11 +16,11 @@ SELECT pg_advisory_xact_lock(hashtextextended(n.place, 7310865114)) FROM (
 ) n
 
 -- name: lock_tree
--- Lock a tree of runs against additions and cancellation.
+-- Lock a tree of runs: no run can be added to it or cancelled in it meanwhile.
 SELECT pg_advisory_xact_lock(hashtextextended(:root_run_id, 7310865115))
 
 -- name: hold_below
--- The same order everywhere prevents deadlocks.
+-- Lock a run and its descendants. All transactions use the same order, which prevents deadlocks.
 WITH RECURSIVE below (run_id) AS (
     SELECT run_id FROM chat_runs WHERE run_id = :run_id
     UNION
@@ -29,7 +29,7 @@ WITH RECURSIVE below (run_id) AS (
 SELECT 1 FROM chat_runs WHERE run_id IN (SELECT run_id FROM below) ORDER BY run_id FOR NO KEY UPDATE
 
 -- name: keep_run
--- Lock a run until the transaction ends.
+-- Lock a run against deletion until the transaction ends, and return its owner.
 SELECT owner FROM chat_runs WHERE run_id = :run_id FOR KEY SHARE
 
 -- name: disown
@@ -42,7 +42,7 @@ WHERE run_id IN (
 RETURNING run_id
 
 -- name: hold_runs
--- Lock the runs that are deleted with a session, in the same order as everywhere.
+-- Lock the runs that are deleted with a session, in the order that all transactions use.
 WITH RECURSIVE gone (run_id) AS (
     SELECT run_id FROM chat_runs WHERE session_id = :session_id
     UNION

@@ -13,8 +13,8 @@ ON CONFLICT (document) DO NOTHING
 DELETE FROM chat_search f USING chat_messages m WHERE m.session_id = :session_id AND f.document = m.document
 
 -- name: found
--- Candidates that may have the words. Each scope has its own statement, because PostgreSQL caches one plan per
--- statement: a plan for all messages would also read all of them for one user.
+-- Messages that may have the words (candidates). Each scope has its own statement, because PostgreSQL caches one plan
+-- per statement: a plan for all messages would also read all of them for one user.
 SELECT f.document FROM chat_search f WHERE f.terms @> CAST(:terms AS SMALLINT[])
 
 -- name: found_of_user

@@ -1,11 +1,11 @@
--- Locks of the rows of sessions (and of runs).
+-- Locks on rows of sessions (and of runs).
 
 -- name: keep_session
 -- Lock a session against deletion until the transaction ends; appends continue.
 SELECT created_at FROM chat_sessions WHERE session_id = :session_id FOR KEY SHARE
 
 -- name: keep_run
--- The same for a run.
+-- Lock a run against deletion until the transaction ends.
 SELECT run_id FROM chat_runs WHERE run_id = :run_id FOR KEY SHARE
 
 -- name: hold_s

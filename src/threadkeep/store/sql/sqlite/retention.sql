@@ -1,4 +1,4 @@
--- The beginning of a session is removed from SQLite's search index, and the file is shrunk.
+-- Removes old messages from SQLite's search index, and shrinks the file.
 
 -- name: forget_range
 INSERT INTO chat_search (chat_search, rowid, content)
@@ -7,7 +7,7 @@ FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
 
 -- name: optimize_search
--- Removed texts stay in older parts of the index until they are merged.
+-- Removed texts stay in older segments of the index until the segments are merged.
 INSERT INTO chat_search (chat_search) VALUES ('optimize')
 
 -- name: vacuum

@@ -1,7 +1,8 @@
--- SQLite's form of statements that lock rows on PostgreSQL. SQLite executes one write transaction at a time.
+-- Statements that lock rows on PostgreSQL. On SQLite they need no lock, because it executes one write transaction at a
+-- time.
 
 -- name: keep_run
--- The write lock of the transaction already keeps the run unchanged.
+-- The owner of a run; the write lock of the transaction already prevents changes.
 SELECT owner FROM chat_runs WHERE run_id = :run_id
 
 -- name: disown
